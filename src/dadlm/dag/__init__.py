@@ -1,0 +1,29 @@
+"""Exact algorithms on the DAG of one block: likelihood, best path, sampling, priors and posteriors of nodes.
+
+A block is a chain of N groups of K candidate nodes; a path takes one node of each. An anchor is a group with
+one active node. All scores are natural-log probabilities, -inf where nothing is possible:
+
+    emission_logp    [..., N, K]     of the token at each node; -inf at inactive nodes
+    transition_logp  [..., N, K, K]  [i, j, k]: from node j of group i-1 to node k of group i; group -1 is the
+                                     start node, so [0] uses row 0 only; -inf towards inactive nodes
+
+Pure torch: this folder refuses to know models, tokens and losses. `naive` holds the same functions by
+enumeration; docs/maths.md derives them.
+"""
+
+from dadlm.dag import naive
+from dadlm.dag._shapes import check_shapes
+from dadlm.dag.forward import forward_logp
+from dadlm.dag.marginals import node_marginals, node_posteriors
+from dadlm.dag.sampling import sample_path
+from dadlm.dag.viterbi import best_path
+
+__all__ = [
+    "best_path",
+    "check_shapes",
+    "forward_logp",
+    "naive",
+    "node_marginals",
+    "node_posteriors",
+    "sample_path",
+]

@@ -1,0 +1,56 @@
+"""The likelihood of a block: the sum over all paths, with its gradient in closed form.
+
+"Gradients give posteriors": the derivative of the log-sum by a node's log-emission is the posterior of the
+node, by a log-transition the posterior of the pair. It refuses to know models, tokens and losses.
+
+Shapes: B any leading batch dimensions (also none), N groups, K candidates.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dadlm.dag._recursion import INF, alphas, logsumexp, posteriors, upcast
+from dadlm.dag._shapes import check_shapes
+
+
+def forward_logp(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
+    """Log of the sum over all paths [B], from emissions [B, N, K] and transitions [B, N, K, K].
+
+    Computed in fp32 at least, and returned so; gradients come back in each input's dtype. A block without
+    any possible path has value -inf and gradient 0.
+    """
+    check_shapes(transition_logp, emission_logp)
+    return _Forward.apply(emission_logp, transition_logp)
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
+        alpha = alphas(*upcast(emission_logp, transition_logp))
+        ctx.save_for_backward(emission_logp, transition_logp, alpha)
+        return logsumexp(alpha[..., -1, :], dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        emission_logp, transition_logp, alpha = ctx.saved_tensors
+        emission, transition = upcast(emission_logp, transition_logp)
+        if torch.is_grad_enabled():  # a second derivative is wanted, and the saved alphas have no graph
+            alpha = alphas(emission, transition)
+        nodes, pairs = posteriors(alpha, transition)
+        impossible = (alpha[..., -1, :] == -INF).all(-1)
+        grad = grads[0].masked_fill(impossible, 0.0)[..., None, None]
+        to_emission = to_transition = None
+        if ctx.needs_input_grad[0]:
+            to_emission = (grad * nodes.exp()).to(emission_logp.dtype)
+        if ctx.needs_input_grad[1]:
+            to_transition = (grad.unsqueeze(-1) * _all_pairs(nodes, pairs).exp()).to(transition_logp.dtype)
+        return to_emission, to_transition
+
+
+def _all_pairs(nodes: Tensor, pairs: Tensor) -> Tensor:
+    """Pair log posteriors [B, N, K, K] in the layout of the transitions: [0] has the start node as row 0."""
+    start = pad(nodes[..., :1, None, :], (0, 0, 0, nodes.shape[-1] - 1), value=-INF)
+    return torch.cat([start, pairs], dim=-3)

@@ -1,0 +1,55 @@
+"""Ancestral sampling of a path by inverse CDF, one uniform number per group.
+
+A path depends on its own transitions and uniforms only, never on the batch around it, and never takes a node
+of probability zero. It refuses to know emissions, tokens and how uniforms are made when they are given.
+
+Shapes: B any leading batch dimensions (also none), N groups, K candidates.
+"""
+
+from itertools import accumulate
+
+import torch
+from torch import Generator, Tensor
+
+from dadlm.dag._recursion import upcast
+from dadlm.dag._shapes import check_shapes
+
+
+@torch.no_grad()
+def sample_path(
+    transition_logp: Tensor, uniform: Tensor | None = None, generator: Generator | None = None
+) -> Tensor:
+    """A path, int64 [B, N], drawn by the transitions [B, N, K, K] from `uniform` [B, N] in [0, 1).
+
+    Without `uniform`, the numbers are drawn from `generator` (torch's global one when that is None too).
+    A node without any outgoing probability leads to node 0.
+    """
+    check_shapes(transition_logp, uniform=uniform)
+    if uniform is None:
+        shape, device = transition_logp.shape[:-2], transition_logp.device
+        uniform = torch.rand(shape, generator=generator, device=device, dtype=torch.float32)
+    transition, threshold = upcast(transition_logp, uniform)
+    return _walk(_successors(transition.exp(), threshold[..., None, None]))
+
+
+def _successors(probability: Tensor, uniform: Tensor) -> Tensor:
+    """[B, N, K]: the node drawn after each possible predecessor.
+
+    It is the number of cumulative probabilities <= uniform * total, which nodes of probability zero can never
+    end; where rounding lifts the threshold to the total, the last possible node stands in.
+    """
+    # Summed one by one: a parallel scan may round by batch shape, and may step at a node of probability zero.
+    cumulative = torch.stack(list(accumulate(probability.unbind(-1))), dim=-1)
+    passed = (cumulative <= uniform * cumulative[..., -1:]).sum(-1)
+    index = torch.arange(probability.shape[-1], device=probability.device)
+    last_possible = (index * (probability > 0)).amax(-1)
+    return torch.minimum(passed, last_possible)
+
+
+def _walk(successors: Tensor) -> Tensor:
+    node = torch.zeros_like(successors[..., 0, 0])  # the start node is row 0
+    path: list[Tensor] = []
+    for i in range(successors.shape[-2]):
+        node = successors[..., i, :].gather(-1, node.unsqueeze(-1)).squeeze(-1)
+        path.append(node)
+    return torch.stack(path, dim=-1)

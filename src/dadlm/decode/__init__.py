@@ -1,0 +1,7 @@
+"""One denoising step → text: path, remask, infill, commit, for all families."""
+
+from dadlm.decode.events import StepEvent
+from dadlm.decode.generate import Generated, generate, stream
+from dadlm.decode.settings import DecodeSettings
+
+__all__ = ["DecodeSettings", "Generated", "StepEvent", "generate", "stream"]

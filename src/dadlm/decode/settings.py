@@ -1,0 +1,94 @@
+"""How to decode: every option of `generate`, checked where it is born."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dadlm.errors import ConfigError
+from dadlm.model import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeSettings:
+    """Options shared by `generate`, `stream` and the command line."""
+
+    max_new_tokens: int | None = None
+    """Tokens to write after the prompt; None: 128, or what the context leaves if that is less."""
+    sampler: Literal["first-hitting", "random", "confidence"] = "first-hitting"
+    """Which predictions a step keeps: one at random, a random share, or all that are sure enough."""
+    steps: int | None = None
+    """Denoising steps per block of the random sampler; None: as many as the block has tokens."""
+    threshold: float = 0.9
+    """Confidence from which on the confidence sampler keeps a token."""
+    transition_weight: float = 0.5
+    """Share of the transition probabilities in that confidence (DA-DLM)."""
+    path: Literal["sample", "viterbi"] = "sample"
+    """Draw a path and its tokens, or take the most probable ones (greedy for one node per position)."""
+    infill: tuple[int, float] | None = None
+    """(k, r): fill gaps of at most k tokens between known ones once a share r of the block is known."""
+    top_p: float = 0.9
+    """Nucleus: draw from the smallest set of tokens whose probability reaches top_p."""
+    temperature: float = 1.0
+    """Divides the logits before drawing a token; 0 takes the most probable one."""
+    nucleus: Literal["standard", "bd3lm"] = "standard"
+    """bd3lm leaves out the token that crosses top_p, as that project's code does."""
+
+    def __post_init__(self) -> None:
+        _choice("sampler", self.sampler, ("first-hitting", "random", "confidence"))
+        _choice("path", self.path, ("sample", "viterbi"))
+        _choice("nucleus", self.nucleus, ("standard", "bd3lm"))
+        _within("top_p", self.top_p, 0, 1, open_low=True)
+        _within("threshold", self.threshold, 0, 1)
+        _within("transition_weight", self.transition_weight, 0, 1)
+        _within("temperature", self.temperature, 0, 100)
+        for name in ("max_new_tokens", "steps"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+        if self.steps is not None and self.sampler != "random":
+            raise ConfigError(
+                f"steps belongs to the random sampler; {self.sampler} takes as many as it needs"
+            )
+        if self.infill is not None:
+            if not isinstance(self.infill, tuple | list) or len(self.infill) != 2:
+                raise ConfigError(f"infill takes a gap length k and a ratio r, got {self.infill!r}")
+            _at_least_one("infill's gap length k", self.infill[0])
+            _within("infill's ratio r", self.infill[1], 0, 1)
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuse settings this model cannot follow."""
+        if self.steps is not None and self.steps > config.block:
+            raise ConfigError(
+                f"steps is {self.steps}, but a block of this {config.family} model has {config.block} tokens "
+                "and each step fixes at least one, so more steps than tokens cannot be"
+            )
+
+    def new_tokens(self, prompt: int, config: ModelConfig) -> int:
+        """How many tokens follow a prompt of so many; the context bounds both together."""
+        room = config.context - prompt
+        if room < 1:
+            raise ConfigError(
+                f"the prompt has {prompt} tokens; the context of {config.context} must leave room for more"
+            )
+        if self.max_new_tokens is None:
+            return min(128, room)
+        if self.max_new_tokens > room:
+            raise ConfigError(
+                f"max_new_tokens is {self.max_new_tokens}, but after a prompt of {prompt} tokens "
+                f"the context of {config.context} leaves {room}"
+            )
+        return self.max_new_tokens
+
+
+def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"unknown {name} {value!r}; choose one of {', '.join(allowed)}")
+
+
+def _at_least_one(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+def _within(name: str, value: float, low: float, high: float, open_low: bool = False) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not (low < value if open_low else low <= value) or not value <= high:
+        raise ConfigError(f"{name} must be in {'(' if open_low else '['}{low}, {high}], got {value!r}")

@@ -1,0 +1,42 @@
+"""A denoising step in the terminal: one row per position, one column per candidate, the path lit."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dadlm.decode.events import StepEvent
+
+
+def show_step(event: StepEvent, texts: list[str], console: Console) -> None:
+    """Print a step; `texts` [N] are the block's tokens after it, as people read them."""
+    candidates = max(len(group) for group in event.top_tokens)
+    table = Table(title=f"block {event.block}, step {event.step}", title_justify="left")
+    table.add_column("")
+    for k in range(candidates):
+        table.add_column(f"node {k}", overflow="ellipsis", no_wrap=True)
+    table.add_column("after", no_wrap=True)
+    for i, text in enumerate(texts):
+        cells = [_node(event, i, k) for k in range(len(event.top_tokens[i]))]
+        table.add_row(str(i), *cells, *[""] * (candidates - len(cells)), _after(event, i, text))
+    console.print(table)
+
+
+def _node(event: StepEvent, i: int, k: int) -> Text:
+    """Transition from the path's node before, and the node's best token with its probability."""
+    if not event.top_tokens[i][k]:
+        return Text("")
+    _, token, p = event.top_tokens[i][k][0]
+    if event.anchor[i]:
+        return Text(token, style="bold cyan")
+    source = event.path[i - 1] if i else 0
+    cell = Text(f"→{event.transition[i][source][k]:.2f} {token} {p:.2f}")
+    cell.stylize("bold yellow" if event.path[i] == k else "dim")
+    return cell
+
+
+def _after(event: StepEvent, i: int, text: str) -> Text:
+    if event.anchor[i]:
+        return Text(text, style="cyan")
+    if event.infilled[i]:
+        return Text(f"{text} (infilled)", style="bold magenta")
+    return Text(text, style="bold green") if event.fixed[i] else Text("▢", style="dim")

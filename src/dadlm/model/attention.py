@@ -1,0 +1,102 @@
+"""Attention in two parts merged by log-sum-exp: the clean prefix, and the inside of the block.
+
+The two parts want different shapes. The prefix is long and shared by all blocks of a row: one wide
+product over packed queries. The inside of a block is tiny and dense: a batch of small products over
+slots. Each part returns its output and the log of its softmax normaliser; merging is then exact.
+`attention_dense` is the slow twin. Knows positions and visibility, nothing of tokens or noise.
+
+B rows, C queries, L prefix positions, H heads, E head width, G blocks, M slots.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dadlm.nodes import Nodes
+
+Average = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def attend_read(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, pattern: str | None) -> Tensor:
+    """Queries [B, C, H, E] over keys [B, L, H, E], each seeing the first visible [B, C] of them.
+
+    pattern "causal" or "full" says that `visible` has that form for the whole sequence, for which torch
+    has kernels that need no mask.
+    """
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    if pattern is not None:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=pattern == "causal")
+    else:
+        key = torch.arange(k.shape[2], device=k.device)
+        mask = (key < visible[..., None])[:, None]
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return out.transpose(1, 2)
+
+
+def attend_nodes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    prefix: tuple[Tensor, Tensor] | None,
+    nodes: Nodes,
+    average: Average | None = None,
+) -> Tensor:
+    """Node queries [B, C, H, E] over their clean prefix and the nodes of their own block.
+
+    `average` may be a compiled `softmax_average`.
+    """
+    inside = _inside(q, k, v, nodes, average or softmax_average)
+    if prefix is None:
+        return inside[0]
+    return merge(_prefix(q, *prefix, nodes), inside)
+
+
+def merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
+    """Join two softmax averages [.., E] by their log normalisers [..]; a part that saw nothing has -inf.
+
+    `b` must have seen something: every node sees its own block.
+    """
+    (out_a, lse_a), (out_b, lse_b) = a, b
+    share = torch.sigmoid(lse_a - lse_b)[..., None]  # = exp(lse_a) / (exp(lse_a) + exp(lse_b)); -inf gives 0
+    return (share * out_a + (1 - share) * out_b).to(out_b.dtype)
+
+
+def softmax_average(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Average of v [.., L, E] under the softmax of q·k where allowed, and its log normaliser [..].
+
+    A query that may see nothing gets 0 and -inf.
+    """
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    scores = scores.float().masked_fill(~allowed, -torch.inf)
+    top = scores.amax(-1, keepdim=True).detach().clamp(min=torch.finfo(torch.float32).min)
+    weight = (scores - top).exp()
+    total = weight.sum(-1, keepdim=True)
+    some = total > 0
+    safe = total.masked_fill(~some, 1.0)  # keeps the gradient of the log finite where nothing was seen
+    out = (weight / safe).to(v.dtype) @ v
+    return out, (top + safe.log()).masked_fill(~some, -torch.inf).squeeze(-1)
+
+
+def _prefix(q: Tensor, k: Tensor, v: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
+    """Packed queries over the clean prefix: out [B, C, H, E], log normaliser [B, C, H]."""
+    if q.is_cuda and torch.is_grad_enabled():
+        from dadlm.model import attention_flex
+
+        if attention_flex.fits(q.shape[1], k.shape[1]):
+            mask = nodes.remember(
+                "prefix mask", lambda: attention_flex.prefix_mask(nodes.visible, k.shape[1])
+            )
+            return attention_flex.prefix_flex(q, k, v, mask)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    allowed = torch.arange(k.shape[2], device=k.device) < nodes.visible[:, None, :, None]
+    out, lse = softmax_average(q, k, v, allowed)
+    return out.transpose(1, 2), lse.transpose(1, 2)
+
+
+def _inside(q: Tensor, k: Tensor, v: Tensor, nodes: Nodes, average: Average) -> tuple[Tensor, Tensor]:
+    """Nodes over the nodes of their own block, the start node seen by none: out and log normaliser."""
+    q, k, v = (nodes.to_slots(x).transpose(2, 3) for x in (q, k, v))  # [B, G, H, M, E]
+    out, lse = average(q, k, v, nodes.is_key[:, :, None, None, :])
+    return nodes.from_slots(out.transpose(2, 3)), nodes.from_slots(lse.transpose(2, 3))

@@ -1,0 +1,127 @@
+"""The transformer shared by all families: a clean stream to read, and nodes to denoise against it.
+
+`read` runs clean text block by block causally: with blocks of one token it is an AR model, with one
+block as long as the text it is MDLM, and with blocks of N it is the clean half of block diffusion.
+`denoise` runs the nodes of the noisy blocks, which see the keys and values that `read` left behind.
+Knows nothing of losses or sampling.
+
+B rows, C tokens or nodes, D width, G blocks, N block size, K candidates.
+"""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dadlm.model.attention import attend_nodes, attend_read
+from dadlm.model.config import ModelConfig
+from dadlm.model.context import Context
+from dadlm.model.layer import CONDITION, Layer, Modulation, Norm, Rotation, modulate
+from dadlm.model.rotary import rotation
+from dadlm.nodes import Nodes, expand
+
+
+class Condition(nn.Module):
+    """The published network's time embedding, which is always fed time zero: learned constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(256, CONDITION), nn.Linear(CONDITION, CONDITION)
+
+    def forward(self) -> Tensor:
+        weight = self.first.weight
+        sinusoid = torch.cat([weight.new_ones(128), weight.new_zeros(128)])  # cosines and sines of zero
+        return F.silu(self.second(F.silu(self.first(sinusoid))))
+
+
+class Backbone(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = Norm(config)
+        self.modulation = Modulation(config, 2)
+        self.condition = Condition() if config.architecture == "bd3lm" else None
+        self.attend_nodes = attend_nodes  # the tests put the dense twin here
+
+    def read(
+        self,
+        ids: Tensor,
+        context: Context,
+        *,
+        block: int,
+        position: Tensor | None = None,
+        visible: Tensor | None = None,
+        only_context: bool = False,
+    ) -> Tensor:
+        """Run ids [B, C] in blocks of `block` tokens and leave their keys and values in `context`.
+
+        A token sees every block up to its own, or as many positions as `visible` [B, C] says. Without
+        `position` [B, C] the ids are whole sequences. Returns the final hidden states [B, C, D]; with
+        `only_context` the last layer stops at its keys and values, and what comes back has no meaning.
+        """
+        pattern = (
+            {1: "causal", ids.shape[1]: "full"}.get(block) if position is None and visible is None else None
+        )
+        if position is None:
+            position = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        if visible is None:
+            visible = (position // block + 1) * block
+        turn, condition = self._prepare(position)
+        x = self.embedding(ids)
+        for index, layer in enumerate(self._layers()):
+            if only_context and index == len(self.layers) - 1:
+                _, k, v = layer.project(x, turn, condition)
+                context.store(index, k, v, position)
+                return x
+
+            def attend(q: Tensor, k: Tensor, v: Tensor, index: int = index) -> Tensor:
+                return attend_read(q, *context.store(index, k, v, position), visible, pattern)
+
+            x = layer(x, turn, condition, attend)
+        return self._finish(x, condition)
+
+    def denoise(
+        self,
+        ids: Tensor,
+        nodes: Nodes,
+        context: Context | None,
+        start: Tensor | None,
+        candidate: Tensor | None,
+    ) -> Tensor:
+        """Run the noisy blocks ids [B, G, N] as nodes; final hidden states [B, C, D].
+
+        The first `expand_at` layers see one node per position, the others K per masked one. `start` [D]
+        and `candidate` [K, D] are the embeddings that only DA-DLM has.
+        """
+        x = self.embedding(ids)
+        if start is not None:
+            x = torch.cat([start.expand(*x.shape[:2], 1, -1), x], 2)
+        x = x.flatten(1, 2)
+        late = 0
+        if candidate is not None:
+            late = self.config.expand_at
+            x = expand(self._run(x, nodes.collapsed, context, range(late)), candidate, nodes)
+        x = self._run(x, nodes, context, range(late, len(self.layers)))
+        return self._finish(x, self._condition())
+
+    def _run(self, x: Tensor, nodes: Nodes, context: Context | None, layers: range) -> Tensor:
+        turn, condition = self._prepare(nodes.position)
+        for index in layers:
+            prefix = None if context is None else context[index]
+            x = self.layers[index](x, turn, condition, partial(self.attend_nodes, prefix=prefix, nodes=nodes))
+        return x
+
+    def _layers(self) -> list[Layer]:
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
+
+    def _prepare(self, position: Tensor) -> tuple[Rotation, Tensor | None]:
+        return rotation(position, self.config.width // self.config.heads), self._condition()
+
+    def _condition(self) -> Tensor | None:
+        return None if self.condition is None else self.condition()
+
+    def _finish(self, x: Tensor, condition: Tensor | None) -> Tensor:
+        return modulate(self.norm(x), *self.modulation(condition))

@@ -1,0 +1,209 @@
+"""Models as folders in the Hugging Face layout: config.json, model.safetensors, tokenizer.json. No pickle.
+
+Writing goes to a temporary sibling that is renamed at the end: a folder is either whole or absent.
+Reading refuses what does not match, with the list of differences.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dadlm.errors import CheckpointError, ConfigError
+from dadlm.model.config import ModelConfig
+from dadlm.model.network import Model
+from dadlm.tokens import Tokenizer
+
+_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder that takes the place of `target` only when the body ends well."""
+    temporary = None
+    try:
+        if _is_foreign(target):
+            raise CheckpointError(
+                f"{target} exists and is no model folder: nothing was written; choose another"
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        yield temporary
+        _finish(temporary)
+        _replace(temporary, target)
+    except OSError as error:
+        raise CheckpointError(
+            f"could not write {target}: {error.strerror or error}; nothing was replaced"
+        ) from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _is_foreign(target: Path) -> bool:
+    """Something that saving must not replace: a file, or a folder with other things in it."""
+    if not target.exists() or (target / _CONFIG).is_file():
+        return False
+    return target.is_file() or any(target.iterdir())
+
+
+def _replace(temporary: Path, target: Path) -> None:
+    """A folder cannot be renamed over a full one: step the old one aside, and back if that fails."""
+    if not target.exists():
+        temporary.rename(target)
+        return
+    aside = temporary.with_name(temporary.name + "-old")
+    target.rename(aside)
+    try:
+        temporary.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _finish(folder: Path) -> None:
+    """Give folders and files the modes that the user's umask asks for, and bring them to the disk."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+        _flush(path)
+
+
+def _flush(file: Path) -> None:
+    if file.is_file():
+        with open(file, "rb") as handle:
+            os.fsync(handle.fileno())
+
+
+def save_tensors(
+    tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors to a safetensors file; a full disk is an OSError like any other."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(contiguous, file, metadata={"format": "pt", **(metadata or {})})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
+def load_tensors(file: Path) -> dict[str, Tensor]:
+    """Read a safetensors file, or say in what way it is damaged."""
+    try:
+        return load_file(file)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} does not exist") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{file} is truncated or damaged: {error}") from error
+
+
+def weights(model: Model) -> dict[str, Tensor]:
+    """The tensors that define a model; a tied head is the embedding and is not stored twice."""
+    state = model.state_dict()
+    if model.config.tie_embedding:
+        del state["head.linear.weight"]
+    return state
+
+
+def set_weights(model: Model, tensors: Mapping[str, Tensor], origin: object) -> None:
+    """Put tensors into a model; any missing, unknown or misshapen one is refused with the full list."""
+    own = weights(model)
+    differences = [f"missing: {name} {tuple(own[name].shape)}" for name in own.keys() - tensors.keys()]
+    differences += [f"unknown: {name} {tuple(tensors[name].shape)}" for name in tensors.keys() - own.keys()]
+    differences += [
+        f"shape: {name} is {tuple(tensors[name].shape)}, expected {tuple(own[name].shape)}"
+        for name in own.keys() & tensors.keys()
+        if own[name].shape != tensors[name].shape
+    ]
+    if differences:
+        listing = "\n  ".join(sorted(differences))
+        raise CheckpointError(
+            f"the weights of {origin} do not fit this {model.config.family} model:\n  {listing}"
+        )
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+
+
+def write_json(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_model(folder: Path, model: Model, tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Write the three files into an existing folder; `tensors` (the EMA) may stand in for the weights."""
+    write_json(folder / _CONFIG, {"model_type": "dadlm", "format": 1, **asdict(model.config)})
+    save_tensors(weights(model) if tensors is None else tensors, folder / _WEIGHTS)
+    if model.tokenizer is not None:
+        model.tokenizer.save(folder)
+
+
+def save(model: Model, folder: str | Path) -> None:
+    """Save a model as a folder, all or nothing."""
+    with whole_folder(Path(folder)) as temporary:
+        write_model(temporary, model)
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The configuration in a model folder; unknown keys are refused."""
+    file = folder / _CONFIG
+    if not file.is_file():
+        raise CheckpointError(f"{folder} is not a model folder: it has no {_CONFIG}")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from error
+    if not isinstance(content, dict) or content.pop("model_type", None) != "dadlm":
+        raise CheckpointError(f"{file} does not describe a dadlm model (model_type is not 'dadlm')")
+    if content.pop("format", None) != 1:
+        raise CheckpointError(f"{file} has a format that this release does not know: install a newer dadlm")
+    unknown = content.keys() - {field.name for field in fields(ModelConfig)}
+    if unknown:
+        raise CheckpointError(f"{file} has unknown keys: {', '.join(sorted(unknown))}")
+    try:
+        return ModelConfig(**content)
+    except (ConfigError, TypeError) as error:
+        raise CheckpointError(f"{file} is not a valid configuration: {error}") from error
+
+
+def load(name_or_folder: str | Path, device: str | torch.device = "cpu") -> Model:
+    """Load a model of any family from a folder or a Hugging Face repository name."""
+    folder = _locate(name_or_folder)
+    config = read_config(folder)
+    tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
+    if tokenizer is not None and tokenizer.vocab_size + 1 != config.vocab_size:
+        raise CheckpointError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, the model wants {config.vocab_size - 1}"
+        )
+    if tokenizer is not None and tokenizer.eot_id != config.eot_id:
+        raise CheckpointError(
+            f"{folder}: end-of-text is id {tokenizer.eot_id} in the tokenizer, {config.eot_id} in the model"
+        )
+    model = Model(config, tokenizer)
+    set_weights(model, load_tensors(folder / _WEIGHTS), folder)
+    return model.to(device).eval()
+
+
+def _locate(name_or_folder: str | Path) -> Path:
+    folder = Path(name_or_folder)
+    for place in (folder, folder / "best", folder / "last"):  # a training run stands for its best model
+        if (place / _CONFIG).is_file() and (place / _WEIGHTS).exists():
+            return place
+    if folder.exists() or str(name_or_folder).count("/") != 1:
+        raise CheckpointError(f"{name_or_folder} is not a model folder (config.json and model.safetensors)")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(name_or_folder), allow_patterns=["*.json", "*.safetensors"]))
+    except Exception as error:
+        raise CheckpointError(f"no folder {name_or_folder}, and the hub does not give it: {error}") from error

@@ -1,0 +1,110 @@
+"""Everything that decides a model's shape. Nothing here says how it is trained or used."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from dadlm.errors import ConfigError
+
+Family = Literal["ar", "mdlm", "bd3lm", "dadlm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape of a model of any family; fields a family does not use are ignored by it."""
+
+    family: Family = "dadlm"
+    """ar, mdlm (one block as long as the context), bd3lm, or dadlm."""
+    vocab_size: int = 50258
+    """Token ids including the mask; the mask is the last one."""
+    eot_id: int = 50256
+    """End-of-text: joins documents, ends a completion, and stands for an empty prompt."""
+    context: int = 1024
+    """Longest sequence, prompt included."""
+    block_size: int = 16
+    """N, tokens per diffusion block (bd3lm, dadlm)."""
+    layers: int = 12
+    """Transformer layers."""
+    width: int = 768
+    """Size of the residual stream."""
+    heads: int = 12
+    """Attention heads."""
+    architecture: Literal["lean", "bd3lm"] = "lean"
+    """lean: RMSNorm, no biases, no conditioning. bd3lm: exactly the published network, adaLN included."""
+    tie_embedding: bool = True
+    """Use the embedding as vocabulary head (lean only; the published network keeps them apart)."""
+    dropout: float = 0.0
+    """Dropout on both residual branches."""
+    candidates: int = 4
+    """K, candidate nodes of a masked position (dadlm)."""
+    expand_at: int = 0
+    """Layer before which masked positions become K nodes; 0 is the paper."""
+    transition: Literal["single", "gated"] = "single"
+    """single: the paper's equation. gated: several heads mixed by a gate from the source node."""
+    track_bias: float | None = 3.0
+    """Start of the learned bias towards keeping the candidate index; None leaves it out."""
+    candidate_scale: float = 0.02
+    """Standard deviation of the candidate embeddings at initialisation (late expansion wants about 0.3)."""
+    candidate_offset: float | None = None
+    """Standard deviation of a learned offset per candidate before the vocabulary head; None leaves it out."""
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._check_sizes()
+        if self.family in ("bd3lm", "dadlm") and self.context % self.block_size:
+            raise ConfigError(
+                f"context {self.context} is not divisible by block_size {self.block_size}; "
+                f"use a context of {self.context // self.block_size * self.block_size or self.block_size}"
+            )
+        if not 0 <= self.expand_at < self.layers:
+            raise ConfigError(f"expand_at must be in 0..{self.layers - 1} (layers - 1), got {self.expand_at}")
+        if self.architecture == "bd3lm" and self.tie_embedding:
+            raise ConfigError("architecture 'bd3lm' has a head of its own: set tie_embedding to False")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    def _check_types(self) -> None:
+        """Values may come from a JSON file, where nothing has checked them yet."""
+        for name, kind in get_type_hints(type(self)).items():
+            value, kinds = getattr(self, name), get_args(kind) or (kind,)
+            if get_origin(kind) is Literal:
+                continue  # compared with the choices
+            number = float in kinds and isinstance(value, int) and not isinstance(value, bool)
+            if not (number or any(type(value) is k for k in kinds)):
+                wanted = " or ".join(getattr(k, "__name__", str(k)) for k in kinds)
+                raise ConfigError(f"{name} must be {wanted}, got {value!r}")
+
+    def _check_sizes(self) -> None:
+        for name in ("context", "block_size", "layers", "width", "heads", "candidates"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        choices = {
+            "family": ("ar", "mdlm", "bd3lm", "dadlm"),
+            "architecture": ("lean", "bd3lm"),
+            "transition": ("single", "gated"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(
+                    f"unknown {name} {getattr(self, name)!r}; choose one of {', '.join(allowed)}"
+                )
+        if self.width % (2 * self.heads):
+            raise ConfigError(
+                f"width {self.width} must be a multiple of 2·heads = {2 * self.heads}: rotary turns pairs"
+            )
+        if not 0 <= self.eot_id < self.vocab_size - 1:
+            raise ConfigError(f"eot_id {self.eot_id} must lie below the mask id {self.vocab_size - 1}")
+
+    @property
+    def mask_id(self) -> int:
+        """The last id; it is never emitted."""
+        return self.vocab_size - 1
+
+    @property
+    def block(self) -> int:
+        """Tokens decoded together: 1 (ar), the context (mdlm), or the block size."""
+        return {"ar": 1, "mdlm": self.context}.get(self.family, self.block_size)
+
+    @property
+    def nodes_per_mask(self) -> int:
+        """Nodes of a masked position: K for dadlm, else 1."""
+        return self.candidates if self.family == "dadlm" else 1

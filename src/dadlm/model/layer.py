@@ -1,0 +1,88 @@
+"""One transformer layer, in the lean form or exactly as published for BD3LM.
+
+A layer takes the attention to use as a function: the same weights serve the clean stream, packed nodes
+and cached decoding.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dadlm.model.config import ModelConfig
+from dadlm.model.rotary import rotate
+
+Rotation = tuple[Tensor, Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+CONDITION = 128
+
+
+class Norm(nn.Module):
+    """RMSNorm (lean) or LayerNorm with weight only in fp32 (bd3lm)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(config.width))
+        self.centred = config.architecture == "bd3lm"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.centred:
+            normed = F.layer_norm(x.float(), x.shape[-1:]) * self.weight
+        else:
+            normed = F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), eps=1e-6)
+        return normed.to(self.weight.dtype)
+
+
+class Modulation(nn.Module):
+    """adaLN: shifts, scales and gates from the conditioning vector. Without one (lean) it changes nothing."""
+
+    def __init__(self, config: ModelConfig, parts: int) -> None:
+        super().__init__()
+        self.parts = parts
+        self.linear = nn.Linear(CONDITION, parts * config.width) if config.architecture == "bd3lm" else None
+
+    def forward(self, condition: Tensor | None) -> tuple[Tensor | None, ...]:
+        if self.linear is None or condition is None:
+            return (None,) * self.parts
+        return self.linear(condition).chunk(self.parts, -1)
+
+
+def modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
+    return x if shift is None or scale is None else x * (1 + scale) + shift
+
+
+class Layer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width, bias = config.width, config.architecture == "bd3lm"
+        self.heads, self.dropout = config.heads, config.dropout
+        self.norm_attention, self.norm_mlp = Norm(config), Norm(config)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.up = nn.Linear(width, 4 * width, bias=bias)
+        self.down = nn.Linear(4 * width, width, bias=bias)
+        self.modulation = Modulation(config, 6)
+
+    def project(
+        self, x: Tensor, rotation: Rotation, condition: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values [B, C, H, E] of the layer's input x [B, C, D]."""
+        shift, scale = self.modulation(condition)[:2]
+        qkv = self.qkv(modulate(self.norm_attention(x), shift, scale))
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        return rotate(q, rotation), rotate(k, rotation), v
+
+    def forward(self, x: Tensor, rotation: Rotation, condition: Tensor | None, attend: Attend) -> Tensor:
+        return self.finish(x, attend(*self.project(x, rotation, condition)), condition)
+
+    def finish(self, x: Tensor, attended: Tensor, condition: Tensor | None) -> Tensor:
+        """Add what was attended to [B, C, H, E], then the MLP, to the residual stream x [B, C, D]."""
+        _, _, gate_attention, shift, scale, gate_mlp = self.modulation(condition)
+        x = self._add(x, self.out(attended.flatten(-2)), gate_attention)
+        hidden = self.up(modulate(self.norm_mlp(x), shift, scale))
+        return self._add(x, self.down(F.gelu(hidden, approximate="tanh")), gate_mlp)
+
+    def _add(self, x: Tensor, branch: Tensor, gate: Tensor | None) -> Tensor:
+        branch = F.dropout(branch, self.dropout, self.training)
+        return x + (branch if gate is None else gate * branch)

@@ -1,0 +1,18 @@
+"""Rotary positions, half-split, base 10000."""
+
+import torch
+from torch import Tensor
+
+
+def rotation(position: Tensor, head_width: int) -> tuple[Tensor, Tensor]:
+    """cos and sin [..., 1, head_width / 2] in fp32 for integer positions [...]; -1 is a valid position."""
+    exponent = torch.arange(0, head_width, 2, device=position.device, dtype=torch.float32) / head_width
+    angle = position[..., None, None].float() * 10000.0**-exponent
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate x [..., heads, head_width] by `rotation` of its position."""
+    cos, sin = rotation
+    a, b = x.float().chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)

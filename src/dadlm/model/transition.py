@@ -1,0 +1,89 @@
+"""Transitions: from every node to the candidates of the next group, normalised over these.
+
+Both forms give transition_logp [B, G, N, K, K] as `dag` wants it: [i, j, k] from node j of group i-1 to
+node k of group i, with the start-of-block node as the only source of group 0 (repeated over j).
+
+B rows, C nodes, D width, G blocks, N block size, K candidates, H heads, E head width.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from dadlm.model.config import ModelConfig
+from dadlm.nodes import Nodes
+
+
+def _sources(x: Tensor, nodes: Nodes) -> Tensor:
+    """Packed [B, C, F...] → what leaves group i-1, at index i: [B, G, N, K, F...]."""
+    slots = nodes.to_slots(x)
+    groups = nodes.groups(slots)
+    start = slots[:, :, :1, None].expand_as(groups[:, :, :1])
+    return torch.cat([start, groups[:, :, :-1]], 2)
+
+
+def _targets(x: Tensor, nodes: Nodes) -> Tensor:
+    return nodes.groups(nodes.to_slots(x))
+
+
+def _track(nodes: Nodes) -> Tensor:
+    """[B, G, N, K, K] bool: the same candidate index in two adjacent candidate groups.
+
+    Not from the start node and not from an anchor: biased there, candidate 0 would starve the others.
+    """
+    pair = nodes.masked.clone()
+    pair[:, :, 0] = False
+    pair[:, :, 1:] &= nodes.masked[:, :, :-1]
+    same = torch.eye(nodes.candidates, dtype=torch.bool, device=pair.device)
+    return pair[..., None, None] & same
+
+
+class SingleTransition(nn.Module):
+    """The paper's equation: softmax over the next group of q·k / sqrt(d)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.query = nn.Linear(config.width, config.width, bias=False)
+        self.key = nn.Linear(config.width, config.width, bias=False)
+        self.bias = (
+            None if config.track_bias is None else nn.Parameter(torch.tensor(float(config.track_bias)))
+        )
+
+    def forward(self, hidden: Tensor, nodes: Nodes) -> Tensor:
+        q, k = _sources(self.query(hidden), nodes), _targets(self.key(hidden), nodes)
+        logits = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+        if self.bias is not None:
+            logits = logits + self.bias * _track(nodes)
+        return logits.masked_fill(~nodes.active[..., None, :], -torch.inf).log_softmax(-1)
+
+
+class GatedTransition(nn.Module):
+    """Several heads over [hidden ; position in the block], mixed by a gate from the source node.
+
+    The link head of the Directed Acyclic Transformer: log T = logsumexp over heads of
+    (log softmax of the head + log gate of the head).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width, self.heads = config.width, config.heads
+        self.position = nn.Embedding(config.block_size + 1, width)
+        self.query = nn.Linear(2 * width, width)
+        self.key = nn.Linear(2 * width, width)
+        self.gate = nn.Linear(2 * width, config.heads)
+        bias = config.track_bias
+        self.bias = None if bias is None else nn.Parameter(torch.full((config.heads,), float(bias)))
+
+    def forward(self, hidden: Tensor, nodes: Nodes) -> Tensor:
+        place = nodes.position - nodes.visible + 1  # 0 is the start node, 1..N the positions
+        hidden = torch.cat([hidden, self.position(place.clamp(min=0)).to(hidden.dtype)], -1)
+        q = _sources(self.query(hidden), nodes).unflatten(-1, (self.heads, -1)).transpose(3, 4)
+        k = _targets(self.key(hidden), nodes).unflatten(-1, (self.heads, -1)).transpose(3, 4)
+        logits = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5  # [B, G, N, H, K, K]
+        if self.bias is not None:
+            logits = logits + self.bias[:, None, None] * _track(nodes)[:, :, :, None]
+        inactive = ~nodes.active[:, :, :, None, None, :]
+        head_logp = logits.masked_fill(inactive, -torch.inf).log_softmax(-1)
+        gate = _sources(self.gate(hidden).float(), nodes).log_softmax(-1).transpose(3, 4)[..., None]
+        # logsumexp over heads that are all -inf would give NaN gradients: fill, mix, and cut out again.
+        mixed = (head_logp.masked_fill(inactive, 0.0) + gate).logsumexp(3)
+        return mixed.masked_fill(inactive.squeeze(3), -torch.inf)

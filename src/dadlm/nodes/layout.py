@@ -1,0 +1,198 @@
+"""Where every node lives: in *slots* (regular, one place for every node that could exist) and *packed*.
+
+A block of N positions with K candidates has M = (start) + N·K slots: the start-of-block node first, then
+the K slots of each group. A masked position uses all K of them, an anchor only the first. Packed storage
+[B, C] keeps the nodes that exist, so projections and MLPs cost nothing for the others; inside a block,
+attention and transitions go back to slots. Knows where nodes are, never what is in them.
+
+B rows, G blocks, N block size, K candidates, M slots per block, C packed nodes per row, F features.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Compiled GPU code sees at most this many shapes; a count that exceeds one takes the next.
+_CAPACITY_SHARES = (0.5, 0.65, 0.8, 1.0)
+_TILE = 128
+
+
+class _Move(torch.autograd.Function):
+    """Gather along dim 1 by a partial bijection; its gradient is the gather by the inverse.
+
+    Plain indexing would scatter-add its gradient: slower, and in no fixed order on CUDA.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return _take(x, index)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _take(grads[0], ctx.saved_tensors[0]), None, None
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """x [B, P, F...], index [B, Q] → [B, Q, F...]; index -1 gives zeros."""
+    row = torch.arange(x.shape[0], device=x.device)[:, None]
+    missing = (index < 0).view(*index.shape, *[1] * (x.dim() - 2))
+    return x[row, index.clamp(min=0)].masked_fill(missing, 0)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The layout of a batch of blocks. Build it with `lay_out`."""
+
+    masked: Tensor
+    """[B, G, N] bool: candidate group (True) or anchor."""
+    first: Tensor
+    """[B, G]: sequence position of each block's first token; also how much clean prefix it sees."""
+    candidates: int
+    """K."""
+    start: bool
+    """Whether each block has a start-of-block node (DA-DLM)."""
+    node_of_slot: Tensor | None
+    """[B, G·M]: packed index of each slot, -1 where no node exists; None: not packed, slots are nodes."""
+    slot_of_node: Tensor | None
+    """[B, C]: slot of each packed node, -1 for padding."""
+
+    @property
+    def slots(self) -> int:
+        """M."""
+        return int(self.start) + self.masked.shape[2] * self.candidates
+
+    @cached_property
+    def active(self) -> Tensor:
+        """[B, G, N, K]: the nodes a path may take."""
+        return _active(self.masked, self.candidates)
+
+    @cached_property
+    def is_key(self) -> Tensor:
+        """[B, G, M]: slots that other nodes of the block attend to: neither inactive nor the start."""
+        return self._with_start(self.active.flatten(2))
+
+    @cached_property
+    def position(self) -> Tensor:
+        """[B, C]: rotary position; the start node stands one before the block's first token."""
+        B, G, N = self.masked.shape
+        offset = torch.arange(N, device=self.first.device).repeat_interleave(self.candidates)
+        if self.start:
+            offset = torch.cat([offset.new_full((1,), -1), offset])
+        return self.from_slots((self.first[..., None] + offset).expand(B, G, self.slots))
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """[B, C]: how many positions of the clean prefix the node sees (all blocks before its own)."""
+        return self.from_slots(self.first[..., None].expand(*self.first.shape, self.slots))
+
+    @cached_property
+    def is_candidate(self) -> Tensor:
+        """[B, C]: nodes of masked positions, the only ones that need the vocabulary head."""
+        slots = self.masked[..., None].expand(*self.masked.shape, self.candidates).flatten(2)
+        return self.from_slots(self._with_start(slots))
+
+    @cached_property
+    def group(self) -> Tensor:
+        """[B, C]: index g·N + i of the node's group in its row (0 for start nodes and padding)."""
+        B, G, N = self.masked.shape
+        index = torch.arange(G * N, device=self.first.device).view(1, G, N, 1)
+        index = index.expand(B, G, N, self.candidates).flatten(2)
+        return self.from_slots(self._with_start(index))
+
+    @cached_property
+    def candidate(self) -> Tensor:
+        """[B, C]: index k of the node in its group (0 for anchors, start nodes and padding)."""
+        B, G, N = self.masked.shape
+        index = torch.arange(self.candidates, device=self.first.device).repeat(N).expand(B, G, -1)
+        return self.from_slots(self._with_start(index))
+
+    def _with_start(self, slots: Tensor) -> Tensor:
+        """Put a zero for the start node, if there is one, before the slots of the groups [B, G, N·K]."""
+        return torch.cat([torch.zeros_like(slots[..., :1]), slots], -1) if self.start else slots
+
+    def to_slots(self, x: Tensor) -> Tensor:
+        """[B, C, F...] → [B, G, M, F...], zeros where no node exists."""
+        B, G = self.first.shape
+        if self.node_of_slot is None or self.slot_of_node is None:
+            return x.view(B, G, self.slots, *x.shape[2:])
+        moved = _Move.apply(x, self.node_of_slot, self.slot_of_node)
+        return moved.view(B, G, self.slots, *x.shape[2:])  # type: ignore[union-attr]
+
+    def from_slots(self, x: Tensor) -> Tensor:
+        """[B, G, M, F...] → [B, C, F...], zeros in the padding."""
+        flat = x.flatten(1, 2)
+        if self.node_of_slot is None or self.slot_of_node is None:
+            return flat
+        return _Move.apply(flat, self.slot_of_node, self.node_of_slot)  # type: ignore[return-value]
+
+    def groups(self, x: Tensor) -> Tensor:
+        """Slots [B, G, M, F...] without the start node, by group: [B, G, N, K, F...]."""
+        B, G, N = self.masked.shape
+        return x[:, :, int(self.start) :].reshape(B, G, N, self.candidates, *x.shape[3:])
+
+    def remember(self, name: str, make: Callable[[], Any]) -> Any:
+        """A thing derived from this layout (an attention mask), made once and used by every layer."""
+        if name not in self._derived:
+            self._derived[name] = make()
+        return self._derived[name]
+
+    @cached_property
+    def _derived(self) -> dict[str, Any]:
+        return {}
+
+    @cached_property
+    def collapsed(self) -> "Nodes":
+        """The same blocks before expansion: one node per position (and the start node)."""
+        return Nodes(self.masked, self.first, 1, self.start, None, None)
+
+
+def _active(masked: Tensor, candidates: int) -> Tensor:
+    first = torch.arange(candidates, device=masked.device) == 0
+    return masked[..., None] | first
+
+
+def lay_out(masked: Tensor, first: Tensor, *, candidates: int, start: bool, packed: bool = True) -> Nodes:
+    """Lay out blocks from masked [B, G, N] and the position of each block's first token [B, G]."""
+    if candidates == 1 or not packed:  # with one candidate every slot is a node already
+        return Nodes(masked, first, candidates, start, None, None)
+    exists = _active(masked, candidates).flatten(2)
+    if start:
+        exists = torch.cat([torch.ones_like(exists[..., :1]), exists], -1)
+    exists = exists.flatten(1)
+    rank = exists.cumsum(1) - 1
+    node_of_slot = torch.where(exists, rank, -1)
+    room = _capacity(int(rank[:, -1].max()) + 1, exists.shape[1], exact=not masked.is_cuda)
+    slot = torch.arange(exists.shape[1], device=masked.device).expand_as(rank)
+    # Slots without a node write to a spare column that is cut off again.
+    slot_of_node = torch.full((len(rank), room + 1), -1, device=masked.device)
+    slot_of_node = slot_of_node.scatter(1, torch.where(exists, rank, room), slot)
+    slot_of_node = slot_of_node[:, :room]
+    return Nodes(masked, first, candidates, start, node_of_slot, slot_of_node.contiguous())
+
+
+def _capacity(count: int, full: int, exact: bool) -> int:
+    """Room for `count` nodes: exactly that, or the next of a few multiples of a GPU tile."""
+    if exact:
+        return count
+    rooms = (-(-round(share * full) // _TILE) * _TILE for share in _CAPACITY_SHARES)
+    return next(room for room in rooms if room >= count)
+
+
+def expand(x: Tensor, embedding: Tensor, nodes: Nodes) -> Tensor:
+    """Split masked positions into K nodes: collapsed [B, G·M₁, F] → [B, C, F].
+
+    Candidate k adds row k of `embedding` [K, F]; anchors and start nodes stay as they are.
+    """
+    B, G, N = nodes.masked.shape
+    slots = x.view(B, G, -1, x.shape[-1])
+    positions = slots[:, :, int(nodes.start) :, None, :]
+    offset = embedding.to(x.dtype) * nodes.masked[..., None, None]
+    candidates = (positions + offset).reshape(B, G, N * nodes.candidates, -1)
+    if nodes.start:
+        candidates = torch.cat([slots[:, :, :1], candidates], 2)
+    return nodes.from_slots(candidates)

@@ -1,0 +1,119 @@
+"""One stratified time per (row, block) and the masks drawn at it, both pure functions of counters.
+
+B rows of this call, G blocks per row, N block size, L = G·N.
+`rows` are indices into the *global* batch of the step: the same numbers come out however the batch is
+split into micro-batches or processes.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dadlm import counter
+from dadlm.errors import ConfigError
+from dadlm.noise.schedule import SCHEDULES
+
+FLOOR = 1e-3  # smallest time of the whole range; the weight diverges at zero
+_REDRAWS = 64  # after so many draws a block is taken as it is: some intervals fit no number of tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseConfig:
+    """How training text is masked."""
+
+    schedule: str = "loglinear"
+    """Shape of the masking probability over time: loglinear, cosine, square, square-root."""
+    low: float = FLOOR
+    """Smallest time drawn."""
+    high: float = 1.0
+    """Largest time drawn."""
+    clip_search: bool = False
+    """Search, at each validation, the interval (low, high) in which the loss varies least."""
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ConfigError(
+                f"unknown noise schedule {self.schedule!r}; choose one of {', '.join(SCHEDULES)}"
+            )
+        if not 0 < self.low < self.high <= 1:
+            raise ConfigError(f"noise needs 0 < low < high <= 1, got low={self.low}, high={self.high}")
+
+
+@dataclass(frozen=True)
+class Noise:
+    """masked [B, L]; time and weight [B, G]."""
+
+    masked: Tensor
+    time: Tensor
+    weight: Tensor
+
+
+def _stride(strata: int) -> int:
+    """A step near the golden section of `strata` and coprime to it: neighbours get far-apart times."""
+    stride = max(1, round(strata * (math.sqrt(5) - 1) / 2))
+    while math.gcd(stride, strata) != 1:
+        stride += 1
+    return stride
+
+
+def sample_time(
+    seed: int, step: int, rows: Tensor, batch_rows: int, blocks: int, low: float, high: float
+) -> Tensor:
+    """Times [B, G], one in each of batch_rows·blocks equal strata of (low, high).
+
+    The strata are dealt out by a golden-section walk, so that every row sees all noise levels (rows then
+    have nearly equal numbers of nodes, which keeps packing tight), and shifted as a whole at each step.
+    """
+    strata = batch_rows * blocks
+    block = torch.arange(blocks, device=rows.device)
+    stratum = (rows[:, None] * blocks + block) * _stride(strata) % strata
+    jitter = counter.uniform(seed, step, counter.TIME, rows[:, None], block).double()
+    shift = counter.uniform(seed, step, counter.SHIFT).double().to(rows.device)
+    u = ((stratum + jitter) / strata + shift) % 1.0
+    return (low + u * (high - low)).float()
+
+
+def draw_noise(
+    config: NoiseConfig,
+    *,
+    seed: int,
+    step: int,
+    rows: Tensor,
+    batch_rows: int,
+    length: int,
+    block_size: int,
+    maskable: Tensor | None = None,
+) -> Noise:
+    """Mask each maskable position independently with its block's probability.
+
+    Position 0 of a row is never masked: it has nothing before it. With a clipped interval a block whose
+    masked fraction falls outside is drawn again.
+    """
+    blocks = length // block_size
+    time = sample_time(seed, step, rows, batch_rows, blocks, config.low, config.high)
+    if block_size == 1:  # there is one way to mask a single token: at time 1 the loss is the exact likelihood
+        time = torch.ones_like(time)
+    schedule = SCHEDULES[config.schedule]
+    probability = schedule.mask_probability(time)[..., None]
+    allowed = torch.ones(length, dtype=torch.bool, device=rows.device)
+    allowed[0] = False
+    allowed = (allowed if maskable is None else maskable & allowed).view(-1, blocks, block_size)
+    position = torch.arange(length, device=rows.device).view(blocks, block_size)
+    clipped = config.low > FLOOR or config.high < 1.0
+
+    def draw(attempt: int) -> Tensor:
+        u = counter.uniform(seed, step, counter.MASK, attempt, rows[:, None, None], position)
+        return (u < probability) & allowed
+
+    masked = draw(0)
+    for attempt in range(1, _REDRAWS if clipped else 1):
+        fraction = masked.float().mean(-1, keepdim=True)
+        outside = fraction > config.high
+        if config.low > FLOOR:  # the end of the whole range is no clipping: blocks may stay unmasked there
+            outside |= fraction < config.low
+        if not outside.any():
+            break
+        masked = torch.where(outside, draw(attempt), masked)
+    return Noise(masked.flatten(1), time, schedule.weight(time))

@@ -1,0 +1,44 @@
+"""One call for all families: what training minimises, and what is reported beside it.
+
+B rows, L tokens, G blocks (L - 1 single tokens for AR).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dadlm.model import Model
+from dadlm.noise import Noise
+from dadlm.objective.ar import token_nll
+from dadlm.objective.dag import block_scores, marginal_nll, path_nll
+from dadlm.objective.factorised import block_nll, mdlm_nll
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Weighted negative log-likelihoods [B, G], to be summed and divided by the number of tokens."""
+
+    train: Tensor
+    """What training minimises; differentiable."""
+    reconstruction: Tensor
+    """Conditional reconstruction: the joint likelihood of the masked tokens, the paper's metric."""
+    bound: Tensor
+    """The same through per-token marginals: a valid bound for every family."""
+
+
+def losses(model: Model, ids: Tensor, noise: Noise | None, power: float = 1.0) -> Losses:
+    """Losses of rows ids [B, L] under the given noise (none for AR)."""
+    if noise is None:
+        nll = token_nll(model, ids)
+        return Losses(nll, nll.detach(), nll.detach())
+    if model.config.family != "dadlm":
+        factorised = mdlm_nll if model.config.family == "mdlm" else block_nll
+        nll = noise.weight * factorised(model, ids, noise.masked)
+        return Losses(nll, nll.detach(), nll.detach())
+    scores = block_scores(model, ids, noise.masked)
+    nll = noise.weight * path_nll(*scores)
+    with torch.no_grad():
+        bound = noise.weight * marginal_nll(*scores)
+    train = nll if power == 1.0 else noise.weight * path_nll(*scores, power=power)
+    return Losses(train, nll.detach(), bound)

@@ -1,0 +1,129 @@
+"""Complete runs by name, `SCALE-FAMILY`, at every scale. Each is a function that returns plain settings.
+
+tour   a made-up language, seconds on a CPU          small  a text file, minutes on a CPU
+lab    about 10M parameters, minutes on one GPU      paper  the paper's size and schedule
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from dadlm.errors import ConfigError
+from dadlm.model import ModelConfig
+from dadlm.model.config import Family
+from dadlm.train import DataConfig, RunConfig, TrainConfig
+
+FAMILIES: tuple[Family, ...] = ("ar", "mdlm", "bd3lm", "dadlm")
+
+# What makes the candidates part at once (docs/experiments.md). The paper's equations alone: None and None.
+APART: dict[str, Any] = {"track_bias": 3.0, "candidate_offset": 1.0}
+
+
+def tour(family: Family) -> RunConfig:
+    """Two layers on the tour's language: BD3LM first, then BD3LM and DA-DLM side by side."""
+    return RunConfig(
+        model=ModelConfig(
+            family=family,
+            vocab_size=34,
+            eot_id=32,
+            context=32,
+            block_size=4,
+            layers=2,
+            width=64,
+            heads=2,
+            track_bias=4.0,
+            candidate_offset=1.0,
+        ),
+        train=TrainConfig(
+            steps=800,
+            batch_size=32,
+            lr=3e-3,
+            warmup=20,
+            decay=300,
+            ema=0.99,
+            valid_every=100,
+            valid_rows=256,
+            save_every=1000,
+        ),
+        out=f"runs/tour-{family}",
+    )
+
+
+def small(family: Family) -> RunConfig:
+    """A text file on a CPU: about 1M parameters and context 128."""
+    return RunConfig(
+        model=ModelConfig(
+            family=family,
+            vocab_size=1025,
+            eot_id=0,
+            context=128,
+            block_size=8,
+            layers=4,
+            width=128,
+            heads=4,
+            expand_at=2,
+            candidate_scale=0.3,
+            **APART,
+        ),
+        data=DataConfig(tokenizer="bpe:1024"),
+        train=TrainConfig(
+            steps=300, batch_size=16, lr=2e-3, warmup=40, ema=0.99, valid_every=100, valid_rows=64
+        ),
+        out=f"runs/small-{family}",
+    )
+
+
+def lab(family: Family) -> RunConfig:
+    """About 10M parameters at context 1024, for one GPU; late expansion."""
+    steps = {"ar": 20_000, "mdlm": 17_000, "bd3lm": 1_800, "dadlm": 1_200}[family]
+    return RunConfig(
+        model=ModelConfig(
+            family=family,
+            vocab_size=8193,
+            eot_id=0,
+            context=1024,
+            block_size=16,
+            layers=6,
+            width=320,
+            heads=5,
+            expand_at=4,
+            candidate_scale=0.3,
+            **APART,
+        ),
+        data=DataConfig(tokenizer="bpe:8192"),
+        train=TrainConfig(steps=steps, batch_size=32, lr=1e-3, warmup=500, ema=0.999),
+        out=f"runs/lab-{family}",
+    )
+
+
+def paper(family: Family) -> RunConfig:
+    """The paper's network, GPT-2 vocabulary and schedule: MDLM 850k steps, BD3LM 90k, DA-DLM 60k."""
+    steps = {"ar": 500_000, "mdlm": 850_000, "bd3lm": 90_000, "dadlm": 60_000}[family]
+    return RunConfig(
+        model=ModelConfig(
+            family=family, architecture="bd3lm", tie_embedding=False, dropout=0.1, transition="gated", **APART
+        ),
+        data=DataConfig(train="hf:Skylion007/openwebtext", tokenizer="gpt2"),
+        train=TrainConfig(
+            steps=steps,
+            batch_size=512,
+            accumulate=16,
+            warmup=2500,
+            valid_every=10_000,
+            save_every=5_000,
+            log_every=100,
+        ),
+        out=f"runs/paper-{family}",
+    )
+
+
+_SCALES: dict[str, Callable[[Family], RunConfig]] = {"tour": tour, "small": small, "lab": lab, "paper": paper}
+RECIPES: tuple[str, ...] = tuple(f"{scale}-{family}" for scale in _SCALES for family in FAMILIES)
+
+
+def recipe(name: str, **changes) -> RunConfig:
+    """The run called SCALE-FAMILY, with top-level fields replaced."""
+    scale, _, family = name.partition("-")
+    if scale not in _SCALES or family not in FAMILIES:
+        raise ConfigError(f"unknown recipe {name!r}; choose one of {', '.join(RECIPES)}")
+    return replace(_SCALES[scale](family), **changes)  # type: ignore[arg-type]

@@ -1,0 +1,26 @@
+"""Text to ids to shards to batches: the first stage of the way of the data."""
+
+from dadlm.tokens.loader import Rows, training_rows
+from dadlm.tokens.packing import prepare
+from dadlm.tokens.pieces import Piece
+from dadlm.tokens.shards import Index, Shards
+from dadlm.tokens.sources import describe, read_pieces, read_texts
+from dadlm.tokens.tokenizer import EOT, Tokenizer
+from dadlm.tokens.vocabularies import gpt2, train_bpe, word_level
+
+__all__ = [
+    "EOT",
+    "Index",
+    "Piece",
+    "Rows",
+    "Shards",
+    "Tokenizer",
+    "describe",
+    "gpt2",
+    "prepare",
+    "read_pieces",
+    "read_texts",
+    "train_bpe",
+    "training_rows",
+    "word_level",
+]

@@ -1,0 +1,87 @@
+"""The token stream as rows of equal length, and the order in which training sees them.
+
+The order is a function, not a state: which rows a step takes follows from (seed, step) alone. A resumed run
+needs nothing remembered, and however a step is split into micro-batches or processes, together they see the
+same rows. Knows nothing of text, masks or models.
+
+Shapes: B rows of a batch, C context (ids in a row).
+"""
+
+from collections.abc import Sequence, Sized
+from copy import copy
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dadlm.counter import permute
+from dadlm.errors import DataError
+from dadlm.tokens.shards import Shards
+
+
+class Rows:
+    """Row i is ids [i·C, (i+1)·C) of the stream; documents run across rows, an incomplete last one is cut."""
+
+    def __init__(self, arrays: Sequence[np.ndarray], context: int):
+        tokens = sum(map(len, arrays))
+        if context < 1:
+            raise DataError(f"context {context} must be at least 1")
+        if tokens < context:
+            raise DataError(
+                f"{tokens} tokens are fewer than one row of {context}: "
+                f"shorten the context to at most {tokens} or give more text"
+            )
+        self.context = context
+        self._arrays = list(arrays)
+        self._starts = list(accumulate(map(len, arrays), initial=0))  # of each array, in the stream
+        self._first, self._rows = 0, tokens // context
+
+    @classmethod
+    def from_shards(cls, shards: Shards, context: int) -> "Rows":
+        return cls(shards.arrays, context)
+
+    @classmethod
+    def from_ids(cls, ids: Sequence[int] | np.ndarray | Tensor, context: int) -> "Rows":
+        """Rows of ids in memory."""
+        return cls([np.asarray(ids, dtype=np.int64).reshape(-1)], context)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def cut(self, first: int, last: int) -> "Rows":
+        """Rows first..last-1 as rows of their own, on the same memory."""
+        if not 0 <= first < last <= len(self):
+            raise DataError(f"rows {first}..{last} are not within the {len(self)} there are")
+        part = copy(self)
+        part._first, part._rows = self._first + first, last - first
+        return part
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Row `index`, int64 [C]."""
+        if not 0 <= index < self._rows:
+            raise IndexError(f"row {index} of {self._rows}")
+        start = (self._first + index) * self.context
+        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        parts, missing = [], self.context
+        for array, begin in zip(self._arrays[first:], self._starts[first:], strict=False):
+            offset = max(0, start - begin)
+            parts.append(array[offset : offset + missing])
+            missing -= len(parts[-1])
+            if missing == 0:
+                break
+        return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
+        """The rows at `indices`, int64 [B, C]."""
+        return torch.stack([self[int(index)] for index in indices])
+
+
+def training_rows(rows: Sized, step: int, batch_size: int, seed: int) -> Tensor:
+    """Which rows training step `step` takes, int64 [B]; each epoch has every row once, in its own order.
+
+    Epochs follow one another without a gap: a batch may end one and begin the next.
+    """
+    size = len(rows)
+    place = step * batch_size + torch.arange(batch_size, dtype=torch.int64)
+    return permute(place % size, size, seed, place // size)

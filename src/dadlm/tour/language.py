@@ -1,0 +1,91 @@
+"""A small language whose true distribution is known: a Markov chain over phrases.
+
+Each phrase is one block long. After a phrase, K others follow with equal probability, and these differ
+from each other at *every* position: knowing one word of the next phrase tells all the others, while a
+model that draws its words independently is right only once in K^(N-1) times.
+
+N words per phrase, K successors.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dadlm.tokens import Tokenizer, word_level
+
+WORDS = (
+    ("quiet", "bright", "old", "small", "green", "clever", "gentle", "wild"),
+    ("foxes", "rivers", "sailors", "clocks", "poets", "owls", "gardens", "bakers"),
+    ("carry", "follow", "forget", "repair", "welcome", "borrow", "paint", "count"),
+    ("lanterns", "stories", "mountains", "letters", "apples", "shadows", "bridges", "songs"),
+)
+PHRASES, SUCCESSORS = 16, 4
+LENGTH = len(WORDS)
+
+
+@dataclass(frozen=True)
+class Language:
+    """phrases [P, N] as word ids and successors [P, K] as phrase numbers."""
+
+    tokenizer: Tokenizer
+    phrases: Tensor
+    successors: Tensor
+
+    @property
+    def total_correlation(self) -> float:
+        """C = (N - 1)·log K: what no factorised predictor of a whole block can get below (paper, Eq. 3)."""
+        return (LENGTH - 1) * math.log(SUCCESSORS)
+
+    def rows(self, count: int, blocks: int, seed: int) -> Tensor:
+        """Sequences [count, blocks·N] drawn from the chain."""
+        return self.phrases[self.walks(count, blocks, seed)].flatten(1)
+
+    def walks(self, count: int, blocks: int, seed: int) -> Tensor:
+        """Phrase numbers [count, blocks] drawn from the chain, started uniformly."""
+        generator = torch.Generator().manual_seed(seed)
+        walk = [torch.randint(PHRASES, (count,), generator=generator)]
+        for _ in range(blocks - 1):
+            turn = torch.randint(SUCCESSORS, (count,), generator=generator)
+            walk.append(self.successors[walk[-1], turn])
+        return torch.stack(walk, 1)
+
+    def valid(self, before: Tensor, block: Tensor) -> Tensor:
+        """Whether blocks [count, N] are successors of the phrases numbered before [count]."""
+        choices = self.phrases[self.successors[before]]  # [count, K, N]
+        return (choices == block[:, None]).all(-1).any(-1)
+
+
+def make_language(seed: int = 0) -> Language:
+    """Deal the words out to phrases, and give each phrase K successors that share no word."""
+    chance = random.Random(seed)
+    while True:
+        columns = [_deal(len(words), chance) for words in WORDS]
+        phrases = [tuple(column[p] for column in columns) for p in range(PHRASES)]
+        successors = [_apart(phrases, chance) for _ in range(PHRASES)]
+        reachable = {q for chosen in successors if chosen for q in chosen}
+        if len(set(phrases)) == PHRASES and all(successors) and len(reachable) == PHRASES:
+            break
+    offset = [sum(len(words) for words in WORDS[:column]) for column in range(LENGTH)]
+    ids = torch.tensor(phrases) + torch.tensor(offset)
+    return Language(word_level([word for words in WORDS for word in words]), ids, torch.tensor(successors))
+
+
+def _deal(words: int, chance: random.Random) -> list[int]:
+    """A word for each phrase, every word equally often."""
+    column = [phrase % words for phrase in range(PHRASES)]
+    chance.shuffle(column)
+    return column
+
+
+def _apart(phrases: list[tuple[int, ...]], chance: random.Random) -> list[int] | None:
+    """K phrases that differ pairwise at every position, or None if this shuffle has none."""
+    chosen: list[int] = []
+    for phrase in chance.sample(range(PHRASES), PHRASES):
+        if all(a != b for other in chosen for a, b in zip(phrases[phrase], phrases[other], strict=True)):
+            chosen.append(phrase)
+            if len(chosen) == SUCCESSORS:
+                return chosen
+    return None

@@ -1,0 +1,101 @@
+"""What the tour prints and draws."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from dadlm.decode import generate, stream
+from dadlm.decode.picture import draw_step
+from dadlm.evaluate import Interval
+from dadlm.model import Model
+from dadlm.tour.language import LENGTH, SUCCESSORS, Language
+from dadlm.tour.measure import Validity
+from dadlm.tour.pictures import draw_curve, read_curve
+
+
+def introduce(language: Language, console: Console) -> None:
+    def phrase(number: int) -> str:
+        return language.tokenizer.decode(language.phrases[number].tolist())
+
+    console.print("[bold]A language whose truth is known.[/bold] After each phrase, one of four follows:")
+    for successor in language.successors[0].tolist():
+        console.print(f"  {phrase(0)} → {phrase(successor)}")
+    console.print(
+        "These differ at every position: a model that draws the four words independently mixes them up.\n"
+    )
+
+
+def show_samples(
+    models: dict[str, Model], language: Language, walks: Tensor, seed: int, console: Console
+) -> None:
+    """Let the models continue the same phrases, one forward pass per phrase, and mark what is true."""
+    console.print("[bold]Three phrases each in three forward passes[/bold] (green: a true successor):")
+    prompts = language.phrases[walks[:3, 0]].tolist()
+    for name, model in models.items():
+        how: dict[str, Any] = {"max_new_tokens": 3 * LENGTH, "sampler": "random", "steps": 1, "top_p": 1.0}
+        for prompt, ids in zip(prompts, generate(model, prompts, seed=seed, **how).tokens, strict=True):
+            blocks = [prompt, *(ids[at : at + LENGTH] for at in range(0, len(ids), LENGTH))]
+            words = [_mark(language, *pair) for pair in pairwise(blocks)]
+            console.print(
+                f"  {name:7s} {language.tokenizer.decode(prompt)} → {' → '.join(words)}", soft_wrap=True
+            )
+    console.print()
+
+
+def _mark(language: Language, before: list[int], block: list[int]) -> str:
+    """A block in green if it is a successor of the one before it, else in red."""
+    known = (language.phrases == torch.tensor(before)).all(-1).nonzero()
+    text = language.tokenizer.decode(block)
+    if len(known) and len(block) == LENGTH and language.valid(known[0], torch.tensor([block])):
+        return f"[green]{text}[/green]"
+    return f"[red]{text}[/red]"
+
+
+def report(
+    divergences: dict[str, float],
+    shares: dict[str, list[Validity]],
+    difference: Interval,
+    language: Language,
+    console: Console,
+) -> None:
+    chance = SUCCESSORS ** (1 - LENGTH)
+    table = Table(title="Blocks that are a true successor of the block before (1,024 each)")
+    table.add_column("steps per block")
+    for name in ("TPF", *shares, "words drawn independently"):
+        table.add_column(name, justify="right")
+    for rows in zip(*shares.values(), strict=True):
+        steps = rows[0].steps
+        valid = [f"{row.valid:.1%}" for row in rows]
+        table.add_row(
+            str(steps), f"{rows[0].tokens_per_forward:.2f}", *valid, f"{chance:.1%}" if steps == 1 else ""
+        )
+    table.add_section()
+    kl = [f"{value:.3f}" for value in divergences.values()]
+    table.add_row("KL(truth ‖ model)", "", *kl, f"C = {language.total_correlation:.3f}")
+    console.print(table)
+    console.print(
+        "TPF: tokens per forward pass. KL: of a fully masked block, in nats.\n"
+        "C = (N−1)·log K: no factorised predictor gets below it.\n"
+        f"Reconstruction, DA-DLM minus BD3LM, nats per token: {difference} (95%)"
+    )
+
+
+def draw(out: Path, model: Model, language: Language, start: float, walks: Tensor) -> None:
+    """The curve of both models from their common start, and the graph of a block after the first walk."""
+    curves = {
+        "BD3LM, factorised": read_curve(out / "bd3lm" / "metrics.jsonl"),
+        "DA-DLM": read_curve(out / "dadlm" / "metrics.jsonl"),
+    }
+    prompt = language.phrases[walks[0]].flatten().tolist()
+    how: dict[str, Any] = {"max_new_tokens": LENGTH, "sampler": "random", "steps": 1, "path": "viterbi"}
+    event = next(iter(stream(model, prompt, seed=0, **how)))
+    after = language.tokenizer.decode(prompt[-LENGTH:])
+    texts = [language.tokenizer.token_text(id_) for id_ in event.ids]
+    for ending in ("svg", "png"):
+        draw_curve(curves, language.total_correlation, start, out / f"divergence.{ending}")
+        draw_step(event, out / f"dag.{ending}", title=f"DA-DLM after “{after}”", texts=texts)

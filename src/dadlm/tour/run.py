@@ -1,0 +1,114 @@
+"""The tour: train on a language whose truth is known, and see what the graph adds.
+
+BD3LM is trained first; from there BD3LM and DA-DLM go on side by side for the same number of steps.
+"""
+
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from dadlm.decode.picture import new_figure
+from dadlm.errors import ConfigError
+from dadlm.evaluate import Interval, bootstrap, score_rows
+from dadlm.model import Model, load
+from dadlm.model.checkpoint import write_json
+from dadlm.recipes import recipe
+from dadlm.tokens import Rows
+from dadlm.tour.language import LENGTH, Language, make_language
+from dadlm.tour.measure import divergence, validity
+from dadlm.tour.report import draw, introduce, report, show_samples
+from dadlm.train import Trainer
+from dadlm.train.start import fresh_model, model_from
+
+BLOCKS = 8
+STEPS = (1, 2, 4)
+COMMON_STEPS, SIDE_BY_SIDE_STEPS = 500, 800
+
+
+def take_tour(out: Path, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
+    """Train, measure, draw; returns (and writes to tour.json) every number that is shown."""
+    new_figure(1, 1)  # a missing extra is told before minutes of training, not after
+    console = Console(quiet=quiet)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a model this small gains little from more, and waits for busy ones
+    try:
+        return _tour(out, seed, console, quiet)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _tour(out: Path, seed: int, console: Console, quiet: bool) -> dict[str, Any]:
+    language = make_language(seed)
+    introduce(language, console)
+    _make_room(out)
+    start = _train("bd3lm", COMMON_STEPS, out / "common", None, language, seed, quiet)
+    origin = out / "common" / "last"
+    models = {
+        "BD3LM": _train("bd3lm", SIDE_BY_SIDE_STEPS, out / "bd3lm", origin, language, seed, quiet),
+        "DA-DLM": _train("dadlm", SIDE_BY_SIDE_STEPS, out / "dadlm", origin, language, seed, quiet),
+    }
+    tests = language.walks(1024, BLOCKS, seed + 3)
+    divergences = {name: divergence(model, language, tests) for name, model in models.items()}
+    shares = {
+        name: [validity(model, language, tests[:, : BLOCKS // 2], steps, seed) for steps in STEPS]
+        for name, model in models.items()
+    }
+    difference = _paired(models, language, seed)
+    show_samples(models, language, tests, seed, console)
+    report(divergences, shares, difference, language, console)
+    draw(out, models["DA-DLM"], language, divergence(start, language, tests), tests[:, : BLOCKS // 2])
+    console.print(
+        f"\npictures: {out}/divergence.svg (the curve), {out}/dag.svg (one block's graph); also as .png"
+    )
+    result = {
+        "seed": seed,
+        "bound": language.total_correlation,
+        "divergence": divergences,
+        "validity": {name: [asdict(one) for one in rows] for name, rows in shares.items()},
+        "reconstruction_difference": asdict(difference),
+    }
+    write_json(out / "tour.json", result)
+    return result
+
+
+def _make_room(out: Path) -> None:
+    """A tour starts from nothing; it removes what an earlier one left, and nothing else."""
+    ours = (out / "tour.json").exists() or (out / "common").exists()
+    if out.exists() and any(out.iterdir()) and not ours:
+        raise ConfigError(f"{out} holds something else than an earlier tour; choose another --out")
+    for name in ("common", "bd3lm", "dadlm"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+
+
+def _train(
+    family: str, steps: int, out: Path, origin: Path | None, language: Language, seed: int, quiet: bool
+) -> Model:
+    run = recipe(f"tour-{family}", out=str(out), init_from=None if origin is None else str(origin))
+    run = replace(run, train=replace(run.train, steps=steps, seed=seed))
+    if origin is None:
+        model = fresh_model(run.model, language.tokenizer, seed)
+    else:
+        model = model_from(origin, run.model, seed)
+    context = BLOCKS * LENGTH
+    rows = Rows.from_ids(language.rows(4096, BLOCKS, seed + 1).flatten(), context)
+    valid = Rows.from_ids(language.rows(256, BLOCKS, seed + 2).flatten(), context)
+    walks = language.walks(256, BLOCKS, seed + 2)
+
+    def probe(model: Model) -> dict[str, float]:
+        return {"divergence": divergence(model, language, walks)}
+
+    if Trainer(run, model, rows, valid, quiet=quiet, probe=probe).run().interrupted:
+        raise KeyboardInterrupt  # training saved its state, but a tour has no use for a part of it
+    return load(out / "last")
+
+
+def _paired(models: dict[str, Model], language: Language, seed: int) -> Interval:
+    """Reconstruction of DA-DLM minus BD3LM on the same blocks and masks."""
+    rows = Rows.from_ids(language.rows(512, BLOCKS, seed + 4).flatten(), BLOCKS * LENGTH)
+    scores = {name: score_rows(model, rows, batch_size=128).reconstruction for name, model in models.items()}
+    return bootstrap(scores["DA-DLM"] - scores["BD3LM"])

@@ -1,0 +1,126 @@
+"""A complete training run as data. The resolved form is saved with every checkpoint."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dadlm.errors import ConfigError
+from dadlm.model import ModelConfig
+from dadlm.noise import NoiseConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The text to train on."""
+
+    train: str = ""
+    """A .txt, .jsonl, .jsonl.zst or .parquet file, a folder or pattern of these, or hf:NAME (a dataset)."""
+    valid: str | None = None
+    """Text for validation; None holds out the end of the training text."""
+    valid_share: float = 0.05
+    """Share of the training text held out when `valid` is None."""
+    text_field: str = "text"
+    """Field that holds the text in records."""
+    tokenizer: str = "bpe:8192"
+    """bpe:SIZE trains a byte-level BPE on the training text; gpt2; a folder; or a Hugging Face name."""
+    cache: str = ".dadlm-cache"
+    """Folder for tokenised shards."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.valid_share < 1:
+            raise ConfigError(f"valid_share must be between 0 and 1, got {self.valid_share}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How to optimise."""
+
+    steps: int = 1000
+    """Optimiser steps of this stage."""
+    batch_size: int = 32
+    """Rows per step over all micro-batches."""
+    accumulate: int = 1
+    """Micro-batches per step; changes memory, not results."""
+    lr: float = 3e-4
+    """Learning rate after warm-up."""
+    graph_lr_scale: float = 1.0
+    """Factor on the learning rate of what DA-DLM adds (transitions, candidates, start node)."""
+    warmup: int = 100
+    """Steps of linear warm-up."""
+    decay: int = 0
+    """Steps of linear decay to zero at the end; 0 keeps the rate constant, as the paper does."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's averaging constants."""
+    weight_decay: float = 0.0
+    """AdamW's weight decay."""
+    clip: float = 1.0
+    """Largest gradient norm."""
+    ema: float = 0.9999
+    """Averaging of the weights; starts faster: min(ema, (1 + n) / (10 + n))."""
+    power: float = 1.0
+    """β of the path-marginal loss at the start (DA-DLM); falls linearly to 1."""
+    power_steps: int = 0
+    """Steps until β reaches 1."""
+    seed: int = 0
+    """Decides initial weights, data order, noise and dropout."""
+    valid_every: int = 500
+    """Steps between validations."""
+    valid_rows: int = 256
+    """Rows used for validation."""
+    save_every: int = 1000
+    """Steps between checkpoints."""
+    log_every: int = 10
+    """Steps between log entries."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto: bf16 on CUDA, fp32 elsewhere."""
+    device: str = "auto"
+    """auto: CUDA if there is one."""
+    compile: bool = False
+    """Fuse the model's parts with torch.compile: slow to start, faster afterwards."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "steps",
+            "batch_size",
+            "accumulate",
+            "valid_every",
+            "valid_rows",
+            "save_every",
+            "log_every",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.batch_size % self.accumulate:
+            raise ConfigError(
+                f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}"
+            )
+        if self.lr <= 0 or self.clip <= 0 or self.power < 1 or self.graph_lr_scale <= 0:
+            raise ConfigError("lr, clip and graph_lr_scale must be positive and power at least 1")
+        if self.warmup < 0 or self.power_steps < 0 or not 0 <= self.decay <= self.steps:
+            raise ConfigError("warmup, power_steps and decay must not be negative, nor decay exceed steps")
+        if not 0 <= self.ema < 1:
+            raise ConfigError(f"ema must be in [0, 1), got {self.ema}")
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of a step."""
+        warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        cool = min(1.0, (self.steps - step) / self.decay) if self.decay else 1.0
+        return self.lr * warm * cool
+
+    def power_at(self, step: int) -> float:
+        """β of a step."""
+        left = max(0.0, 1 - step / self.power_steps) if self.power_steps else 0.0
+        return 1 + (self.power - 1) * left
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything about one stage of training."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    noise: NoiseConfig = field(default_factory=NoiseConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    out: str = "runs/run"
+    """Folder of the run; an unfinished run found there is continued."""
+    init_from: str | None = None
+    """Model to start from: MDLM before BD3LM before DA-DLM."""

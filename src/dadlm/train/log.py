@@ -1,0 +1,79 @@
+"""What training tells: a progress bar for people, metrics.jsonl and TensorBoard for later."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Log:
+    """Opened once per run; a resumed run first cuts the entries behind its checkpoint."""
+
+    def __init__(self, out: Path, name: str, total: int, done: int, quiet: bool) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self._file = out / "metrics.jsonl"
+        _cut(self._file, done)
+        self._board = _tensorboard(out / "tensorboard")
+        self.console = Console(quiet=quiet)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[shown]}"),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=self.console, disable=quiet)
+        self._task = self._progress.add_task(name, total=total, completed=done, shown="")
+
+    def __enter__(self) -> "Log":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        if self._board is not None:
+            self._board.close()
+
+    def step(self, step: int, values: dict[str, float] | None) -> None:
+        """One training step is done; `values` only every so often."""
+        self._progress.update(self._task, completed=step)
+        if values is not None:
+            shown = f"loss {values['loss']:.3f}  {values['tokens_per_second']:,.0f} tok/s"
+            self._progress.update(self._task, shown=shown)
+            self._write(step, values)
+
+    def validation(self, step: int, values: dict[str, float]) -> None:
+        """One validation is done."""
+        text = "  ".join(f"{name.removeprefix('valid_')} {value:.4f}" for name, value in values.items())
+        self.console.print(f"step {step:>6}  validation: {text}")
+        self._write(step, values)
+
+    def _write(self, step: int, values: dict[str, float]) -> None:
+        with open(self._file, "a", encoding="utf-8") as handle:
+            handle.write(json.dumps({"step": step, **values}) + "\n")
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+
+def _cut(file: Path, done: int) -> None:
+    if file.exists():
+        lines = file.read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if _step_of(line) <= done]
+        file.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+
+def _step_of(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except ValueError:  # a line cut short by a crash
+        return float("inf")
+
+
+def _tensorboard(folder: Path):
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:  # comes with the extra `train`; metrics.jsonl holds the same numbers
+        return None
+    return SummaryWriter(str(folder))

@@ -1,0 +1,204 @@
+"""The training loop of every family and stage.
+
+A step is a pure function of (weights, seed, step): its rows, noise and dropout are counted, not drawn from
+a state, and its loss is divided by the tokens of the whole batch. So stopping and resuming, or splitting
+the batch, changes nothing.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dadlm import counter
+from dadlm.errors import TrainingError
+from dadlm.evaluate import RowScores, score_rows
+from dadlm.model import Model
+from dadlm.model.checkpoint import weights
+from dadlm.model.compiled import compile_parts
+from dadlm.noise import Noise, best_interval, draw_noise
+from dadlm.objective import losses
+from dadlm.tokens import Rows, training_rows
+from dadlm.train.config import RunConfig
+from dadlm.train.data import load_rows, load_tokenizer
+from dadlm.train.ema import Ema
+from dadlm.train.log import Log
+from dadlm.train.start import fresh_model, model_from
+from dadlm.train.state import TrainState, clipped, load_state, save_state, start_optimizer
+from dadlm.train.stopping import stop_on_signal
+
+Probe = Callable[[Model], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a run ended."""
+
+    folder: Path
+    step: int
+    interrupted: bool
+    valid: float
+
+
+def train(run: RunConfig, *, quiet: bool = False) -> Finished:
+    """Train one stage from text, or go on with it if its folder holds an unfinished run."""
+    last = Path(run.out) / "last"
+    if last.exists():
+        model = model_from(last, run.model, run.train.seed)
+    elif run.init_from is not None:
+        model = model_from(run.init_from, run.model, run.train.seed)
+    else:
+        model = fresh_model(run.model, load_tokenizer(run.data), run.train.seed)
+    assert model.tokenizer is not None
+    rows, valid_rows = load_rows(run.data, model.tokenizer, model.config.context)
+    return Trainer(run, model, rows, valid_rows, quiet=quiet).run()
+
+
+class Trainer:
+    """One stage on given rows; `train` builds it from text, the tour from a made-up language."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        model: Model,
+        rows: Rows,
+        valid_rows: Rows,
+        *,
+        quiet: bool = False,
+        probe: Probe | None = None,
+    ) -> None:
+        """`probe` measures something of its own at each validation, which is logged with it."""
+        self.config = replace(run, model=model.config)
+        self.out, self.quiet, self.probe = Path(run.out), quiet, probe
+        self.rows, self.valid_rows = rows, valid_rows
+        device = run.train.device
+        self.device = torch.device(
+            ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        )
+        model.to(self.device)
+        if run.train.compile:
+            compile_parts(model)
+        ema = Ema(weights(model), run.train.ema)
+        self.state = TrainState(model, ema, start_optimizer(model, run), run.noise)
+        if (self.out / "last").exists():
+            load_state(self.state, self.config, self.out / "last")
+
+    def run(self) -> Finished:
+        """Train to the last step, or until asked to stop; always ends with a checkpoint."""
+        state, train = self.state, self.config.train
+        name, started, saved_at = self.state.model.config.family, state.step, state.step
+        with Log(self.out, name, train.steps, started, self.quiet) as log, stop_on_signal() as stop:
+            since = time.perf_counter()
+            while state.step < train.steps and not stop:
+                loss = self.step()
+                ends = state.step == train.steps
+                values = None
+                if state.step % train.log_every == 0 or ends:
+                    now = time.perf_counter()
+                    rate, since = self._tokens * train.log_every / (now - since), now
+                    values = {"loss": loss, "lr": train.lr_at(state.step - 1), "tokens_per_second": rate}
+                log.step(state.step, values)
+                improved = (state.step % train.valid_every == 0 or ends) and self._validate(log)
+                if improved or state.step % train.save_every == 0 or ends:
+                    save_state(state, self.config, self.out, improved)
+                    saved_at = state.step
+            if state.step > saved_at:
+                save_state(state, self.config, self.out, False)
+        return Finished(self.out, state.step, state.step < train.steps, state.best)
+
+    @property
+    def _tokens(self) -> int:
+        return self.config.train.batch_size * self.rows.context
+
+    def step(self) -> float:
+        """One optimiser step; the loss is that before the update, in nats per token."""
+        state, train = self.state, self.config.train
+        model, optimizer = state.model.train(), state.optimizer
+        torch.manual_seed(int(counter.hash_counters(train.seed, state.step, counter.DROPOUT)) & (2**62 - 1))
+        for group in optimizer.param_groups:
+            group["lr"] = train.lr_at(state.step) * group["scale"]
+        chosen = training_rows(self.rows, state.step, train.batch_size, train.seed)
+        loss = torch.zeros((), device=self.device)
+        optimizer.zero_grad(set_to_none=True)
+        for part in torch.arange(train.batch_size).chunk(train.accumulate):
+            loss += self._accumulate(self.rows.batch(chosen[part]).to(self.device), part.to(self.device))
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
+        if not bool(torch.isfinite(loss + norm)):
+            self._stop_at_nan(float(loss), float(norm))
+        optimizer.step()
+        state.ema.update(weights(model), state.step)
+        state.step += 1
+        return float(loss)
+
+    def _accumulate(self, ids: Tensor, part: Tensor) -> Tensor:
+        """Add one micro-batch's share to the gradients; `part` are its rows in the global batch."""
+        bf16 = self._bf16()
+        with torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext():
+            parts = losses(
+                self.state.model, ids, self._noise(part), self.config.train.power_at(self.state.step)
+            )
+        loss = parts.train.sum() / (self.config.train.batch_size * (self.rows.context - 1))
+        loss.backward()
+        return loss.detach()
+
+    def _noise(self, part: Tensor) -> Noise | None:
+        model, train = self.state.model.config, self.config.train
+        if model.family == "ar":
+            return None
+        return draw_noise(
+            self.state.noise,
+            seed=train.seed,
+            step=self.state.step,
+            rows=part,
+            batch_rows=train.batch_size,
+            length=self.rows.context,
+            block_size=model.block,
+        )
+
+    def _bf16(self) -> bool:
+        precision = self.config.train.precision
+        return precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
+
+    def score(self) -> tuple[RowScores, dict[str, float]]:
+        """Validation scores of the averaged weights, and what the probe measures."""
+        state, train = self.state, self.config.train
+        with (
+            state.ema.in_place_of(weights(state.model)),
+            torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16()),
+        ):
+            rows, batch = self.valid_rows, train.batch_size // train.accumulate
+            scores = score_rows(state.model, rows, count=train.valid_rows, batch_size=batch)
+            return scores, self.probe(state.model) if self.probe else {}
+
+    def _validate(self, log: Log) -> bool:
+        """Score the averaged weights; adapt the noise interval if asked to. True if it is the best so far."""
+        state = self.state
+        scores, probed = self.score()
+        value = float(scores.reconstruction.mean())
+        values = {
+            "valid_reconstruction": value,
+            "valid_bound": float(scores.bound.mean()),
+            "valid_gap": scores.gap,
+        }
+        if self.state.model.config.family != "dadlm":
+            values = {"valid_loss": value}
+        if state.noise.clip_search and len(scores.time):
+            interval = best_interval(scores.time, scores.fraction, scores.block_loss)
+            state.noise = clipped(state.noise, interval)
+            values |= {"noise_low": interval[0], "noise_high": interval[1]}
+        log.validation(state.step, values | probed)
+        improved = value < state.best
+        state.best = min(state.best, value)
+        return improved
+
+    def _stop_at_nan(self, loss: float, norm: float) -> None:
+        """The update that would spoil the weights is not made: what is saved is the last good state."""
+        folder = save_state(self.state, self.config, self.out, False)
+        raise TrainingError(
+            f"step {self.state.step + 1}: loss {loss}, gradient norm {norm}; the state before it is saved in "
+            f"{folder}. Lower train.lr or train.clip, or look at the data of that step"
+        )

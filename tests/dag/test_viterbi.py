@@ -1,0 +1,85 @@
+"""best_path against enumeration, above all where paths tie."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from dadlm import dag
+from dadlm.dag import naive
+
+from .graphs import INF, Graph, graphs, leaves, many, random_active, random_graph
+
+
+@many
+@given(graphs(severed=0.15))
+def test_against_enumeration(graph: Graph):
+    path, logp = dag.best_path(*graph.scores)
+    expected_path, expected_logp = naive.best_path(*graph.scores)
+    assert torch.equal(path, expected_path)
+    assert_close(logp, expected_logp)
+
+
+@many
+@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 4), st.sampled_from([0, 1, 2]))
+def test_ties_against_enumeration(seed: int, groups: int, candidates: int, spread: int):
+    """Small integers as scores: sums are exact, so that ties are plenty and real."""
+    generator = torch.Generator().manual_seed(seed)
+    active = random_active(generator, (6, groups, candidates))
+    draw = lambda shape: -torch.randint(spread + 1, shape, generator=generator).double()  # noqa: E731
+    emission = draw((6, groups, candidates)).masked_fill(~active, -INF)
+    transition = draw((6, groups, candidates, candidates)).masked_fill(~active.unsqueeze(-2), -INF)
+    path, logp = dag.best_path(emission, transition)
+    expected_path, expected_logp = naive.best_path(emission, transition)
+    assert torch.equal(path, expected_path)
+    assert torch.equal(logp, expected_logp)
+
+
+def test_all_equal_takes_the_lowest_active_index():
+    emission = torch.zeros(2, 4, 70)  # wide enough for vectorised reductions
+    emission[1, :, :3] = -INF
+    path, _ = dag.best_path(emission, torch.zeros(2, 4, 70, 70))
+    assert path.tolist() == [[0, 0, 0, 0], [3, 3, 3, 3]]
+
+
+def test_ties_are_settled_from_the_last_group_backwards():
+    """01 and 10 tie: the lower index in the last group decides, so 10 wins."""
+    emission = torch.zeros(2, 2)
+    transition = torch.zeros(2, 2, 2)
+    transition[1] = torch.tensor([[-5.0, 0.0], [0.0, -5.0]])
+    assert dag.best_path(emission, transition)[0].tolist() == [1, 0]
+
+
+def test_no_path_gives_zeros_and_minus_infinity():
+    emission, transition = torch.zeros(3, 2), torch.zeros(3, 2, 2)
+    emission[0, 0] = -3.0  # the prefix would prefer node 1
+    transition[2] = -INF
+    path, logp = dag.best_path(emission, transition)
+    assert path.tolist() == [0, 0, 0] and logp == -INF
+
+
+def test_never_steps_on_an_impossible_node():
+    graph = random_graph(37, (50,), 6, 4)
+    path, logp = dag.best_path(graph.emission_logp - 1e4, graph.transition_logp)
+    assert graph.active.gather(-1, path.unsqueeze(-1)).all()
+    assert logp.isfinite().all()
+
+
+def test_dtypes_shapes_and_no_gradient():
+    graph = random_graph(41, (2, 3), 4, 3)
+    path, logp = dag.best_path(*leaves(*graph.scores))
+    assert path.dtype == torch.int64 and path.shape == (2, 3, 4)
+    assert logp.dtype == torch.float64 and logp.shape == (2, 3) and not logp.requires_grad
+    alone, alone_logp = dag.best_path(graph.emission_logp[1, 2], graph.transition_logp[1, 2])
+    assert torch.equal(alone, path[1, 2]) and torch.equal(alone_logp, logp[1, 2])
+    rounded = [score.bfloat16() for score in graph.scores]
+    path16, logp16 = dag.best_path(*rounded)
+    path32, logp32 = dag.best_path(*(score.float() for score in rounded))
+    assert logp16.dtype == torch.float32
+    assert torch.equal(path16, path32) and torch.equal(logp16, logp32)
+
+
+def test_nan_scores_do_not_leave_the_range():
+    emission, transition = torch.full((3, 4), torch.nan), torch.zeros(3, 4, 4)
+    path, logp = dag.best_path(emission, transition)
+    assert logp.isnan() and ((path >= 0) & (path < 4)).all()

@@ -1,0 +1,346 @@
+"""Folders of weights: what comes back, what is refused and how, and what survives a failure."""
+
+import errno
+import json
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.model.tiny import random_ids, random_noise, tiny_config, tiny_model
+
+from dadlm.errors import CheckpointError, DadlmError
+from dadlm.model import Model, checkpoint, load, save
+from dadlm.objective import losses
+from dadlm.tokens import Tokenizer, word_level
+
+WORDS = [f"w{i}" for i in range(28)]  # and end-of-text: ids 0..28, the mask is 29
+
+
+@pytest.fixture(scope="module")
+def words() -> Tokenizer:
+    return word_level(WORDS)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A saved DA-DLM."""
+    save(tiny_model(), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def change_config(folder: Path, **changes) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def change_weights(folder: Path, drop: tuple[str, ...] = (), **changes: torch.Tensor) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file) | changes
+    save_file({name: tensor for name, tensor in tensors.items() if name not in drop}, file)
+
+
+def refusal(folder: Path | str) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load(folder)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ["lean", "bd3lm"])
+@pytest.mark.parametrize("family", ["ar", "mdlm", "bd3lm", "dadlm"])
+def test_a_loaded_model_gives_identical_outputs(family, architecture, tmp_path):
+    model = tiny_model(family, architecture=architecture, transition="gated", candidate_offset=0.3)
+    save(model, tmp_path / "deep" / "down" / "model")
+    loaded = load(tmp_path / "deep" / "down" / "model")
+    assert loaded.config == model.config and not loaded.training
+    ids = random_ids(model.config)
+    noise = None if family == "ar" else random_noise(model)
+    ours, theirs = losses(loaded, ids, noise), losses(model, ids, noise)
+    assert torch.equal(ours.train, theirs.train) and torch.equal(ours.bound, theirs.bound)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, loaded.state_dict()[name]), name
+
+
+def test_the_tokenizer_travels_with_the_model(words, tmp_path):
+    model = Model(tiny_config(), words)
+    save(model, tmp_path / "model")
+    assert load(tmp_path / "model").tokenizer == words
+
+
+def test_a_tied_head_is_stored_once_and_comes_back_tied(folder):
+    names = load_file(folder / "model.safetensors").keys()
+    assert "backbone.embedding.weight" in names and "head.linear.weight" not in names
+    model = load(folder)
+    assert model.head.linear.weight is model.backbone.embedding.weight
+
+
+def test_a_head_of_its_own_is_stored(tmp_path):
+    save(tiny_model(tie_embedding=False), tmp_path / "model")
+    assert "head.linear.weight" in load_file(tmp_path / "model" / "model.safetensors")
+
+
+def test_only_json_and_safetensors_are_written(words, tmp_path):
+    save(Model(tiny_config(), words), tmp_path / "model")
+    names = {file.name for file in (tmp_path / "model").iterdir()}
+    assert names == {"config.json", "model.safetensors", "tokenizer.json"}
+    json.loads((tmp_path / "model" / "config.json").read_text())
+    header = (tmp_path / "model" / "model.safetensors").read_bytes()[8:9]
+    assert header == b"{"  # a length, then JSON: no pickle
+
+
+def test_saving_leaves_no_temporary_folder_behind(folder):
+    save(tiny_model(seed=1), folder)
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_folder_and_files_can_be_read_by_others(folder):
+    """As any other file the user makes: temporary folders are made for their owner alone."""
+    plain = folder.parent / "plain"
+    plain.mkdir()
+    (plain / "file").write_text("")
+    assert folder.stat().st_mode == plain.stat().st_mode
+    modes = {file.name: oct(file.stat().st_mode) for file in folder.iterdir()}
+    assert set(modes.values()) == {oct((plain / "file").stat().st_mode)}, modes
+
+
+def test_every_difference_is_listed(folder):
+    change_weights(
+        folder,
+        drop=("graph.start", "backbone.layers.1.out.weight"),
+        stranger=torch.zeros(2, 3),
+        **{
+            "graph.candidate": torch.zeros(7, 32),
+            "backbone.norm.weight": torch.zeros(5),
+            "backbone.layers.0.up.weight": torch.zeros(32, 128),  # turned over: as many numbers as expected
+        },
+    )
+    message = refusal(folder)
+    assert "do not fit this dadlm model" in message
+    assert sorted(line.strip() for line in message.splitlines()[1:]) == [
+        "missing: backbone.layers.1.out.weight (32, 32)",
+        "missing: graph.start (32,)",
+        "shape: backbone.layers.0.up.weight is (32, 128), expected (128, 32)",
+        "shape: backbone.norm.weight is (5,), expected (32,)",
+        "shape: graph.candidate is (7, 32), expected (3, 32)",
+        "unknown: stranger (2, 3)",
+    ]
+
+
+def test_weights_that_do_not_fit_leave_the_model_as_it_was():
+    model = tiny_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in checkpoint.weights(model).items()}
+    tensors["graph.start"] = torch.zeros(3)
+    with pytest.raises(CheckpointError, match=r"shape: graph.start is \(3,\), expected \(32,\)"):
+        checkpoint.set_weights(model, tensors, "somewhere")
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_weights_of_another_family_are_refused(folder, tmp_path):
+    save(tiny_model("bd3lm"), tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", folder)
+    assert "missing: graph.start" in refusal(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 0.5, -1])
+def test_truncated_weights_are_refused(folder, keep):
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[: int(keep * len(data)) if isinstance(keep, float) else keep])
+    assert "truncated or damaged" in refusal(folder)
+
+
+def test_a_header_that_lies_is_refused(folder):
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[:8] = (2**40).to_bytes(8, "little")
+    file.write_bytes(bytes(data))
+    assert "truncated or damaged" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"colour": "red", "size": 3}, "unknown keys: colour, size"),
+        ({"model_type": "gpt2"}, "model_type"),
+        ({"candidates": 0}, "candidates must be at least 1"),
+        ({"candidates": 5}, r"shape: graph.candidate is \(3, 32\), expected \(5, 32\)"),
+        ({"context": 18}, "not divisible"),
+        ({"family": "bd3lm"}, "unknown: graph.start"),
+        ({"layers": 3}, "missing: backbone.layers.2"),
+        ({"layers": "two"}, "not a valid configuration"),
+        ({"vocab_size": None}, "not a valid configuration"),
+    ],
+)
+def test_tampered_configuration_is_refused(folder, changes, says):
+    change_config(folder, **changes)
+    with pytest.raises(CheckpointError, match=says):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("layers", 2.5),
+        ("width", 32.0),
+        ("heads", True),
+        ("candidates", 1e30),
+        ("block_size", 4.0),
+        ("eot_id", 1.5),
+        ("expand_at", 0.5),
+        ("tie_embedding", "no"),
+        ("track_bias", "strong"),
+        ("candidate_scale", None),
+        ("candidate_offset", "x"),
+    ],
+)
+def test_a_configuration_with_a_value_of_the_wrong_type_is_refused(folder, key, value):
+    change_config(folder, **{key: value})
+    assert key in refusal(folder)
+
+
+def test_a_format_of_the_future_is_refused(folder):
+    change_config(folder, format=99)
+    assert "format" in refusal(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null", '"dadlm"', "\x00"])
+def test_a_damaged_configuration_is_refused(folder, text):
+    (folder / "config.json").write_text(text)
+    assert "config.json" in refusal(folder)
+
+
+def test_a_configuration_that_is_not_utf_8_is_refused(folder):
+    (folder / "config.json").write_bytes(b'{"model_type": "\xff"}')
+    assert "damaged" in refusal(folder)
+
+
+def test_a_tokenizer_with_another_vocabulary_is_refused(words, tmp_path):
+    save(Model(tiny_config(), words), tmp_path / "model")
+    word_level(WORDS[:20]).save(tmp_path / "model")
+    assert "21 ids, the model wants 29" in refusal(tmp_path / "model")
+
+
+def test_a_tokenizer_with_another_end_of_text_is_refused(folder):
+    """Same size, but generation would stop at another token than the one the model was taught."""
+    change_config(folder, eot_id=3)
+    word_level(WORDS).save(folder)
+    assert "28" in refusal(folder)
+
+
+def test_a_damaged_tokenizer_is_refused(folder):
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(DadlmError, match="tokenizer"):
+        load(folder)
+
+
+def test_absent_and_empty_folders_are_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for place in (tmp_path / "absent", tmp_path / "empty", "absent"):
+        assert "is not a model folder" in refusal(place)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_a_folder_without_one_of_its_files_is_refused(folder, missing):
+    (folder / missing).unlink()
+    assert "is not a model folder" in refusal(folder)
+
+
+def test_a_name_that_the_hub_does_not_give_is_refused(monkeypatch):
+    import huggingface_hub
+
+    def offline(*_, **__):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    assert "no folder some/name, and the hub does not give it: no network" in refusal("some/name")
+
+
+def test_a_training_run_stands_for_its_best_model(tmp_path):
+    save(tiny_model(seed=1), tmp_path / "run" / "last")
+    assert torch.equal(load(tmp_path / "run").graph.start, tiny_model(seed=1).graph.start)
+    save(tiny_model(seed=2), tmp_path / "run" / "best")
+    assert torch.equal(load(tmp_path / "run").graph.start, tiny_model(seed=2).graph.start)
+
+
+def test_a_full_disk_leaves_the_previous_folder_intact(folder):
+    """Files may not grow beyond 20 kB: the weights do not fit, and the writer says so itself."""
+    before = content(folder)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match="could not write"):
+            save(tiny_model(seed=1), folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert content(folder) == before
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("function", ["write_json", "save_file", "_flush"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_an_error_of_the_system_while_saving_leaves_the_previous_folder_intact(
+    folder, monkeypatch, function, code
+):
+    def fail(*_, **__):
+        raise OSError(code, "it failed")
+
+    before = content(folder)
+    monkeypatch.setattr(checkpoint, function, fail)
+    with pytest.raises(CheckpointError, match=r"could not write .*model: it failed; nothing was replaced"):
+        save(tiny_model(seed=1), folder)
+    assert content(folder) == before
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("which", [1, 2], ids=["setting the old aside", "putting the new in place"])
+def test_a_rename_that_fails_leaves_the_previous_folder_intact(folder, monkeypatch, which):
+    before, calls, rename = content(folder), [], Path.rename
+
+    def fail(self, target):
+        calls.append(self)
+        if len(calls) == which:
+            raise OSError(errno.EIO, "it failed")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(CheckpointError):
+        save(tiny_model(seed=1), folder)
+    assert folder.is_dir() and content(folder) == before
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_an_interrupt_while_saving_leaves_the_previous_folder_intact(folder, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    before = content(folder)
+    monkeypatch.setattr(checkpoint, "save_file", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save(tiny_model(seed=1), folder)
+    assert content(folder) == before
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_saving_where_other_things_lie_is_refused_and_deletes_nothing(tmp_path):
+    """A mistyped path (the folder of all runs, a text file) must not cost what is there."""
+    (tmp_path / "runs" / "precious").mkdir(parents=True)
+    (tmp_path / "runs" / "precious" / "notes.txt").write_text("months of work")
+    (tmp_path / "thesis.txt").write_text("years of work")
+    before = content(tmp_path)
+    for place in ("runs", "thesis.txt"):
+        with pytest.raises(CheckpointError):
+            save(tiny_model(), tmp_path / place)
+    assert content(tmp_path) == before
+
+
+def test_a_place_that_cannot_be_made_is_a_clear_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="could not write"):
+        save(tiny_model(), tmp_path / "file" / "model")

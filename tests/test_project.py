@@ -1,0 +1,86 @@
+"""The project as a whole: exports, docstrings, pins, README, and no trace of the machine it was made on."""
+
+import ast
+import importlib.resources
+import itertools
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dadlm
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "dadlm"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+GENERATED = {ROOT / name for name in ("demo", "runs", "carry", "build", "dist")}
+TEXT = {"", ".css", ".html", ".js", ".json", ".md", ".py", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
+PERSONAL_PATH = re.compile(r"(?<![\w.~:/-])(?:/(?:home|root|Users|mnt|work|workspace)/|[A-Z]:\\Users\\)\w")
+
+
+def texts(folder: Path = ROOT) -> Iterator[Path]:
+    """The text files that are ours: no environment, no cache, nothing that the program writes."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            hidden = path.name.startswith(".") and path.name != ".ci"
+            if not hidden and path not in GENERATED and not (path / "pyvenv.cfg").exists():
+                yield from texts(path)
+        elif path.suffix in TEXT:
+            yield path
+
+
+def canonical(requirement: str) -> str:
+    """The project name of a requirement, spelled as an index spells it."""
+    name = re.match(r"[\w.-]+", requirement)
+    assert name, f"no project name in {requirement!r}"
+    return re.sub(r"[-_.]+", "-", name.group()).lower()
+
+
+@pytest.fixture(scope="module")
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return {canonical(line): line for line in lines if line and not line.startswith("#")}
+
+
+def test_every_export_exists() -> None:
+    assert len(dadlm.__all__) == len(set(dadlm.__all__))
+    missing = [name for name in dadlm.__all__ if not hasattr(dadlm, name)]
+    assert not missing, f"in __all__ but not in the package: {missing}"
+
+
+def test_package_says_that_it_is_typed() -> None:
+    assert importlib.resources.files("dadlm").joinpath("py.typed").is_file()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_module_opens_with_a_docstring(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def test_no_file_names_a_folder_of_someones_machine() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
+        for path in texts()
+        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1)
+        if PERSONAL_PATH.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_pins_are_exact_and_leave_torch_alone(pins: dict[str, str]) -> None:
+    assert not [line for line in pins.values() if not re.fullmatch(r"[\w.-]+==[\w.]+", line)]
+    assert not [name for name in pins if re.match(r"(torch|triton|nvidia|cuda|setuptools|pip)\b", name)]
+
+
+def test_every_direct_dependency_is_pinned(pins: dict[str, str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = itertools.chain(project["dependencies"], *project["optional-dependencies"].values())
+    assert {canonical(need) for need in needed} - {"torch", "triton"} <= pins.keys()
+
+
+def test_readme_names_every_folder_of_the_package() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    folders = [path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert not [name for name in folders if f"{name}/" not in readme]
