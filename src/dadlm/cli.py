@@ -1,6 +1,7 @@
 """The commands. Thin: each reads its options, calls one function of the package and prints what came back."""
 
 import json
+import math
 import os
 import secrets
 import sys
@@ -12,6 +13,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dadlm.decode import DecodeSettings
 from dadlm.errors import ConfigError, DadlmError
@@ -50,12 +52,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DadlmError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # the reader of our output has gone away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # disk full, no such folder, no permission
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 def _train(words: list[str]) -> int:
@@ -79,7 +85,7 @@ def _train(words: list[str]) -> int:
     result = {
         "folder": str(done.folder),
         "step": done.step,
-        "valid": done.valid,
+        "valid": done.valid if math.isfinite(done.valid) else None,  # JSON has no infinity
         "interrupted": done.interrupted,
     }
     if flags["--json"]:
@@ -150,7 +156,7 @@ def _generate(words: list[str]) -> int:
         return 0
     console = Console(highlight=False, soft_wrap=True)
     for prompt, text in zip(prompts, out.texts, strict=True):
-        console.print(f"[dim]{_plain(prompt)}[/dim]{_plain(text)}\n")
+        console.print(Text.assemble((prompt, "dim"), text, "\n"))
     passes, tokens = sum(out.forward_passes), sum(map(len, out.tokens))
     console.print(
         f"{tokens} tokens in {passes} forward passes: {out.mean_tokens_per_forward:.2f} per pass", style="dim"
@@ -179,11 +185,6 @@ def _look(model, prompt: str, seed: int, options: _Generate) -> None:
                 break
     if options.picture and not drawn:
         raise ConfigError(f"picture_step is {options.picture_step}, but decoding took only {index + 1} steps")
-
-
-def _plain(text: str) -> str:
-    """Text that the console must not read as markup."""
-    return text.replace("[", r"\[")
 
 
 @dataclass(frozen=True)

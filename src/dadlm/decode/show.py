@@ -11,7 +11,7 @@ def show_step(event: StepEvent, texts: list[str], console: Console) -> None:
     """Print a step; `texts` [N] are the block's tokens after it, as people read them."""
     candidates = max(len(group) for group in event.top_tokens)
     table = Table(title=f"block {event.block}, step {event.step}", title_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True, min_width=2)
     for k in range(candidates):
         table.add_column(f"node {k}", overflow="ellipsis", no_wrap=True)
     table.add_column("after", no_wrap=True)

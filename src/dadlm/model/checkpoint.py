@@ -126,6 +126,11 @@ def set_weights(model: Model, tensors: Mapping[str, Tensor], origin: object) -> 
         for name in own.keys() & tensors.keys()
         if own[name].shape != tensors[name].shape
     ]
+    differences += [
+        f"type: {name} is {tensor.dtype}"
+        for name, tensor in tensors.items()
+        if not tensor.is_floating_point()
+    ]
     if differences:
         listing = "\n  ".join(sorted(differences))
         raise CheckpointError(
@@ -176,6 +181,16 @@ def read_config(folder: Path) -> ModelConfig:
         raise CheckpointError(f"{file} is not a valid configuration: {error}") from error
 
 
+def find_device(name: str | torch.device) -> torch.device:
+    """A device that is there, or a clear error."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {str(name)!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
 def load(name_or_folder: str | Path, device: str | torch.device = "cpu") -> Model:
     """Load a model of any family from a folder or a Hugging Face repository name."""
     folder = _locate(name_or_folder)
@@ -189,8 +204,16 @@ def load(name_or_folder: str | Path, device: str | torch.device = "cpu") -> Mode
         raise CheckpointError(
             f"{folder}: end-of-text is id {tokenizer.eot_id} in the tokenizer, {config.eot_id} in the model"
         )
+    device, tensors = find_device(device), load_tensors(folder / _WEIGHTS)
+    embedding = tensors.get("backbone.embedding.weight")
+    shape = (config.vocab_size, config.width)
+    if embedding is not None and embedding.shape != shape:  # before an absurd width takes all memory
+        raise CheckpointError(
+            f"the weights of {folder} do not fit its config.json:\n  shape: backbone.embedding.weight is "
+            f"{tuple(embedding.shape)}, expected {shape}"
+        )
     model = Model(config, tokenizer)
-    set_weights(model, load_tensors(folder / _WEIGHTS), folder)
+    set_weights(model, tensors, folder)
     return model.to(device).eval()
 
 

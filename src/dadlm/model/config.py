@@ -61,6 +61,8 @@ class ModelConfig:
             raise ConfigError("architecture 'bd3lm' has a head of its own: set tie_embedding to False")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
+        if self.context < 2:
+            raise ConfigError("context must be at least 2: the first token of a row is never predicted")
 
     def _check_types(self) -> None:
         """Values may come from a JSON file, where nothing has checked them yet."""

@@ -10,6 +10,7 @@ N words per phrase, K successors.
 import math
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,12 +66,19 @@ def make_language(seed: int = 0) -> Language:
         columns = [_deal(len(words), chance) for words in WORDS]
         phrases = [tuple(column[p] for column in columns) for p in range(PHRASES)]
         successors = [_apart(phrases, chance) for _ in range(PHRASES)]
-        reachable = {q for chosen in successors if chosen for q in chosen}
-        if len(set(phrases)) == PHRASES and all(successors) and len(reachable) == PHRASES:
+        if len(set(phrases)) == PHRASES and all(successors) and _connected(successors):
             break
     offset = [sum(len(words) for words in WORDS[:column]) for column in range(LENGTH)]
     ids = torch.tensor(phrases) + torch.tensor(offset)
     return Language(word_level([word for words in WORDS for word in words]), ids, torch.tensor(successors))
+
+
+def _connected(successors: list[Any]) -> bool:
+    """Whether every phrase can be reached from every other."""
+    reached = [{start} for start in range(PHRASES)]
+    for _ in range(PHRASES):
+        reached = [set().union(seen, *(successors[phrase] for phrase in seen)) for seen in reached]
+    return all(len(seen) == PHRASES for seen in reached)
 
 
 def _deal(words: int, chance: random.Random) -> list[int]:

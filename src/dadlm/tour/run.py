@@ -60,10 +60,6 @@ def _tour(out: Path, seed: int, console: Console, quiet: bool) -> dict[str, Any]
     difference = _paired(models, language, seed)
     show_samples(models, language, tests, seed, console)
     report(divergences, shares, difference, language, console)
-    draw(out, models["DA-DLM"], language, divergence(start, language, tests), tests[:, : BLOCKS // 2])
-    console.print(
-        f"\npictures: {out}/divergence.svg (the curve), {out}/dag.svg (one block's graph); also as .png"
-    )
     result = {
         "seed": seed,
         "bound": language.total_correlation,
@@ -72,17 +68,23 @@ def _tour(out: Path, seed: int, console: Console, quiet: bool) -> dict[str, Any]
         "reconstruction_difference": asdict(difference),
     }
     write_json(out / "tour.json", result)
+    draw(out, models["DA-DLM"], language, divergence(start, language, tests), tests[:, : BLOCKS // 2])
+    console.print(
+        f"\npictures: {out}/divergence.svg (the curve), {out}/dag.svg (one block's graph); also as .png"
+    )
     return result
 
 
 def _make_room(out: Path) -> None:
     """A tour starts from nothing; it removes what an earlier one left, and nothing else."""
-    ours = (out / "tour.json").exists() or (out / "common").exists()
-    if out.exists() and any(out.iterdir()) and not ours:
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; choose another --out")
+    if out.exists() and any(out.iterdir()) and not (out / "tour.json").exists():
         raise ConfigError(f"{out} holds something else than an earlier tour; choose another --out")
     for name in ("common", "bd3lm", "dadlm"):
         shutil.rmtree(out / name, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "tour.json", {})  # says whose folder it is, should the tour be interrupted
 
 
 def _train(

@@ -39,7 +39,7 @@ class TrainConfig:
     batch_size: int = 32
     """Rows per step over all micro-batches."""
     accumulate: int = 1
-    """Micro-batches per step; changes memory, not results."""
+    """Micro-batches per step; changes memory, not results (with dropout, its draws)."""
     lr: float = 3e-4
     """Learning rate after warm-up."""
     graph_lr_scale: float = 1.0
@@ -93,8 +93,12 @@ class TrainConfig:
             raise ConfigError(
                 f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}"
             )
-        if self.lr <= 0 or self.clip <= 0 or self.power < 1 or self.graph_lr_scale <= 0:
+        if not (self.lr > 0 and self.clip > 0 and self.power >= 1 and self.graph_lr_scale > 0):
             raise ConfigError("lr, clip and graph_lr_scale must be positive and power at least 1")
+        if not all(0 <= beta < 1 for beta in self.betas) or not self.weight_decay >= 0:
+            raise ConfigError("betas must be in [0, 1) and weight_decay not negative")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError("seed must fit into 64 bits")
         if self.warmup < 0 or self.power_steps < 0 or not 0 <= self.decay <= self.steps:
             raise ConfigError("warmup, power_steps and decay must not be negative, nor decay exceed steps")
         if not 0 <= self.ema < 1:

@@ -14,7 +14,8 @@ def load_tokenizer(data: DataConfig) -> Tokenizer:
         raise ConfigError(
             f"tokenizer bpe:SIZE needs a size of at least 257 (256 bytes and end-of-text), got {size!r}"
         )
-    return train_bpe(read_texts(_source(data), text_field=data.text_field), int(size))
+    texts = read_texts(_source(data), text_field=data.text_field)
+    return train_bpe(texts, int(size), show_progress=False)
 
 
 def load_rows(data: DataConfig, tokenizer: Tokenizer, context: int) -> tuple[Rows, Rows]:
@@ -31,6 +32,8 @@ def load_rows(data: DataConfig, tokenizer: Tokenizer, context: int) -> tuple[Row
             f"the text gives a single row of {context} tokens: nothing is left to hold out for validation; "
             "give more text, a shorter context, or validation text"
         )
+    if held_out == len(train):
+        raise ConfigError(f"valid_share {data.valid_share} holds out all {len(train)} rows; lower it")
     return train.cut(0, len(train) - held_out), train.cut(len(train) - held_out, len(train))
 
 

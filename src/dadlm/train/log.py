@@ -1,6 +1,7 @@
 """What training tells: a progress bar for people, metrics.jsonl and TensorBoard for later."""
 
 import json
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +15,7 @@ class Log:
         out.mkdir(parents=True, exist_ok=True)
         self._file = out / "metrics.jsonl"
         _cut(self._file, done)
-        self._board = _tensorboard(out / "tensorboard")
+        self._board = _tensorboard(out / "tensorboard", done)
         self.console = Console(quiet=quiet)
         columns = (
             TextColumn("{task.description}"),
@@ -61,7 +62,10 @@ def _cut(file: Path, done: int) -> None:
     if file.exists():
         lines = file.read_text(encoding="utf-8").splitlines()
         kept = [line for line in lines if _step_of(line) <= done]
-        file.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        if kept != lines:  # by a file beside it: on a full disk the old log must survive
+            temporary = file.with_name(".metrics-new")
+            temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            os.replace(temporary, file)
 
 
 def _step_of(line: str) -> float:
@@ -71,9 +75,9 @@ def _step_of(line: str) -> float:
         return float("inf")
 
 
-def _tensorboard(folder: Path):
+def _tensorboard(folder: Path, done: int):
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:  # comes with the extra `train`; metrics.jsonl holds the same numbers
         return None
-    return SummaryWriter(str(folder))
+    return SummaryWriter(str(folder), purge_step=done + 1)  # a killed run logged further than it saved

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from dadlm import counter
-from dadlm.errors import TrainingError
+from dadlm.errors import CheckpointError, TrainingError
 from dadlm.evaluate import RowScores, score_rows
-from dadlm.model import Model
+from dadlm.model import Model, find_device
 from dadlm.model.checkpoint import weights
 from dadlm.model.compiled import compile_parts
 from dadlm.noise import Noise, best_interval, draw_noise
@@ -28,7 +28,7 @@ from dadlm.train.data import load_rows, load_tokenizer
 from dadlm.train.ema import Ema
 from dadlm.train.log import Log
 from dadlm.train.start import fresh_model, model_from
-from dadlm.train.state import TrainState, clipped, load_state, save_state, start_optimizer
+from dadlm.train.state import TrainState, clipped, compare_runs, load_state, save_state, start_optimizer
 from dadlm.train.stopping import stop_on_signal
 
 Probe = Callable[[Model], dict[str, float]]
@@ -47,15 +47,29 @@ class Finished:
 def train(run: RunConfig, *, quiet: bool = False) -> Finished:
     """Train one stage from text, or go on with it if its folder holds an unfinished run."""
     last = Path(run.out) / "last"
+    if last.is_symlink() and not last.exists():
+        raise CheckpointError(
+            f"{last} points to a checkpoint that is gone; choose another --out or remove {run.out}"
+        )
     if last.exists():
+        compare_runs(run, last)
         model = model_from(last, run.model, run.train.seed)
     elif run.init_from is not None:
         model = model_from(run.init_from, run.model, run.train.seed)
+        _check_tokenizer(run, model)
     else:
         model = fresh_model(run.model, load_tokenizer(run.data), run.train.seed)
     assert model.tokenizer is not None
     rows, valid_rows = load_rows(run.data, model.tokenizer, model.config.context)
     return Trainer(run, model, rows, valid_rows, quiet=quiet).run()
+
+
+def _check_tokenizer(run: RunConfig, model: Model) -> None:
+    """A model brings its tokenizer along; another one that was asked for by name cannot be had with it."""
+    if not run.data.tokenizer.startswith("bpe:") and load_tokenizer(run.data) != model.tokenizer:
+        raise CheckpointError(
+            f"{run.init_from} has another tokenizer than {run.data.tokenizer}: leave data.tokenizer out"
+        )
 
 
 class Trainer:
@@ -76,7 +90,7 @@ class Trainer:
         self.out, self.quiet, self.probe = Path(run.out), quiet, probe
         self.rows, self.valid_rows = rows, valid_rows
         device = run.train.device
-        self.device = torch.device(
+        self.device = find_device(
             ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         )
         model.to(self.device)
@@ -92,14 +106,15 @@ class Trainer:
         state, train = self.state, self.config.train
         name, started, saved_at = self.state.model.config.family, state.step, state.step
         with Log(self.out, name, train.steps, started, self.quiet) as log, stop_on_signal() as stop:
-            since = time.perf_counter()
+            since, logged_at = time.perf_counter(), state.step
             while state.step < train.steps and not stop:
                 loss = self.step()
                 ends = state.step == train.steps
                 values = None
                 if state.step % train.log_every == 0 or ends:
                     now = time.perf_counter()
-                    rate, since = self._tokens * train.log_every / (now - since), now
+                    rate = self._tokens * (state.step - logged_at) / (now - since)
+                    since, logged_at = now, state.step
                     values = {"loss": loss, "lr": train.lr_at(state.step - 1), "tokens_per_second": rate}
                 log.step(state.step, values)
                 improved = (state.step % train.valid_every == 0 or ends) and self._validate(log)
@@ -196,9 +211,16 @@ class Trainer:
         return improved
 
     def _stop_at_nan(self, loss: float, norm: float) -> None:
-        """The update that would spoil the weights is not made: what is saved is the last good state."""
-        folder = save_state(self.state, self.config, self.out, False)
+        """The update that would spoil the weights is not made: what is saved is the last good state.
+
+        Weights that an earlier update has spoilt already are not saved: the checkpoint before them stays.
+        """
+        good = all(bool(torch.isfinite(tensor).all()) for tensor in weights(self.state.model).values())
+        folder = (
+            save_state(self.state, self.config, self.out, False) if good else (self.out / "last").resolve()
+        )
+        where = f"the last good state is in {folder}" if folder.exists() else "no good state was saved yet"
         raise TrainingError(
-            f"step {self.state.step + 1}: loss {loss}, gradient norm {norm}; the state before it is saved in "
-            f"{folder}. Lower train.lr or train.clip, or look at the data of that step"
+            f"step {self.state.step + 1}: loss {loss}, gradient norm {norm}; {where}. Look at the data of "
+            f"that step, or start another run from there (--init-from, --out) with a lower train.lr or clip"
         )

@@ -33,6 +33,8 @@ def model_from(origin: str | Path, config: ModelConfig, seed: int) -> Model:
         )
     if earlier.tokenizer is None:
         raise CheckpointError(f"{origin} has no tokenizer.json: its text cannot be continued")
+    if earlier.config.heads != config.heads:  # the shapes would fit, the weights would mean something else
+        raise CheckpointError(f"{origin} has {earlier.config.heads} heads, this model {config.heads}")
     model = fresh_model(config, earlier.tokenizer, seed)
     tensors = weights(earlier)
     own = weights(model)

@@ -50,15 +50,17 @@ class TrainState:
 def save_state(state: TrainState, run: RunConfig, out: Path, is_best: bool) -> Path:
     """Write a checkpoint, then move the links to it, then drop checkpoints that no link needs."""
     target = out / "checkpoints" / f"step-{state.step:08d}"
+    if (out / "last").resolve() == target.resolve():  # it is this very state: do not endanger it
+        return target
     with whole_folder(target) as folder:
         write_model(folder, state.model, state.ema.average)
         (folder / "training").mkdir()
         save_tensors(_tensors(state), folder / "training" / "state.safetensors")
         progress = {"step": state.step, "best": state.best, "noise": asdict(state.noise), "run": asdict(run)}
         write_json(folder / "training" / "state.json", progress)
-    _link(out / "last", target)
-    if is_best:
+    if is_best:  # before `last`: who dies in between repeats the step that was the best, and links it again
         _link(out / "best", target)
+    _link(out / "last", target)
     _tidy(out)
     return target
 
@@ -73,17 +75,26 @@ def load_state(state: TrainState, run: RunConfig, folder: Path) -> None:
         odd = ", ".join(sorted(tensors.keys() ^ expected))
         raise CheckpointError(f"{folder}: the training state does not fit this model; it differs in {odd}")
     _set_tensors(state, tensors)
-    state.step, state.best = progress["step"], progress["best"]
-    state.noise = NoiseConfig(**progress["noise"])
+    state.step, state.best, state.noise = progress["step"], progress["best"], NoiseConfig(**progress["noise"])
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
     """The small half of a training state: step, best value, noise interval, run configuration."""
     file = folder / "training" / "state.json"
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
+        progress = json.loads(file.read_text(encoding="utf-8"))
+        NoiseConfig(**progress["noise"])
+        if not (isinstance(progress["step"], int) and progress["step"] >= 0):
+            raise ValueError(f"step is {progress['step']!r}")
+        progress["best"], progress["run"] = float(progress["best"]), dict(progress["run"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{file} is not a training state: {error!r}") from error
+    return progress
+
+
+def compare_runs(run: RunConfig, folder: Path) -> None:
+    """Refuse to go on with a checkpoint of other settings, before its weights are looked at."""
+    _compare(read_progress(folder)["run"], asdict(run), folder)
 
 
 def start_optimizer(model: Model, run: RunConfig) -> torch.optim.AdamW:

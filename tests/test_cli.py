@@ -1,0 +1,739 @@
+"""The command line: what people type, what they get, and that bad input ends in a clear error and code 2."""
+
+import errno
+import json
+import os
+import pydoc_data.topics
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tests.train.runs import metrics, progress
+
+import dadlm
+from dadlm.cli import main
+from dadlm.errors import CheckpointError
+from dadlm.model import checkpoint, load
+from dadlm.model.checkpoint import weights
+from dadlm.recipes import RECIPES
+from dadlm.train import Trainer, loop
+
+ENGLISH = "\n\n".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
+
+
+class Result(NamedTuple):
+    code: object
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Exactly one JSON object, strict JSON, and nothing else on standard output."""
+        assert self.out.count("\n") == 1 and self.out.endswith("\n"), f"not one line: {self.out!r}"
+
+        def refuse(name: str) -> None:
+            raise AssertionError(f"{name} is not JSON")
+
+        return json.loads(self.out, parse_constant=refuse)
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """Run a command in an empty folder; what its libraries print counts too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def run(*words: object) -> Result:
+        capfd.readouterr()
+        try:
+            code: object = main([str(word) for word in words])
+        except SystemExit as end:
+            code = end.code
+        return Result(code, *capfd.readouterr())
+
+    return run
+
+
+def refused(result: Result, *told: str) -> None:
+    """Code 2, a message that says all of this, no traceback, nothing on standard output."""
+    assert result.code == 2, result
+    said = " ".join(result.err.split())
+    assert "Traceback" not in said and "Error:" not in said
+    for words in told:
+        assert re.search(words, said), f"{words!r} is not in {said!r}"
+    assert "{" not in result.out
+
+
+SMALL = ["--model.width", "32", "--model.heads", "2", "--model.layers", "2", "--model.expand-at", "1"]
+SHORT = ["--train.steps", "3", "--train.batch-size", "2", "--train.valid-rows", "4", "--train.device", "cpu"]
+
+
+class Trained(NamedTuple):
+    """Real English, and three stages trained on it for a moment."""
+
+    text: Path
+    cache: Path
+    runs: dict[str, Path]
+
+    def train(self, family: str, out: object, *words: object) -> list[object]:
+        options = ["--data.train", self.text, "--data.cache", self.cache, "--out", out]
+        return ["train", f"small-{family}", *options, *SMALL, *SHORT, *words]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "topics.txt").write_text(ENGLISH[:60_000], encoding="utf-8")
+    runs = {family: folder / family for family in ("ar", "mdlm", "bd3lm", "dadlm")}
+    all_ = Trained(folder / "topics.txt", folder / "cache", runs)
+    origins = {"bd3lm": "mdlm", "dadlm": "bd3lm"}
+    for family, out in runs.items():
+        words = ["--init-from", runs[origins[family]]] if family in origins else []
+        assert main([str(word) for word in all_.train(family, out, *words, "--json")]) == 0
+    return all_
+
+
+@pytest.fixture
+def model(trained: Trained, tmp_path: Path) -> Path:
+    """A DA-DLM that may be spoilt."""
+    return Path(shutil.copytree((trained.runs["dadlm"] / "best").resolve(), tmp_path / "model"))
+
+
+# Help
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--help"], "generate"),
+        (["-h"], "train"),
+        (["train", "--help"], "paper-dadlm"),
+        (["train", "small-dadlm", "--help"], "--model.track-bias"),
+        (["generate", "--help"], "--transition-weight"),
+        (["data", "--help"], "prepare"),
+        (["data", "prepare", "--help"], "--text-field"),
+        (["data", "tokenizer", "--help"], "--size"),
+        (["tour", "--help"], "--seed"),
+        (["--version"], dadlm.__version__),
+    ],
+)
+def test_help_and_version(words: list[str], told: str, cli: Cli) -> None:
+    result = cli(*words)
+    assert (result.code, result.err) == (0, "")
+    assert told in result.out
+
+
+def test_no_command_prints_the_usage(cli: Cli) -> None:
+    result = cli()
+    assert result.code == 2 and "usage: dadlm COMMAND" in result.out + result.err
+
+
+# Training
+
+
+def test_from_english_to_text_in_three_stages(cli: Cli, tmp_path: Path) -> None:
+    """The documented example, at the recipes' full size but for a few steps."""
+    (tmp_path / "topics.txt").write_text(ENGLISH, encoding="utf-8")
+    few = ["--train.steps", 2, "--train.valid-rows", 8, "--train.batch-size", 4, "--train.device", "cpu"]
+    origin: list[object] = []
+    for family in ("mdlm", "bd3lm", "dadlm"):
+        result = cli("train", f"small-{family}", "--data.train", "topics.txt", *few, *origin)
+        assert result.code == 0, result.err
+        assert re.search(r"step +2 +validation: (loss|reconstruction) \d", result.out)
+        assert "finished at step 2, validation" in result.out and f"runs/small-{family}/best" in result.out
+        origin = ["--init-from", f"runs/small-{family}"]
+    prompt = "The assert statement is a convenient way to"
+    result = cli("generate", prompt, "--model", "runs/small-dadlm", "--max-new-tokens", 16, "--seed", 1)
+    assert result.code == 0, result.err
+    assert result.out.startswith(prompt) and "16 tokens in" in result.out and "per pass" in result.out
+
+
+def test_train_prints_one_json_object(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    result = cli(*trained.train("bd3lm", tmp_path / "run", "--json"))
+    assert result.code == 0
+    assert result.json == {
+        "folder": str(tmp_path / "run"),
+        "step": 3,
+        "valid": progress(tmp_path / "run" / "last")["best"],
+        "interrupted": False,
+    }
+
+
+def test_an_interrupted_run_prints_json_too(
+    cli: Cli, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first validation there is no value yet, and JSON has no infinity."""
+    make = Trainer.step
+
+    def step(self: Trainer) -> float:
+        signal.raise_signal(signal.SIGINT)
+        return make(self)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    result = cli(*trained.train("bd3lm", tmp_path / "run", "--json"))
+    assert result.code == 130
+    told = result.json
+    assert (told["interrupted"], told["step"]) == (True, 1)
+    assert progress(tmp_path / "run" / "last")["step"] == 1
+
+
+def test_a_plan_trains_nothing_and_prints_the_parameters(cli: Cli, tmp_path: Path) -> None:
+    for kind, count in (("gated", "2,392,344"), ("single", "1,179,649")):
+        result = cli("train", "paper-dadlm", "--plan", "--model.transition", kind)
+        assert result.code == 0
+        assert re.search(rf"transition\W+{count}\b", result.out)
+    assert "2,392,344" in cli("train", "paper-dadlm", "--plan").out  # gated is the recipe's own
+    told = cli("train", "paper-dadlm", "--plan", "--json").json
+    assert told["parameters"]["transition"] == 2_392_344
+    assert told["run"]["train"]["steps"] == 60_000
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def bad_files(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "blank.txt").write_text(" \n", encoding="utf-8")
+    (tmp_path / "short.txt").write_text("hello", encoding="utf-8")
+    (tmp_path / "row.txt").write_text("x " * 20, encoding="utf-8")
+    (tmp_path / "latin.txt").write_bytes(b"one\ntwo\nthr\xe9e\nfour\n")
+    (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n\n{"text": "b"\n', encoding="utf-8")
+    (tmp_path / "field.jsonl").write_text('{"content": "a"}\n', encoding="utf-8")
+    (tmp_path / "book.doc").write_text("words", encoding="utf-8")
+    (tmp_path / "text.txt").write_text(ENGLISH[:5000], encoding="utf-8")
+
+
+BAD_TRAINING: dict[str, tuple[list[str], list[str]]] = {
+    "no data": ([], ["no training text", "--data.train"]),
+    "missing file": (["--data.train", "nowhere.txt"], ["nowhere.txt", "found"]),
+    "empty file": (["--data.train", "empty.txt"], ["empty.txt is empty"]),
+    "blank file": (["--data.train", "blank.txt"], ["fewer than one row"]),
+    "shorter than a block": (["--data.train", "short.txt"], [r"\d+ tokens are fewer than one row of 128"]),
+    "shorter than a row": (["--data.train", "row.txt"], [r"\d+ tokens are fewer than one row of 128"]),
+    "not UTF-8": (["--data.train", "latin.txt"], ["latin.txt is not UTF-8: line 3"]),
+    "malformed line": (["--data.train", "broken.jsonl"], ["broken.jsonl, line 3: not valid JSON"]),
+    "missing field": (["--data.train", "field.jsonl"], ["field.jsonl, line 1", "text"]),
+    "unknown format": (["--data.train", "book.doc"], ["book.doc", "jsonl"]),
+    "missing validation": (["--data.train", "text.txt", "--data.valid", "gone.txt"], ["gone.txt"]),
+    "short validation": (["--data.train", "text.txt", "--data.valid", "short.txt"], ["fewer than one row"]),
+    "all held out": (["--data.train", "text.txt", "--data.valid-share", "0.999"], ["valid_share|held? out"]),
+    "tokenizer size": (["--data.train", "text.txt", "--data.tokenizer", "bpe:9"], ["at least 257"]),
+    "tokenizer word": (["--data.train", "text.txt", "--data.tokenizer", "bpe:many"], ["bpe:SIZE"]),
+    "missing tokenizer": (
+        ["--data.train", "text.txt", "--data.tokenizer", "./gone"],
+        ["gone", "no local path"],
+    ),
+    "missing origin": (["--data.train", "text.txt", "--init-from", "gone"], ["gone is not a model folder"]),
+    "context": (["--model.context", "100"], ["context 100 is not divisible by block_size 8", "96"]),
+    "context of one": (
+        ["--data.train", "text.txt", "--model.context", "1", "--model.block-size", "1"],
+        ["context"],
+    ),
+    "no candidates": (["--model.candidates", "0"], ["candidates must be at least 1, got 0"]),
+    "no block": (["--model.block-size", "0"], ["block_size must be at least 1"]),
+    "no steps": (["--train.steps", "0"], ["steps must be at least 1"]),
+    "steps in words": (["--train.steps", "ten"], ["--train.steps", "ten"]),
+    "expansion too late": (["--model.expand-at", "4"], [r"expand_at must be in 0\.\.3"]),
+    "unknown transition": (["--model.transition", "double"], ["--model.transition", "single"]),
+    "unknown schedule": (["--noise.schedule", "steep"], ["steep", "cosine"]),
+    "unknown option": (["--train.stepz", "3"], ["--train.stepz"]),
+    "unknown device": (["--data.train", "text.txt", "--train.device", "abacus"], ["abacus"]),
+    "huge seed": (["--data.train", "text.txt", "--train.seed", "9" * 20], ["seed"]),
+}
+
+
+@pytest.mark.usefixtures("bad_files")
+@pytest.mark.parametrize("case", BAD_TRAINING)
+def test_bad_input_to_train(case: str, cli: Cli, tmp_path: Path) -> None:
+    words, told = BAD_TRAINING[case]
+    before = sorted(tmp_path.iterdir())
+    refused(cli("train", "small-dadlm", "--out", "run", "--train.steps", "1", *words), *told)
+    assert not (tmp_path / "run").exists()
+    assert set(before) <= set(tmp_path.iterdir())
+    shards = tmp_path / ".dadlm-cache"
+    assert not shards.exists() or not list(shards.glob(".*")), "unfinished shards stay"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_there(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    refused(cli(*trained.train("bd3lm", tmp_path / "run", "--train.device", "cuda")), "cuda|CUDA")
+    refused(cli("generate", "a", "--model", trained.runs["dadlm"], "--device", "cuda"), "cuda|CUDA")
+
+
+def test_an_out_that_is_a_file(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    refused(cli(*trained.train("bd3lm", "file")), "file")
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(
+    "words", [["train", "small-gpt"], ["train", "dadlm"], ["train"], ["train", "--json"]]
+)
+def test_an_unknown_recipe_is_answered_with_the_list(words: list[str], cli: Cli) -> None:
+    refused(cli(*words), *map(re.escape, RECIPES))
+
+
+@pytest.mark.parametrize("words", [["trian"], ["data"], ["data", "fetch"], ["--json"]])
+def test_an_unknown_command_is_answered_with_those_there_are(words: list[str], cli: Cli) -> None:
+    refused(cli(*words), "usage", "prepare" if words[0] == "data" else "tour")
+
+
+def test_a_folder_with_a_run_of_other_settings(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    first = trained.train("bd3lm", "run")
+    assert cli(*first).code == 0
+    before = progress(tmp_path / "run" / "last"), metrics(tmp_path / "run")
+    refused(
+        cli(*first, "--train.lr", "0.5"), "run holds a run with other settings", r"train\.lr: 0\.002 there"
+    )
+    refused(cli(*first, "--model.context", "64"), r"model\.context: 128 there, 64 now")
+    refused(cli(*first, "--model.width", "64"), "width|shape")
+    refused(cli(*first, "--data.tokenizer", "bpe:300"), r"data\.tokenizer")
+    refused(cli(*trained.train("mdlm", "run")), "family")
+    refused(cli(*trained.train("dadlm", "run")), "family")
+    assert (progress(tmp_path / "run" / "last"), metrics(tmp_path / "run")) == before
+    assert cli(*first, "--train.steps", "5").code == 0  # more steps are no other run
+
+
+@pytest.mark.parametrize(
+    ("family", "origin"),
+    [("bd3lm", "ar"), ("bd3lm", "dadlm"), ("mdlm", "bd3lm"), ("dadlm", "ar"), ("ar", "mdlm")],
+)
+def test_a_checkpoint_of_another_family(
+    family: str, origin: str, cli: Cli, trained: Trained, tmp_path: Path
+) -> None:
+    words = trained.train(family, "run", "--init-from", trained.runs[origin])
+    refused(cli(*words), f"model of family {origin}", f"{family} can start from")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_another_vocabulary(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    """A tokenizer that was asked for by name must not be left aside in silence."""
+    assert cli("data", "tokenizer", trained.text, "--size", 300, "--out", "other").code == 0
+    words = trained.train("bd3lm", "run", "--init-from", trained.runs["mdlm"])
+    refused(cli(*words, "--data.tokenizer", "other"), "tokenizer|vocabulary")
+    assert not (tmp_path / "run").exists()
+    own = (trained.runs["mdlm"] / "best").resolve()
+    assert cli(*words, "--data.tokenizer", own).code == 0  # the very one it was trained with
+
+
+def test_a_folder_whose_tokenizer_has_another_size(cli: Cli, model: Path, trained: Trained) -> None:
+    assert cli("data", "tokenizer", trained.text, "--size", 300, "--out", model).code == 0
+    refused(cli("generate", "a", "--model", model), "tokenizer has 300 ids, the model wants 1024")
+
+
+def test_another_width_is_refused_with_the_list(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    words = trained.train("bd3lm", "run", "--init-from", trained.runs["mdlm"], "--model.width", "64")
+    refused(cli(*words), r"shape: backbone\.embedding\.weight is \(1025, 32\), expected \(1025, 64\)")
+
+
+def test_nan_ends_with_code_2_and_names_the_step(
+    cli: Cli, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score, calls = loop.losses, 0
+
+    def third(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        parts = score(*arguments)
+        spoilt = parts.train * (float("nan") if calls == 3 else 1.0)
+        return type(parts)(spoilt, parts.reconstruction, parts.bound)
+
+    monkeypatch.setattr(loop, "losses", third)
+    refused(cli(*trained.train("bd3lm", "run")), "step 3: loss nan", "step-00000002")
+    assert progress(tmp_path / "run" / "last")["step"] == 2
+    assert load(tmp_path / "run" / "last").config.family == "bd3lm"
+
+
+def test_a_full_disk_ends_with_code_2(
+    cli: Cli, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli(*trained.train("bd3lm", "run")).code == 0
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    more = trained.train("bd3lm", "run", "--train.steps", "6", "--train.log-every", "1")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", full)
+        refused(cli(*more), "No space left on device", "nothing was replaced")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Log, "_write", full)
+        refused(cli(*more), "No space left on device")
+    assert progress(tmp_path / "run" / "last")["step"] == 3
+    assert cli(*more).code == 0
+
+
+# Damaged models
+
+
+def spoil_weights(model: Path, change: Callable[[bytes], bytes]) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(change(file.read_bytes()))
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "half": lambda data: data[: len(data) // 2],
+    "one byte short": lambda data: data[:-1],
+    "one byte long": lambda data: data + b"x",
+    "header length": lambda data: bytes([data[0] ^ 1]) + data[1:],
+    "huge header length": lambda data: b"\xff" * 8 + data[8:],
+    "header": lambda data: data[:8] + b"[" + data[9:],
+    "name": lambda data: data.replace(b'"backbone.norm.weight"', b'"backbone.norm.height"'),
+    "shape": lambda data: data.replace(b'"shape":[1025,32]', b'"shape":[32,1025]'),
+    "type": lambda data: data.replace(b'"dtype":"F32"', b'"dtype":"I32"', 1),
+    "not weights at all": lambda data: b"PK\x03\x04" + data,
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damaged_weights(kind: str, cli: Cli, model: Path, trained: Trained) -> None:
+    before = (model / "model.safetensors").read_bytes()
+    spoil_weights(model, DAMAGE[kind])
+    assert (model / "model.safetensors").read_bytes() != before, "the test did not spoil anything"
+    refused(cli("generate", "a", "--model", model), "model.safetensors|weights of|" + re.escape(str(model)))
+    refused(cli(*trained.train("dadlm", "run", "--init-from", model)), "safetensors|weights of")
+
+
+def test_any_flipped_bit_of_the_header_is_refused_or_harmless(model: Path) -> None:
+    file = model / "model.safetensors"
+    whole, true = file.read_bytes(), weights(load(model))
+    length = 8 + int.from_bytes(whole[:8], "little")
+    refusals = 0
+    for place in range(0, length, 7):
+        data = bytearray(whole)
+        data[place] ^= 1 << (place % 8)
+        file.write_bytes(data)
+        try:
+            loaded = weights(load(model))
+        except CheckpointError:
+            refusals += 1
+            continue
+        assert all(torch.equal(loaded[name], true[name]) for name in true), f"byte {place} went unnoticed"
+    assert refusals > length // 7 * 0.9
+
+
+def test_weights_or_tokenizer_are_missing(cli: Cli, model: Path) -> None:
+    (model / "tokenizer.json").rename(model / "kept")
+    refused(cli("generate", "a", "--model", model), "no tokenizer")
+    (model / "tokenizer.json").write_text("{}", encoding="utf-8")
+    refused(cli("generate", "a", "--model", model), r"tokenizer\.json")
+    (model / "kept").rename(model / "tokenizer.json")
+    (model / "model.safetensors").unlink()
+    refused(cli("generate", "a", "--model", model), "not a model folder")
+
+
+CONFIGS: dict[str, Any] = {
+    "not JSON": "{",
+    "not an object": "[]",
+    "not UTF-8": b"\xff\xfe",
+    "another program's": {"model_type": "llama"},
+    "unknown key": {"wings": 2},
+    "unknown family": {"family": "gpt"},
+    "another family": {"family": "bd3lm"},
+    "word for number": {"layers": "two"},
+    "fraction for number": {"layers": 2.5},
+    "float for number": {"width": 32.0},
+    "null for number": {"heads": None},
+    "list for number": {"context": [128]},
+    "word for fraction": {"track_bias": "three"},
+    "negative": {"candidates": -1},
+    "zero": {"heads": 0},
+    "other vocabulary": {"vocab_size": 999},
+    "other width": {"width": 64},
+    "absurd width": {"width": 2**24},
+    "context and block": {"context": 127},
+    "newer format": {"format": 99},
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_tampered_configuration(kind: str, cli: Cli, model: Path) -> None:
+    file, change = model / "config.json", CONFIGS[kind]
+    if isinstance(change, dict):
+        change = json.dumps(json.loads(file.read_text(encoding="utf-8")) | change)
+    file.write_bytes(change if isinstance(change, bytes) else change.encode())
+    refused(cli("generate", "a", "--model", model), re.escape(str(model)))
+
+
+def test_a_dangling_last_does_not_start_from_nothing(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    """Somebody removed the checkpoint: starting over would silently throw away the log and the best model."""
+    assert cli(*trained.train("bd3lm", "run")).code == 0
+    before = metrics(tmp_path / "run")
+    shutil.rmtree((tmp_path / "run" / "last").resolve())
+    refused(cli(*trained.train("bd3lm", "run")), "last")
+    assert metrics(tmp_path / "run") == before
+
+
+# Generating
+
+
+def test_generate_prints_json_that_follows_the_seed(cli: Cli, trained: Trained) -> None:
+    words = ["generate", "The class", "An import", "", "--model", trained.runs["dadlm"], "--json"]
+    words += ["--max-new-tokens", 12]
+    first = cli(*words, "--seed", 5)
+    assert (first.code, first.err) == (0, "")
+    told = first.json
+    assert told.keys() >= {"texts", "forward_passes", "tokens_per_forward"}
+    assert all(len(values) == 3 for values in told.values())
+    assert all(passes > 0 for passes in told["forward_passes"])
+    assert cli(*words, "--seed", 5, "--batch-size", 1).json == told
+    assert cli(*words, "--seed", 6).json["texts"] != told["texts"]
+    alone = cli("generate", "An import", *words[4:], "--seed", 6).json
+    assert alone["texts"] == told["texts"][1:2]  # row i has seed + i
+
+
+@pytest.mark.parametrize("family", ["ar", "mdlm", "bd3lm", "dadlm"])
+def test_generate_with_every_family(family: str, cli: Cli, trained: Trained) -> None:
+    result = cli("generate", "a", "--model", trained.runs[family], "--json", "--max-new-tokens", 9)
+    assert result.code == 0
+    told = result.json
+    assert len(told["texts"]) == 1 and told["forward_passes"][0] >= 1
+    again = cli(
+        *("generate", "a", "--model", trained.runs[family], "--json", "--max-new-tokens", 9),
+        *("--seed", told["seeds"][0]),
+    )
+    assert again.json == told  # the seed that was drawn gives the same text again
+
+
+def test_generate_without_a_prompt(cli: Cli, trained: Trained) -> None:
+    told = cli(
+        "generate", "--model", trained.runs["dadlm"], "--json", "--seed", 1, "--max-new-tokens", 4
+    ).json
+    assert len(told["texts"]) == 1
+
+
+def test_infill_is_understood(cli: Cli, trained: Trained) -> None:
+    """The more gaps may be filled, the fewer passes a block takes."""
+    words = ["generate", *("abcdefgh"), "--model", trained.runs["dadlm"], "--json", "--seed", 3]
+    words += ["--sampler", "random", "--steps", 8, "--max-new-tokens", 63]
+    speeds = [
+        sum(cli(*words, *infill).json["tokens_per_forward"]) / 8
+        for infill in ([], ["--infill", 2, 0.5], ["--infill", 8, 0.0])
+    ]
+    assert speeds[0] == pytest.approx(8 / (8 * (1 - (7 / 8) ** 8)), abs=0.15)  # NOTES §1, without infilling
+    assert speeds[0] < speeds[1] - 0.1 < speeds[2] - 0.3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--sampler", "confidence", "--threshold", "0.5", "--transition-weight", "0.3"],
+        ["--path", "viterbi", "--sampler", "random", "--steps", "2"],
+        ["--top-p", "1.0", "--temperature", "0.5", "--nucleus", "bd3lm"],
+        ["--temperature", "0"],
+    ],
+)
+def test_decoding_options_are_understood(words: list[str], cli: Cli, trained: Trained) -> None:
+    base = [
+        "generate",
+        "a b",
+        "--model",
+        trained.runs["dadlm"],
+        "--json",
+        "--seed",
+        1,
+        "--max-new-tokens",
+        16,
+    ]
+    result = cli(*base, *words)
+    assert result.code == 0 and result.json != cli(*base).json
+
+
+BAD_DECODING: dict[str, tuple[list[str], str]] = {
+    "more steps than tokens": (["--sampler", "random", "--steps", "9"], "steps is 9.* 8 tokens"),
+    "no steps": (["--sampler", "random", "--steps", "0"], "steps must be .*at least 1, got 0"),
+    "negative steps": (["--sampler", "random", "--steps", "-1"], "steps must be .*at least 1"),
+    "steps without sampler": (["--steps", "4"], "random sampler"),
+    "no tokens": (["--max-new-tokens", "0"], "max_new_tokens must be .*at least 1"),
+    "too many tokens": (["--max-new-tokens", "500"], "max_new_tokens is 500.* context of 128"),
+    "top_p": (["--top-p", "0"], "top_p"),
+    "temperature": (["--temperature", "-1"], "temperature"),
+    "threshold": (["--threshold", "1.5"], "threshold"),
+    "infill gap": (["--infill", "0", "0.5"], "infill"),
+    "infill ratio": (["--infill", "2", "1.5"], "infill"),
+    "infill alone": (["--infill", "2"], "infill"),
+    "sampler": (["--sampler", "greedy"], "greedy|sampler"),
+    "unknown option": (["--topp", "0.9"], "--topp"),
+    "seed": (["--seed", "9" * 20], "seed"),
+    "batch size": (["--batch-size", "0"], "batch.size"),
+    "negative batch size": (["--batch-size", "-3"], "batch.size"),
+    "device": (["--device", "abacus"], "abacus"),
+    "picture format": (["--picture", "x.gif"], r"x\.gif.*svg"),
+    "picture without format": (["--picture", "picture"], "svg"),
+    "picture nowhere": (["--picture", "nowhere/x.svg"], "nowhere"),
+    "picture step": (["--picture", "x.svg", "--picture-step", "999"], "picture_step is 999"),
+    "negative picture step": (["--picture", "x.svg", "--picture-step", "-1"], "picture_step"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_DECODING)
+def test_bad_input_to_generate(case: str, cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    words, told = BAD_DECODING[case]
+    refused(cli("generate", "hello", "--model", trained.runs["dadlm"], *words), told)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_prompt_longer_than_the_context(cli: Cli, trained: Trained) -> None:
+    result = cli("generate", "word " * 300, "--model", trained.runs["dadlm"])
+    refused(result, r"the prompt has \d{3} tokens; the context of 128")
+
+
+def test_no_model_and_no_such_model(cli: Cli, tmp_path: Path) -> None:
+    refused(cli("generate", "hello"), "no model", "--model")
+    refused(cli("generate", "hello", "--model", "nowhere"), "nowhere is not a model folder")
+    refused(cli("generate", "hello", "--model", "runs/nowhere"), "no folder runs/nowhere")
+    (tmp_path / "empty").mkdir()
+    refused(cli("generate", "hello", "--model", "empty"), "empty is not a model folder")
+
+
+def test_a_prompt_that_is_not_unicode(cli: Cli, trained: Trained) -> None:
+    """What the shell hands over for bytes that are not UTF-8."""
+    refused(cli("generate", "caf\udce9", "--model", trained.runs["dadlm"]), "Unicode")
+
+
+def test_text_is_printed_as_it_is(cli: Cli, trained: Trained) -> None:
+    """Neither markup nor emoji codes, and a backslash at the end stays what it is."""
+    prompt = r"[bold]x[/bold] :smile: [/] [link=a]b[/link] C:" + "\\"
+    result = cli("generate", prompt, "--model", trained.runs["dadlm"], "--max-new-tokens", 2, "--seed", 1)
+    assert result.code == 0
+    text = cli(
+        *("generate", prompt, "--model", trained.runs["dadlm"], "--max-new-tokens", 2, "--seed", 1, "--json")
+    ).json["texts"][0]
+    assert result.out.startswith(prompt + text)
+
+
+def test_show_prints_every_step(cli: Cli, trained: Trained) -> None:
+    words = ["generate", "The class statement", "--model", trained.runs["dadlm"], "--seed", 2]
+    words += ["--max-new-tokens", 8, "--sampler", "random", "--steps", 3]
+    result = cli(*words, "--show")
+    assert result.code == 0
+    told = cli(*words, "--json").json
+    tables = re.findall(r"block \d+, step \d+", result.out)
+    assert len(tables) == len(set(tables)) == told["forward_passes"][0]
+    assert "→" in result.out and "▢" in result.out
+    both = cli(*words, "--show", "--json")
+    assert both.json == told and "block" in both.err
+
+
+def test_show_fits_a_terminal_of_80_columns(
+    cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers of positions and nodes can be read, also where all are candidates."""
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ["--seed", 2, "--max-new-tokens", 8, "--sampler", "random", "--steps", 1, "--show"]
+    result = cli("generate", "", "--model", trained.runs["dadlm"], *words)
+    assert result.code == 0
+    shown = " ".join(result.out.split())
+    for position in range(8):
+        assert re.search(rf"[┃│|] *{position} *[┃│|]", shown), f"no {position}:\n{result.out}"
+    for node in range(4):
+        assert f"node {node}" in shown
+    assert max(map(len, result.out.splitlines())) <= 80
+
+
+def test_what_is_shown_is_what_is_printed(
+    cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --seed one is drawn, and it holds for both."""
+    monkeypatch.setattr("secrets.randbits", lambda bits: 12345)
+    words = ["generate", "The class", "--model", trained.runs["dadlm"], "--max-new-tokens", 8, "--show"]
+    assert cli(*words).out == cli(*words, "--seed", 12345).out
+
+
+@pytest.mark.parametrize(("ending", "start"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_picture_saves_one_steps_graph(
+    ending: str, start: bytes, cli: Cli, trained: Trained, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    words = ["generate", "price $5 and $6", "--model", trained.runs["dadlm"], "--seed", 1]
+    result = cli(*words, "--max-new-tokens", 8, "--picture", f"step.{ending}", "--json")
+    assert result.code == 0 and len(result.json["texts"]) == 1
+    assert (tmp_path / f"step.{ending}").read_bytes().startswith(start)
+
+
+# Data
+
+
+def test_prepare_makes_shards_once(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    words = ["data", "prepare", trained.text, "--tokenizer", "bpe:300", "--out", "shards", "--json"]
+    first = cli(*words)
+    assert first.code == 0
+    told = first.json
+    assert told["vocab_size"] == 300 and told["tokens"] > 10_000
+    stamp = {path: path.stat().st_mtime_ns for path in Path(told["folder"]).iterdir()}
+    assert cli(*words).json == told
+    assert {path: path.stat().st_mtime_ns for path in Path(told["folder"]).iterdir()} == stamp
+    assert "tokens" in cli(*words[:-1]).out
+
+
+def test_tokenizer_can_be_trained_and_used(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    result = cli("data", "tokenizer", trained.text, "--size", 400, "--out", "words", "--json")
+    assert result.code == 0
+    assert result.json == {"folder": "words", "vocab_size": 400}
+    tokenizer = dadlm.Tokenizer.load(tmp_path / "words")
+    assert tokenizer.decode(tokenizer.encode("an import statement")) == "an import statement"
+    out = cli(*trained.train("ar", "run", "--data.tokenizer", "words", "--json"))
+    assert out.code == 0 and load(tmp_path / "run").tokenizer == tokenizer
+
+
+BAD_DATA: dict[str, tuple[list[str], str]] = {
+    "no source": (["prepare"], r"\.jsonl"),
+    "missing": (["prepare", "nowhere.txt"], "nowhere.txt"),
+    "empty": (["prepare", "empty.txt"], "empty.txt is empty"),
+    "latin": (["prepare", "latin.txt", "--tokenizer", "bpe:300"], "line 3"),
+    "small tokenizer": (["tokenizer", "text.txt", "--size", "5"], "at least 257"),
+    "tokenizer below a file": (
+        ["tokenizer", "text.txt", "--size", "300", "--out", "text.txt/x"],
+        "text.txt/x",
+    ),
+    "shards below a file": (
+        ["prepare", "text.txt", "--tokenizer", "bpe:300", "--out", "text.txt/x"],
+        "text.txt",
+    ),
+    "unknown option": (["prepare", "text.txt", "--shards", "3"], "--shards"),
+}
+
+
+@pytest.mark.usefixtures("bad_files")
+@pytest.mark.parametrize("case", BAD_DATA)
+def test_bad_input_to_data(case: str, cli: Cli, tmp_path: Path) -> None:
+    words, told = BAD_DATA[case]
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    refused(cli("data", *words), told)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+# Processes
+
+
+def test_a_process_of_its_own_ends_with_code_2_and_without_a_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dadlm.cli", "train", "small-dadlm", "--data.train", "nowhere.txt"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(dadlm.__file__).parents[1])},
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and "nowhere.txt" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_while_text_is_read(cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> Iterator[str]:
+        signal.raise_signal(signal.SIGINT)
+        yield "never"
+
+    monkeypatch.setattr("dadlm.train.data.read_texts", interrupted)
+    result = cli(*trained.train("ar", "run", "--data.tokenizer", "bpe:333"))
+    assert (result.code, result.err) == (130, "interrupted\n")

@@ -1,0 +1,161 @@
+"""The tour as a whole, on a few steps; and, marked, the claims it makes at full length."""
+
+import json
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from dadlm.cli import main
+from dadlm.errors import ConfigError
+from dadlm.tour import run as tour
+from dadlm.tour import take_tour
+from dadlm.tour.language import LENGTH, SUCCESSORS, Language
+from dadlm.tour.pictures import read_curve
+from dadlm.train import RunConfig, Trainer
+
+BOUND = 3 * SUCCESSORS ** (1 - LENGTH)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few steps, and a few rows wherever the tour takes many."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(tour, "COMMON_STEPS", 3)
+    monkeypatch.setattr(tour, "SIDE_BY_SIDE_STEPS", 2)
+    full, walks = tour.recipe, Language.walks
+
+    def without_decay(name: str, **changes: Any) -> RunConfig:
+        run = full(name, **changes)
+        return replace(run, train=replace(run.train, decay=0))
+
+    monkeypatch.setattr(tour, "recipe", without_decay)
+
+    def few(self: Language, count: int, blocks: int, seed: int) -> Tensor:
+        return walks(self, min(count, 48), blocks, seed)
+
+    monkeypatch.setattr(Language, "walks", few)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_tour_writes_what_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "tour"
+    result = take_tour(out, seed=1)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert json.loads((out / "tour.json").read_text(encoding="utf-8")) == result
+    assert result["bound"] == pytest.approx((LENGTH - 1) * 1.386294, abs=1e-4)
+    assert f"{result['bound']:.3f}" in printed and "TPF" in printed and "BD3LM" in printed
+    for name in ("BD3LM", "DA-DLM"):
+        assert f"{result['divergence'][name]:.3f}" in printed
+        assert [row["steps"] for row in result["validity"][name]] == [1, 2, 4]
+        assert LENGTH - 1 < result["validity"][name][0]["tokens_per_forward"] <= LENGTH
+    difference = result["reconstruction_difference"]
+    assert f"[{difference['low']:.4f}, {difference['high']:.4f}]" in printed
+    for name in ("divergence", "dag"):
+        assert (out / f"{name}.svg").read_bytes().startswith(b"<?xml")
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("bd3lm", "dadlm"):
+        assert [step for step, _ in read_curve(out / name / "metrics.jsonl")][-1] == 2
+
+
+@pytest.mark.usefixtures("short")
+def test_a_second_tour_takes_the_place_of_the_first(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The same seed gives the same numbers; the command prints them as one JSON object."""
+    told = []
+    for _ in range(2):
+        assert main(["tour", "--out", str(tmp_path / "tour"), "--json"]) == 0
+        told.append(capfd.readouterr().out)
+        assert told[-1].count("\n") == 1
+    assert json.loads(told[0]) == json.loads(told[1])
+    assert json.loads(told[0])["seed"] == 0
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {str(path): path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("names", [["novel.txt"], ["common/novel.txt"], ["bd3lm/weights.txt", "notes.md"]])
+def test_a_folder_of_somebody_else_is_left_alone(names: list[str], tmp_path: Path) -> None:
+    """A folder called `common` is nothing that only a tour has."""
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine", encoding="utf-8")
+    before = tree(tmp_path)
+    with pytest.raises(ConfigError, match="something else"):
+        _stopped_tour(tmp_path)
+    assert tree(tmp_path) == before
+
+
+class StartedError(Exception):
+    """The tour went beyond its checks."""
+
+
+def _stopped_tour(out: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+
+        def stop(*_: Any, **__: Any) -> None:
+            raise StartedError
+
+        patch.setattr(tour, "_train", stop)
+        take_tour(out, quiet=True)
+
+
+def test_an_empty_or_new_folder_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "new", "new/deeper/still"):
+        with pytest.raises(StartedError):
+            _stopped_tour(tmp_path / name)
+
+
+def test_an_out_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    assert main(["tour", "--out", str(tmp_path / "file"), "--json"]) == 2
+    assert "file" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.usefixtures("short")
+def test_ctrl_c_ends_the_tour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not only the stage that happens to be training."""
+    make, made = Trainer.step, 0
+
+    def step(self: Trainer) -> float:
+        nonlocal made
+        made += 1
+        if made == 1:
+            signal.raise_signal(signal.SIGINT)
+        return make(self)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    assert main(["tour", "--out", str(tmp_path / "tour"), "--json"]) == 130
+    assert made == 1
+    assert main(["tour", "--out", str(tmp_path / "tour"), "--json"]) == 0  # and leaves room for the next
+
+
+@pytest.mark.acceptance
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_tour_shows_what_it_promises(seed: int, tmp_path: Path) -> None:
+    began = time.perf_counter()
+    result = take_tour(tmp_path / "tour", seed, quiet=True)
+    took = time.perf_counter() - began
+    one_step = {name: rows[0]["valid"] for name, rows in result["validity"].items()}
+    shares = {name: [round(row["valid"], 3) for row in rows] for name, rows in result["validity"].items()}
+    difference = result["reconstruction_difference"]
+    print(
+        f"\ntour, seed {seed}: {took:.0f} s; valid at 1, 2, 4 steps {shares} (BD3LM's limit {BOUND:.3f}); "
+        f"KL {result['divergence']} with C = {result['bound']:.3f}; reconstruction DA-DLM − BD3LM "
+        f"{difference['mean']:.4f} [{difference['low']:.4f}, {difference['high']:.4f}]"
+    )
+    assert one_step["DA-DLM"] >= 0.75
+    assert one_step["BD3LM"] < BOUND
+    assert result["divergence"]["DA-DLM"] < result["bound"]
+    assert difference["high"] < 0
+    assert took < 240

@@ -1,0 +1,126 @@
+"""What the tests of training share: a small run of each family on made-up text, and how to compare two."""
+
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dadlm.model import Model, ModelConfig
+from dadlm.model.checkpoint import load_tensors
+from dadlm.noise import NoiseConfig
+from dadlm.tokens import Rows, Tokenizer, word_level
+from dadlm.train import DataConfig, RunConfig, TrainConfig
+from dadlm.train.loop import Finished, Trainer
+from dadlm.train.start import fresh_model
+
+FAMILIES = ("ar", "mdlm", "bd3lm", "dadlm")
+CONTEXT = 16
+WORDS = [f"w{number}" for number in range(30)]
+
+
+def tokenizer() -> Tokenizer:
+    return word_level(WORDS)
+
+
+def config(family: str, out: Path, **train: Any) -> RunConfig:
+    """Two layers of width 16 on blocks of 4; options go to `TrainConfig`."""
+    return RunConfig(
+        model=ModelConfig(
+            family=family,  # type: ignore[arg-type]
+            vocab_size=len(WORDS) + 2,
+            eot_id=len(WORDS),
+            context=CONTEXT,
+            block_size=4,
+            layers=2,
+            width=16,
+            heads=2,
+            candidates=3,
+            candidate_scale=0.3,
+            expand_at=1,
+        ),
+        data=DataConfig(train="made up"),
+        noise=NoiseConfig(),
+        train=TrainConfig(
+            **(
+                {"steps": 12, "batch_size": 4, "lr": 1e-2, "warmup": 3, "ema": 0.9, "device": "cpu"}
+                | {"valid_every": 4, "valid_rows": 8, "save_every": 100, "log_every": 1}
+                | train
+            )
+        ),
+        out=str(out),
+    )
+
+
+def text(count: int, seed: int) -> Rows:
+    """Rows in which every word is followed by one of two: something to learn."""
+    generator = torch.Generator().manual_seed(seed)
+    turn = torch.randint(2, (count * CONTEXT,), generator=generator)
+    words, word = [], 0
+    for step in turn.tolist():
+        word = (word * 2 + 1 + step * 7) % len(WORDS)
+        words.append(word)
+    return Rows.from_ids(words, CONTEXT)
+
+
+def trainer(run: RunConfig, model: Model | None = None, **options: Any) -> Trainer:
+    """A trainer in a new process' place: it knows nothing but the settings and what lies in the folder."""
+    model = model or fresh_model(run.model, tokenizer(), run.train.seed)
+    return Trainer(run, model, text(40, 1), text(32, 2), quiet=True, **options)
+
+
+def train(run: RunConfig, stop_at: int | None = None) -> Finished:
+    """Run to the end, or until Ctrl-C is pressed while step `stop_at` is being made."""
+    one = trainer(run)
+    if stop_at is not None:
+        before_step(one, stop_at, lambda: signal.raise_signal(signal.SIGINT))
+    return one.run()
+
+
+def before_step(one: Trainer, number: int, act: Callable[[], object]) -> None:
+    """Do something just before step `number` (counted from 1) is made."""
+    make = one.step
+
+    def step() -> float:
+        if one.state.step + 1 == number:
+            act()
+        return make()
+
+    one.step = step
+
+
+def with_model(run: RunConfig, **changes: Any) -> RunConfig:
+    return replace(run, model=replace(run.model, **changes))
+
+
+def with_noise(run: RunConfig, **changes: Any) -> RunConfig:
+    return replace(run, noise=replace(run.noise, **changes))
+
+
+def with_train(run: RunConfig, **changes: Any) -> RunConfig:
+    return replace(run, train=replace(run.train, **changes))
+
+
+def state_tensors(folder: Path) -> dict[str, Tensor]:
+    """Raw weights, averages and AdamW's moments as they lie on disk."""
+    return load_tensors(folder / "training" / "state.safetensors")
+
+
+def progress(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "training" / "state.json").read_text(encoding="utf-8"))
+
+
+def metrics(out: Path) -> list[dict[str, float]]:
+    """The log, less what depends on the clock."""
+    entries = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return [{key: value for key, value in one.items() if key != "tokens_per_second"} for one in entries]
+
+
+def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    different = [name for name in one if not torch.equal(one[name], other[name])]
+    assert not different, f"{len(different)} of {len(one)} tensors differ: {different[:5]}"

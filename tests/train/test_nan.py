@@ -1,0 +1,101 @@
+"""A loss that is no number stops training, names the step and leaves the last good state."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.train.runs import (
+    FAMILIES,
+    assert_same_bits,
+    before_step,
+    config,
+    progress,
+    state_tensors,
+    train,
+    trainer,
+)
+
+from dadlm.errors import TrainingError
+from dadlm.model import load
+from dadlm.model.checkpoint import weights
+from dadlm.train import loop
+
+
+@contextmanager
+def poisoned_loss(value: float) -> Iterator[None]:
+    """Every loss is multiplied by this, so value and gradients are spoilt."""
+    score = loop.losses
+
+    def spoilt(*arguments: Any) -> Any:
+        parts = score(*arguments)
+        return type(parts)(parts.train * value, parts.reconstruction, parts.bound)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "losses", spoilt)
+        yield
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nan_stops_before_it_spoils_the_weights(family: str, value: float, tmp_path: Path) -> None:
+    run = config(family, tmp_path / "run")
+    one = trainer(run)
+    with ExitStack() as stack:
+        before_step(one, 7, lambda: stack.enter_context(poisoned_loss(value)))
+        with pytest.raises(TrainingError, match=r"step 7: loss (nan|inf)"):
+            one.run()
+    assert progress(tmp_path / "run" / "last")["step"] == 6
+    train(config(family, tmp_path / "good"), stop_at=6)  # the same six steps and nothing after them
+    assert_same_bits(state_tensors(tmp_path / "run" / "last"), state_tensors(tmp_path / "good" / "last"))
+    assert train(run).step == 12  # the cause is gone: the run goes on
+
+
+def test_a_gradient_that_is_no_number_stops_too(tmp_path: Path) -> None:
+    one = trainer(config("bd3lm", tmp_path))
+
+    def spoil() -> None:
+        parameter = next(one.state.model.parameters())
+        parameter.register_hook(lambda gradient: gradient * float("nan"))
+
+    before_step(one, 3, spoil)
+    with pytest.raises(TrainingError, match=r"step 3: loss [0-9.]+, gradient norm nan"):
+        one.run()
+    assert all(torch.isfinite(tensor).all() for tensor in weights(load(tmp_path / "last")).values())
+
+
+def test_nan_at_the_first_step(tmp_path: Path) -> None:
+    run = config("dadlm", tmp_path)
+    with poisoned_loss(float("nan")), pytest.raises(TrainingError, match="step 1:"):
+        trainer(run).run()
+    assert progress(tmp_path / "last")["step"] == 0
+    assert train(run).step == 12
+
+
+def test_weights_that_are_spoilt_already_do_not_replace_good_ones(tmp_path: Path) -> None:
+    """An update may overflow while its own loss was fine: the next loss shows it, one step too late."""
+    run = config("bd3lm", tmp_path, save_every=2)
+    one = trainer(run)
+
+    def overflow() -> None:
+        with torch.no_grad():
+            next(one.state.model.parameters())[0, 0] = float("nan")
+
+    before_step(one, 6, overflow)
+    with pytest.raises(TrainingError, match="step 6"):
+        one.run()
+    bad = [name for name, t in state_tensors(tmp_path / "last").items() if not torch.isfinite(t).all()]
+    assert not bad, f"the state that was saved is not good: {bad}"
+    assert progress(tmp_path / "last")["step"] == 4
+
+
+def test_what_the_message_advises_can_be_done(tmp_path: Path) -> None:
+    """It says to lower the learning rate; a run's folder refuses another one, so it has to say how."""
+    run = config("bd3lm", tmp_path)
+    with poisoned_loss(float("nan")), pytest.raises(TrainingError) as caught:
+        trainer(run).run()
+    told = str(caught.value)
+    if "lr" in told:
+        assert "init-from" in told or "init_from" in told, told

@@ -1,0 +1,194 @@
+"""Stopping and going on, or splitting the batch, changes nothing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.train.runs import (
+    FAMILIES,
+    assert_same_bits,
+    config,
+    metrics,
+    progress,
+    state_tensors,
+    train,
+    trainer,
+    with_model,
+    with_noise,
+    with_train,
+)
+
+from dadlm.errors import CheckpointError, ConfigError
+from dadlm.model import load
+from dadlm.model.checkpoint import weights
+from dadlm.train import RunConfig, loop
+
+
+def eventful(family: str, out: Path) -> RunConfig:
+    """Everything that depends on the step at once: dropout, clipping, decay, power, a rate of its own."""
+    run = config(family, out, decay=6, power=3.0, power_steps=9, graph_lr_scale=2.0, valid_rows=32)
+    return with_noise(with_model(run, dropout=0.2), clip_search=True)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert_same_bits(state_tensors(one / "last"), state_tensors(other / "last"))
+    assert_same_bits(weights(load(one / "best")), weights(load(other / "best")))
+    for key in ("step", "best", "noise"):
+        assert progress(one / "last")[key] == progress(other / "last")[key], key
+    assert metrics(one) == metrics(other)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_interrupted_run_ends_with_the_same_bits(family: str, tmp_path: Path) -> None:
+    straight, broken = eventful(family, tmp_path / "straight"), eventful(family, tmp_path / "broken")
+    assert not train(straight).interrupted
+    stopped = train(broken, stop_at=5)
+    assert (stopped.interrupted, stopped.step) == (True, 5)
+    assert progress(tmp_path / "broken" / "last")["step"] == 5
+    assert train(broken).step == 12
+    names = {name.split(".")[0] for name in state_tensors(tmp_path / "broken" / "last")}
+    assert names == {"weight", "ema", "step", "exp_avg", "exp_avg_sq"}
+    assert_same_run(tmp_path / "straight", tmp_path / "broken")
+    if family != "ar":  # else the search for an interval would not have been part of this test
+        assert progress(tmp_path / "broken" / "last")["noise"]["low"] > 1e-3
+
+
+def test_a_run_interrupted_at_every_step_ends_with_the_same_bits(tmp_path: Path) -> None:
+    straight, broken = eventful("dadlm", tmp_path / "straight"), eventful("dadlm", tmp_path / "broken")
+    train(straight)
+    for step in range(1, 12):
+        assert train(broken, stop_at=step).step == step
+    train(broken)
+    assert_same_run(tmp_path / "straight", tmp_path / "broken")
+
+
+def test_steps_raised_later_continue_as_if_they_had_always_been(tmp_path: Path) -> None:
+    straight = config("dadlm", tmp_path / "straight", valid_every=4)
+    train(straight)
+    raised = config("dadlm", tmp_path / "raised", valid_every=4)
+    train(with_train(raised, steps=8))
+    train(raised)
+    assert_same_run(tmp_path / "straight", tmp_path / "raised")
+
+
+def test_a_resumed_run_sees_the_rows_it_would_have_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+    draw = loop.training_rows
+
+    def spy(*arguments: object) -> torch.Tensor:
+        chosen = draw(*arguments)  # type: ignore[arg-type]
+        seen.append(chosen.tolist())
+        return chosen
+
+    monkeypatch.setattr(loop, "training_rows", spy)
+    train(config("bd3lm", tmp_path / "straight"))
+    straight, seen[:] = list(seen), []
+    train(config("bd3lm", tmp_path / "broken"), stop_at=5)
+    train(config("bd3lm", tmp_path / "broken"))
+    assert seen == straight
+    assert sorted(row for step in straight[:10] for row in step) == list(
+        range(40)
+    )  # one epoch, each row once
+    assert straight[0] != straight[10]
+
+
+def test_the_seed_decides_weights_order_and_noise(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(config("bd3lm", tmp_path / name, seed=seed, steps=3))
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    assert metrics(tmp_path / "a") != metrics(tmp_path / "c")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_accumulation_changes_nothing(family: str, tmp_path: Path) -> None:
+    losses, ends = [], []
+    for parts in (1, 4):
+        run = config(family, tmp_path / str(parts), batch_size=8, accumulate=parts, power=2.0, power_steps=9)
+        train(run)
+        losses.append([one["loss"] for one in metrics(tmp_path / str(parts)) if "loss" in one])
+        ends.append(weights(load(tmp_path / str(parts) / "last")))
+    assert len(losses[0]) == 12
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+    for name in ends[0]:
+        torch.testing.assert_close(ends[0][name], ends[1][name], atol=1e-4, rtol=1e-3)
+
+
+def test_accumulation_may_change_between_two_parts_of_a_run(tmp_path: Path) -> None:
+    train(config("dadlm", tmp_path, accumulate=1), stop_at=5)
+    assert train(config("dadlm", tmp_path, accumulate=2)).step == 12
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
+    run = config("bd3lm", tmp_path)
+    first = train(run)
+    before = state_tensors(tmp_path / "last"), metrics(tmp_path)
+    assert train(run) == first
+    assert_same_bits(state_tensors(tmp_path / "last"), before[0])
+    assert metrics(tmp_path) == before[1]
+
+
+def test_another_runs_folder_is_refused_with_the_settings_that_differ(tmp_path: Path) -> None:
+    run = config("bd3lm", tmp_path)
+    train(run, stop_at=2)
+    before = state_tensors(tmp_path / "last")
+    other = with_train(run, lr=3e-3, batch_size=8, steps=30)
+    with pytest.raises(ConfigError, match="other settings") as caught:
+        trainer(other)
+    told = str(caught.value)
+    assert "train.lr: 0.01 there, 0.003 now" in told and "train.batch_size: 4 there, 8 now" in told
+    assert "steps" not in told  # these may change
+    with pytest.raises(ConfigError, match=r"noise\.schedule"):
+        trainer(with_noise(run, schedule="cosine"))
+    with pytest.raises(ConfigError, match=r"data\.train"):
+        trainer(replace(run, data=replace(run.data, train="other.txt")))
+    assert_same_bits(state_tensors(tmp_path / "last"), before)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "{}", '{"step": 2}', '{"step": 2, "best": 1.0, "noise": {"shape": 1}, "run": {}}'],
+)
+def test_a_damaged_training_state_is_refused(content: str, tmp_path: Path) -> None:
+    run = config("bd3lm", tmp_path)
+    train(run, stop_at=2)
+    (tmp_path / "last" / "training" / "state.json").write_text(content, encoding="utf-8")
+    with pytest.raises((CheckpointError, ConfigError), match=r"state\.json|other settings"):
+        trainer(run)
+
+
+def test_a_truncated_training_state_is_refused(tmp_path: Path) -> None:
+    run = config("bd3lm", tmp_path)
+    train(run, stop_at=2)
+    file = tmp_path / "last" / "training" / "state.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        trainer(run)
+    file.unlink()
+    with pytest.raises(CheckpointError, match="does not exist"):
+        trainer(run)
+
+
+def test_the_training_state_of_another_shape_is_refused(tmp_path: Path) -> None:
+    train(config("bd3lm", tmp_path / "narrow"), stop_at=2)
+    wide = with_model(config("bd3lm", tmp_path / "wide"), width=32)
+    train(wide, stop_at=2)
+    narrow = tmp_path / "narrow" / "last" / "training" / "state.safetensors"
+    (tmp_path / "wide" / "last" / "training" / "state.safetensors").write_bytes(narrow.read_bytes())
+    with pytest.raises(CheckpointError, match="shape"):
+        trainer(wide)
+
+
+def test_training_needs_no_more_than_its_folder_to_go_on(tmp_path: Path) -> None:
+    """The rows come back from text through the tokenizer that lies in the checkpoint."""
+    (tmp_path / "text.txt").write_text("one red river runs under a bridge and stops. " * 60, encoding="utf-8")
+    run = config("dadlm", tmp_path / "run", steps=2)
+    data = replace(run.data, train=str(tmp_path / "text.txt"), tokenizer="bpe:300", cache=str(tmp_path / "c"))
+    run = replace(run, data=data)
+    loop.train(run, quiet=True)
+    assert loop.train(with_train(run, steps=4), quiet=True).step == 4
+    model = load(tmp_path / "run")
+    assert model.tokenizer is not None and model.config.vocab_size == model.tokenizer.vocab_size + 1
+    assert model.tokenizer.decode(model.tokenizer.encode("a red bridge")) == "a red bridge"

@@ -1,0 +1,148 @@
+"""Ctrl-C, SIGTERM and kill -9 against a real process; the same command then goes on to the end."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.train.runs import assert_same_bits, metrics, progress, state_tensors
+
+import dadlm
+from dadlm.cli import main
+from dadlm.model import load
+from dadlm.train.stopping import stop_on_signal
+
+STEPS = 160
+SETTINGS = {
+    "model": {"width": 16, "heads": 2, "layers": 1, "expand-at": 0, "context": 16, "block-size": 4},
+    "train": {"steps": STEPS, "batch-size": 2, "valid-every": 60, "valid-rows": 4, "log-every": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command, all but --out."""
+    folder = tmp_path_factory.mktemp("signals")
+    (folder / "text.txt").write_text("the slow river runs under one red bridge. " * 60, encoding="utf-8")
+    command = ["train", "small-bd3lm", "--data.train", str(folder / "text.txt")]
+    command += ["--data.cache", str(folder / "cache"), "--data.tokenizer", "bpe:280", "--train.device", "cpu"]
+    for part, values in SETTINGS.items():
+        for name, value in values.items():
+            command += [f"--{part}.{name}", str(value)]
+    return command
+
+
+@pytest.fixture(scope="module")
+def straight(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody disturbed."""
+    out = tmp_path_factory.mktemp("straight") / "run"
+    assert main([*words, "--out", str(out), "--json"]) == 0
+    return out
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[object]:
+    """Start a command as a process of its own; whatever still runs at the end of the test is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(words: list[str]) -> subprocess.Popen[str]:
+        source = str(Path(dadlm.__file__).parents[1])
+        threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "dadlm.cli", *words],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **threads, "PYTHONPATH": source},
+            )
+        )
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(process: subprocess.Popen[str], out: Path, step: int) -> None:
+    """Until the process has logged that step."""
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit:
+        file = out / "metrics.jsonl"
+        if file.exists() and file.read_bytes().count(b'"loss"') >= step:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.003)
+    raise AssertionError(f"step {step} was not reached")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_first_and_the_same_command_goes_on(
+    number: signal.Signals, words: list[str], straight: Path, start, tmp_path: Path, capsys
+) -> None:
+    out = tmp_path / "run"
+    command = [*words, "--out", str(out)]
+    process = start(command)
+    wait_for(process, out, 5)
+    process.send_signal(number)
+    printed, complaints = process.communicate(timeout=60)
+    assert process.returncode == 130, complaints
+    assert "Traceback" not in complaints
+    step = progress(out / "last")["step"]
+    assert 5 <= step < STEPS
+    assert f"stopped at step {step}; saved in {out}" in printed.replace("\n", " ")
+    assert load(out / "last").config.family == "bd3lm"
+    assert main(command) == 0
+    assert f"finished at step {STEPS}" in capsys.readouterr().out
+    assert_same_bits(state_tensors(out / "last"), state_tensors(straight / "last"))
+    assert metrics(out) == metrics(straight)
+
+
+def test_killed_at_a_few_moments_every_resume_works(
+    words: list[str], straight: Path, start, tmp_path: Path
+) -> None:
+    """It saves after every step, so that the blow often falls into the middle of a save."""
+    out, chance = tmp_path / "run", random.Random(0)
+    command = [*words, "--out", str(out), "--train.save-every", "1"]
+    reached = 0
+    for _ in range(3):
+        process = start(command)
+        wait_for(process, out, reached + 8)
+        time.sleep(chance.random() * 0.03)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert load(out / "last").config.family == "bd3lm"
+        saved = progress(out / "last")["step"]
+        assert saved >= reached + 7  # at most the step that was being saved is lost
+        reached = saved
+    assert main([*command[:-2], "--json"]) == 0
+    assert_same_bits(state_tensors(out / "last"), state_tensors(straight / "last"))
+    assert metrics(out) == metrics(straight)
+    assert len(list((out / "checkpoints").iterdir())) <= 2, "what the killed ones left is cleared away"
+
+
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), stop_on_signal() as stop:
+        assert not stop
+        signal.raise_signal(signal.SIGINT)
+        assert stop
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_signals_are_given_back() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with stop_on_signal() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # only Ctrl-C is impatient
+        assert stop
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

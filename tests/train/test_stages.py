@@ -1,0 +1,120 @@
+"""MDLM, then BD3LM, then DA-DLM: each takes over the weights of the stage before, and nothing else."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.train.runs import FAMILIES, WORDS, assert_same_bits, config, tokenizer, train, trainer, with_model
+
+from dadlm.errors import CheckpointError
+from dadlm.model import load, save
+from dadlm.model.checkpoint import weights
+from dadlm.tokens import word_level
+from dadlm.train.start import fresh_model, model_from
+
+ALLOWED = {"ar": {"ar"}, "mdlm": {"mdlm"}, "bd3lm": {"mdlm", "bd3lm"}, "dadlm": {"mdlm", "bd3lm", "dadlm"}}
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A few steps of every family."""
+    folder = tmp_path_factory.mktemp("stages")
+    for family in FAMILIES:
+        train(config(family, folder / family, steps=3))
+    return {family: folder / family for family in FAMILIES}
+
+
+def test_three_stages_in_a_row(tmp_path: Path) -> None:
+    origin: Path | None = None
+    for family in ("mdlm", "bd3lm", "dadlm"):
+        run = replace(config(family, tmp_path / family, steps=4), init_from=origin and str(origin))
+        model = None if origin is None else model_from(origin, run.model, 0)
+        if origin is not None and model is not None:
+            before, now = weights(load(origin)), weights(model)
+            assert before.keys() <= now.keys()
+            assert_same_bits(before, {name: now[name] for name in before})
+            assert {name.split(".")[0] for name in now.keys() - before.keys()} <= {"graph"}
+        assert trainer(run, model).run().step == 4
+        origin = tmp_path / family
+    assert origin is not None and load(origin).config.family == "dadlm"
+
+
+@pytest.mark.parametrize("origin", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_the_stages_of_the_paper_are_allowed(
+    origin: str, family: str, stages: dict[str, Path], tmp_path: Path
+) -> None:
+    run = config(family, tmp_path)
+    if origin in ALLOWED[family]:
+        assert model_from(stages[origin], run.model, 0).config.family == family
+        return
+    with pytest.raises(CheckpointError, match=f"family {origin}; {family} can start from"):
+        model_from(stages[origin], run.model, 0)
+
+
+def test_a_run_stands_for_its_best_model(stages: dict[str, Path], tmp_path: Path) -> None:
+    model = model_from(stages["mdlm"], config("mdlm", tmp_path).model, 0)
+    assert_same_bits(weights(model), weights(load(stages["mdlm"] / "best")))
+
+
+def test_the_new_parts_follow_the_seed(stages: dict[str, Path], tmp_path: Path) -> None:
+    run = config("dadlm", tmp_path)
+    one, same, other = (weights(model_from(stages["bd3lm"], run.model, seed)) for seed in (0, 0, 1))
+    assert_same_bits(one, same)
+    different = [name for name in one if not torch.equal(one[name], other[name])]
+    assert different and all(name.startswith("graph.") for name in different)
+
+
+def test_another_width_is_refused_with_the_list_of_differences(
+    stages: dict[str, Path], tmp_path: Path
+) -> None:
+    wide = with_model(config("bd3lm", tmp_path), width=32)
+    with pytest.raises(CheckpointError) as caught:
+        model_from(stages["bd3lm"], wide.model, 0)
+    told = str(caught.value).splitlines()
+    assert len(told) == 1 + len(weights(load(stages["bd3lm"])))  # every one of them differs
+    assert any("shape: backbone.embedding.weight is (32, 16), expected (32, 32)" in line for line in told)
+
+
+def test_more_layers_or_another_transition_are_refused_by_name(
+    stages: dict[str, Path], tmp_path: Path
+) -> None:
+    deep = with_model(config("bd3lm", tmp_path), layers=3)
+    with pytest.raises(CheckpointError, match=r"missing: backbone\.layers\.2\.qkv\.weight"):
+        model_from(stages["bd3lm"], deep.model, 0)
+    gated = with_model(config("dadlm", tmp_path), transition="gated")
+    with pytest.raises(CheckpointError, match=r"shape: graph\.transition\.query\.weight is \(16, 16\)"):
+        model_from(stages["dadlm"], gated.model, 0)
+
+
+def test_another_number_of_heads_is_refused(stages: dict[str, Path], tmp_path: Path) -> None:
+    """The shapes agree, but the same weights cut into other heads are another, untrained model."""
+    other = with_model(config("bd3lm", tmp_path), heads=4)
+    with pytest.raises(CheckpointError, match="heads"):
+        model_from(stages["bd3lm"], other.model, 0)
+
+
+def test_block_size_and_context_may_change(stages: dict[str, Path], tmp_path: Path) -> None:
+    other = with_model(config("bd3lm", tmp_path), block_size=8, context=32)
+    model = model_from(stages["bd3lm"], other.model, 0)
+    assert (model.config.block_size, model.config.context) == (8, 32)
+
+
+def test_vocabulary_and_tokenizer_come_from_the_stage_before(stages: dict[str, Path], tmp_path: Path) -> None:
+    other = with_model(config("bd3lm", tmp_path), vocab_size=999, eot_id=5)
+    model = model_from(stages["mdlm"], other.model, 0)
+    assert model.tokenizer == tokenizer()
+    assert (model.config.vocab_size, model.config.eot_id) == (len(WORDS) + 2, len(WORDS))
+
+
+def test_a_folder_with_another_vocabularys_tokenizer_is_refused(tmp_path: Path) -> None:
+    run = config("bd3lm", tmp_path)
+    model = fresh_model(run.model, tokenizer(), 0)
+    save(model, tmp_path / "model")
+    word_level(WORDS[:-3]).save(tmp_path / "model")
+    with pytest.raises(CheckpointError, match="28 ids, the model wants 31"):
+        model_from(tmp_path / "model", run.model, 0)
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        model_from(tmp_path / "model", run.model, 0)
