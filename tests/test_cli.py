@@ -734,6 +734,6 @@ def test_ctrl_c_while_text_is_read(cli: Cli, trained: Trained, monkeypatch: pyte
         signal.raise_signal(signal.SIGINT)
         yield "never"
 
-    monkeypatch.setattr("dadlm.train.data.read_texts", interrupted)
+    monkeypatch.setattr("dadlm.train.data.read_pieces", interrupted)
     result = cli(*trained.train("ar", "run", "--data.tokenizer", "bpe:333"))
     assert (result.code, result.err) == (130, "interrupted\n")

@@ -68,15 +68,15 @@ def _train(words: list[str]) -> int:
     from dadlm.recipes import RECIPES, recipe
     from dadlm.train import train
 
-    if not words or words[0].startswith("-"):
-        listing = "\n  ".join(RECIPES)
-        text = f"usage: dadlm train RECIPE [--plan] [--json] [options]\n\nrecipes:\n  {listing}"
-        if words and words[0] in ("-h", "--help"):
-            print(text + "\n\ndadlm train RECIPE --help lists the options with the recipe's values.")
-            return 0
-        raise ConfigError("name a recipe first\n" + text)
     flags = {flag: flag in words for flag in ("--plan", "--json")}
     words = [word for word in words if word not in flags]
+    usage = "usage: dadlm train RECIPE [--plan] [--json] [options]\n\nrecipes:\n  " + "\n  ".join(RECIPES)
+    if words and words[0] in ("-h", "--help"):
+        print(usage + "\n\n--plan prints what would be trained, --json the result for programs.")
+        print("dadlm train RECIPE --help lists the options with the recipe's values.")
+        return 0
+    if not words or words[0].startswith("-"):
+        raise ConfigError("name a recipe first\n" + usage)
     start = recipe(words[0])
     run = tyro.cli(type(start), args=words[1:], default=start, prog=f"dadlm train {words[0]}")
     if flags["--plan"]:
@@ -120,8 +120,8 @@ class _Generate:
     """Prompts to complete; none: one empty prompt."""
     model: str = ""
     """Folder of a model or of a training run, or a Hugging Face name."""
-    seed: int | None = None
-    """Row i gets seed + i; None takes a new one each time."""
+    seed: tuple[int, ...] = ()
+    """One number s gives prompt i the seed s + i; several give each prompt its own; none: new ones."""
     batch_size: int = 32
     """Prompts decoded side by side; changes speed, not texts."""
     device: str = "cpu"
@@ -146,10 +146,13 @@ def _generate(words: list[str]) -> int:
         raise ConfigError("no model: pass --model FOLDER, for example one that `dadlm train` made")
     model = load(options.model, options.device)
     prompts = list(options.prompts) or [""]
-    seed = secrets.randbits(31) if options.seed is None else options.seed
+    seeds = list(options.seed)
+    if len(seeds) < 2:
+        first = seeds[0] if seeds else secrets.randbits(31)
+        seeds = [first + row for row in range(len(prompts))]
     if options.show or options.picture:
-        _look(model, prompts[0], seed, options)
-    out = generate(model, prompts, seed=seed, batch_size=options.batch_size, settings=options.decoding)
+        _look(model, prompts[0], seeds[0], options)
+    out = generate(model, prompts, seed=seeds, batch_size=options.batch_size, settings=options.decoding)
     if options.json:
         names = ("texts", "forward_passes", "tokens_per_forward", "cache_passes", "seeds")
         print(json.dumps({name: getattr(out, name) for name in names}, ensure_ascii=False))

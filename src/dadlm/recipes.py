@@ -50,7 +50,8 @@ def tour(family: Family) -> RunConfig:
 
 
 def small(family: Family) -> RunConfig:
-    """A text file on a CPU: about 1M parameters and context 128."""
+    """A text file on a CPU: about 1M parameters and context 128; MDLM needs the longest run to get going."""
+    steps = {"ar": 1000, "mdlm": 1000, "bd3lm": 400, "dadlm": 300}[family]
     return RunConfig(
         model=ModelConfig(
             family=family,
@@ -67,7 +68,7 @@ def small(family: Family) -> RunConfig:
         ),
         data=DataConfig(tokenizer="bpe:1024"),
         train=TrainConfig(
-            steps=300, batch_size=16, lr=2e-3, warmup=40, ema=0.99, valid_every=100, valid_rows=64
+            steps=steps, batch_size=16, lr=2e-3, warmup=40, ema=0.99, valid_every=100, valid_rows=64
         ),
         out=f"runs/small-{family}",
     )

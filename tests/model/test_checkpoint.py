@@ -148,6 +148,14 @@ def test_weights_of_another_family_are_refused(folder, tmp_path):
     assert "missing: graph.start" in refusal(folder)
 
 
+def test_weights_whose_numbers_were_changed_are_refused(folder):
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+    assert "checksum" in refusal(folder)
+
+
 @pytest.mark.parametrize("keep", [0, 4, 100, 0.5, -1])
 def test_truncated_weights_are_refused(folder, keep):
     file = folder / "model.safetensors"

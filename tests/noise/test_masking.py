@@ -61,7 +61,7 @@ def test_times_stay_within_their_interval():
     assert time.min() < 1.2e-3 and time.max() > 0.9998
 
 
-@pytest.mark.parametrize("config", [PLAIN, CLIPPED, NoiseConfig(schedule="cosine", low=0.001, high=0.5)])
+@pytest.mark.parametrize("config", [PLAIN, CLIPPED, NoiseConfig(schedule="cosine")])
 def test_splitting_rows_into_micro_batches_gives_identical_noise(config):
     whole = draw(config)
     for sizes in ([1] * 8, [3, 5], [7, 1]):
@@ -120,11 +120,11 @@ def test_weight_is_that_of_the_time():
         assert_close(noise.weight, schedule.weight(noise.time))
 
 
-def test_only_maskable_positions_are_masked():
-    maskable = torch.rand(8, 64, generator=torch.Generator().manual_seed(0)) < 0.5
-    free, limited = draw(), draw(maskable=maskable)
-    assert torch.equal(limited.masked, free.masked & maskable)
-    assert (free.masked & ~maskable).any()
+@pytest.mark.parametrize("change", [{"low": 0.3}, {"high": 0.8}, {"clip_search": True}])
+def test_clipping_is_for_the_schedule_whose_times_are_shares(change):
+    NoiseConfig(**change)
+    with pytest.raises(ConfigError, match="only loglinear"):
+        NoiseConfig(schedule="cosine", **change)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.3, 0.8), (0.05, 0.55), (0.5, 1.0), (0.45, 0.95)])

@@ -36,9 +36,9 @@ def test_the_loop_uses_the_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyP
     powers: list[float] = []
     score = loop.losses
 
-    def spy(model: Any, ids: Any, noise: Any, power: float = 1.0) -> Any:
+    def spy(model: Any, ids: Any, noise: Any, power: float = 1.0, report: bool = True) -> Any:
         powers.append(power)
-        return score(model, ids, noise, power)
+        return score(model, ids, noise, power, report)
 
     monkeypatch.setattr(loop, "losses", spy)
     run = config("dadlm", tmp_path, power=4.0, power_steps=6, warmup=4, decay=3, graph_lr_scale=3.0)

@@ -1,5 +1,6 @@
 """MDLM, then BD3LM, then DA-DLM: each takes over the weights of the stage before, and nothing else."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,10 +8,11 @@ import pytest
 import torch
 from tests.train.runs import FAMILIES, WORDS, assert_same_bits, config, tokenizer, train, trainer, with_model
 
-from dadlm.errors import CheckpointError
+from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import load, save
 from dadlm.model.checkpoint import weights
 from dadlm.tokens import word_level
+from dadlm.train import Trainer
 from dadlm.train.start import fresh_model, model_from
 
 ALLOWED = {"ar": {"ar"}, "mdlm": {"mdlm"}, "bd3lm": {"mdlm", "bd3lm"}, "dadlm": {"mdlm", "bd3lm", "dadlm"}}
@@ -118,3 +120,18 @@ def test_a_folder_with_another_vocabularys_tokenizer_is_refused(tmp_path: Path) 
     (tmp_path / "model" / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
         model_from(tmp_path / "model", run.model, 0)
+
+
+def test_a_run_does_not_go_on_with_another_text(tmp_path: Path) -> None:
+    run = config("bd3lm", tmp_path)
+    one = trainer(run)
+    one.run()
+    with pytest.raises(ConfigError, match="not the one that the run"):
+        Trainer(run, one.state.model, one.rows.cut(1, len(one.rows)), one.valid_rows, quiet=True)
+
+
+def test_the_gap_is_logged_in_training(tmp_path: Path) -> None:
+    run = config("dadlm", tmp_path)
+    trainer(run).run()
+    entries = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all("gap" in entry for entry in entries if "loss" in entry)

@@ -11,7 +11,7 @@ from torch import Tensor
 from dadlm import counter, dag
 from dadlm.decode import remask
 from dadlm.decode.infill import short_gaps
-from dadlm.decode.predict import Prediction, Predictor
+from dadlm.decode.predict import Prediction, Predictor, at_path
 from dadlm.decode.sample import draw_tokens, most_probable
 from dadlm.decode.settings import DecodeSettings
 from dadlm.model import Model
@@ -54,14 +54,14 @@ class Step:
     prediction: Prediction
     path: Tensor
     """[B, N]: the chosen node of each group."""
-    tokens: Tensor
-    """[B, N]: the token each chosen node gave; known ones unchanged."""
     kept: Tensor
     """[B, N]: decided in this step, infilled ones included."""
     infilled: Tensor
     """[B, N]: decided because they lay in a short gap."""
     at: Tensor
     """[B]: the step number at which `kept` was decided."""
+    ids: Tensor
+    """[B, N]: tokens after the step; meaningless where still masked."""
 
 
 def denoise_step(
@@ -69,36 +69,43 @@ def denoise_step(
 ) -> tuple[Block, Step]:
     """Predict the graph, choose a path and its tokens, keep some of them, remask the rest."""
     prediction = predictor.predict(block.ids, block.masked, block.first)
-    path, tokens, confidence = choose(model, prediction, block, settings)
     infilled = torch.zeros_like(block.masked)
     if settings.infill is not None:
         infilled = short_gaps(block.masked, block.inside, *settings.infill)
-    kept, at = keep(block, infilled, confidence, settings)
-    tokens = torch.where(block.masked, tokens, block.ids)
-    after = replace(block, ids=torch.where(kept, tokens, block.ids), masked=block.masked & ~kept, step=at + 1)
-    return after, Step(block, prediction, path, tokens, kept, infilled, at)
+    if settings.sampler == "confidence":  # what is kept depends on what was drawn
+        path, tokens, confidence = choose(model, prediction, block, block.masked, settings)
+        kept, at = remask.confident(block.masked, infilled, confidence, settings.threshold), block.step
+    else:  # what is kept does not: only that is drawn
+        kept, at = keep(block, infilled, settings)
+        path, tokens, _ = choose(model, prediction, block, kept, settings)
+    ids = torch.where(kept, tokens, block.ids)
+    after = replace(block, ids=ids, masked=block.masked & ~kept, step=at + 1)
+    return after, Step(block, prediction, path, kept, infilled, at, ids)
 
 
 def choose(
-    model: Model, prediction: Prediction, block: Block, settings: DecodeSettings
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The path [B, N], its tokens [B, N] and, if the sampler asks for it, their confidence [B, N]."""
+    model: Model, prediction: Prediction, block: Block, wanted: Tensor, settings: DecodeSettings
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The path [B, N], and the tokens [B, N] and their confidence [B, N] where `wanted` [B, N]."""
     if settings.path == "viterbi":
         logits = prediction.all_logits(model)
-        best = logits.log_softmax(-1).amax(-1)
-        emission = torch.where(block.masked[..., None], best, 0.0).masked_fill(~prediction.active, -torch.inf)
-        path, _ = dag.best_path(emission, prediction.transition_logp)
-        logits = _at(logits, path)
-        tokens = most_probable(logits)
+        best = logits.amax(-1) - logits.logsumexp(-1)
+        emission = torch.where(block.masked[..., None], best, 0.0)
+        path, _ = dag.best_path(
+            emission.masked_fill(~prediction.active, -torch.inf), prediction.transition_logp
+        )
+        chosen = at_path(logits, path)[wanted]
+        drawn = most_probable(chosen)
     else:  # path first, head second: the path depends on the transitions alone
         path = dag.sample_path(prediction.transition_logp, block.uniform(counter.PATH))
-        logits = prediction.path_logits(model, path)
-        uniform = block.uniform(counter.TOKEN)
-        tokens = draw_tokens(logits, uniform, settings.temperature, settings.top_p, settings.nucleus)
-    if settings.sampler != "confidence":
-        return path, tokens, None
-    emitted = logits.softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)
-    return path, tokens, composite(emitted, prediction.transition_logp, path, settings.transition_weight)
+        chosen = model.head.logits(at_path(prediction.hidden, path)[wanted], path[wanted])
+        uniform = block.uniform(counter.TOKEN)[wanted]
+        drawn = draw_tokens(chosen, uniform, settings.temperature, settings.top_p, settings.nucleus)
+    tokens = block.ids.masked_scatter(wanted, drawn)
+    emitted = chosen.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
+    emitted = torch.zeros_like(wanted, dtype=emitted.dtype).masked_scatter(wanted, emitted)
+    confidence = composite(emitted, prediction.transition_logp, path, settings.transition_weight)
+    return path, tokens, confidence
 
 
 def composite(emitted: Tensor, transition_logp: Tensor, path: Tensor, weight: float) -> Tensor:
@@ -117,19 +124,9 @@ def composite(emitted: Tensor, transition_logp: Tensor, path: Tensor, weight: fl
     return (1 - weight) * emitted + weight * (incoming + outgoing) / 2
 
 
-def keep(
-    block: Block, infilled: Tensor, confidence: Tensor | None, settings: DecodeSettings
-) -> tuple[Tensor, Tensor]:
-    """Which positions are decided now [B, N], and at which step [B]."""
-    where = (block.masked, infilled)
-    if confidence is not None:
-        return remask.confident(*where, confidence, settings.threshold), block.step
-    when = (block.seed, block.number, block.step)
+def keep(block: Block, infilled: Tensor, settings: DecodeSettings) -> tuple[Tensor, Tensor]:
+    """Which positions a sampler that does not look at the tokens decides now [B, N], at which step [B]."""
+    where, when = (block.masked, infilled), (block.seed, block.number, block.step)
     if settings.sampler == "first-hitting":
         return remask.first_hitting(*where, *when), block.step
     return remask.random(*where, *when, block.steps)
-
-
-def _at(x: Tensor, path: Tensor) -> Tensor:
-    """x [B, N, K, F] at the path's nodes: [B, N, F]."""
-    return x.gather(2, path[..., None, None].expand(*path.shape, 1, x.shape[-1])).squeeze(2)

@@ -43,7 +43,7 @@ class StepEvent:
 def event_of(model: Model, step: Step, tokens: int, row: int = 0) -> StepEvent:
     """The event of one row of a step."""
     block = step.block
-    after = torch.where(block.masked & ~step.kept, model.config.mask_id, step.tokens)
+    after = torch.where(block.masked & ~step.kept, model.config.mask_id, step.ids)
     return StepEvent(
         block=int(block.number[row]),
         step=int(step.at[row]),

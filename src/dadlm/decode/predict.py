@@ -27,14 +27,14 @@ class Prediction:
     transition_logp: Tensor
     """[B, N, K, K]."""
 
-    def path_logits(self, model: Model, path: Tensor) -> Tensor:
-        """Logits [B, N, V] of the chosen nodes only."""
-        index = path[..., None, None].expand(*path.shape, 1, self.hidden.shape[-1])
-        return model.head.logits(self.hidden.gather(2, index).squeeze(2), path)
-
     def all_logits(self, model: Model) -> Tensor:
         """Logits [B, N, K, V] of every node."""
         return model.head.logits(self.hidden, torch.arange(self.hidden.shape[2], device=self.hidden.device))
+
+
+def at_path(x: Tensor, path: Tensor) -> Tensor:
+    """x [B, N, K, F] at the nodes of a path [B, N]: [B, N, F]."""
+    return x.gather(2, path[..., None, None].expand(*path.shape, 1, x.shape[-1])).squeeze(2)
 
 
 class Predictor(Protocol):
@@ -78,7 +78,9 @@ class BlockPredictor:
             self._write(ids[:, :longest], torch.zeros_like(length))
 
     def predict(self, ids: Tensor, masked: Tensor, first: Tensor) -> Prediction:
-        denoised = self.model.denoise(ids[:, None], masked[:, None], first[:, None], self._context())
+        blocks = (ids[:, None], masked[:, None], first[:, None])
+        # On CUDA one block fills less than a tile: packing would make it larger and wait for a count.
+        denoised = self.model.denoise(*blocks, self._context(), packed=not ids.is_cuda)
         nodes = denoised.nodes
         hidden = nodes.groups(nodes.to_slots(denoised.hidden))[:, 0]
         return Prediction(hidden, nodes.active[:, 0], self.model.transition_logp(denoised)[:, 0])

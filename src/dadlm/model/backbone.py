@@ -99,11 +99,12 @@ class Backbone(nn.Module):
         x = self.embedding(ids)
         if start is not None:
             x = torch.cat([start.expand(*x.shape[:2], 1, -1), x], 2)
-        x = x.flatten(1, 2)
-        late = 0
+        x, late = nodes.collapsed.from_slots(x), 0
         if candidate is not None:
             late = self.config.expand_at
-            x = expand(self._run(x, nodes.collapsed, context, range(late)), candidate, nodes)
+            if late:
+                x = self._run(x, nodes.collapsed, context, range(late))
+            x = expand(x, candidate, nodes)
         x = self._run(x, nodes, context, range(late, len(self.layers)))
         return self._finish(x, self._condition())
 

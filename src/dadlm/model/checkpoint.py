@@ -4,6 +4,7 @@ Writing goes to a temporary sibling that is renamed at the end: a folder is eith
 Reading refuses what does not match, with the list of differences.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -25,12 +26,13 @@ from dadlm.model.network import Model
 from dadlm.tokens import Tokenizer
 
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
+_OURS = {_WEIGHTS, _CONFIG, "tokenizer.json", "training"}
 
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder that takes the place of `target` only when the body ends well."""
-    temporary = None
+    target, temporary = target.resolve(), None  # through a link, not over it
     try:
         if _is_foreign(target):
             raise CheckpointError(
@@ -51,10 +53,10 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def _is_foreign(target: Path) -> bool:
-    """Something that saving must not replace: a file, or a folder with other things in it."""
-    if not target.exists() or (target / _CONFIG).is_file():
+    """Something that saving must not replace: a file, or a folder with things in it that are not ours."""
+    if not target.exists():
         return False
-    return target.is_file() or any(target.iterdir())
+    return not target.is_dir() or not {path.name for path in target.iterdir()} <= _OURS
 
 
 def _replace(temporary: Path, target: Path) -> None:
@@ -147,10 +149,16 @@ def write_json(file: Path, content: Any) -> None:
 
 def write_model(folder: Path, model: Model, tensors: Mapping[str, Tensor] | None = None) -> None:
     """Write the three files into an existing folder; `tensors` (the EMA) may stand in for the weights."""
-    write_json(folder / _CONFIG, {"model_type": "dadlm", "format": 1, **asdict(model.config)})
     save_tensors(weights(model) if tensors is None else tensors, folder / _WEIGHTS)
+    facts = {"model_type": "dadlm", "format": 1, "weights_sha256": _digest(folder / _WEIGHTS)}
+    write_json(folder / _CONFIG, facts | asdict(model.config))
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
+
+
+def _digest(file: Path) -> str:
+    with open(file, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def save(model: Model, folder: str | Path) -> None:
@@ -161,17 +169,10 @@ def save(model: Model, folder: str | Path) -> None:
 
 def read_config(folder: Path) -> ModelConfig:
     """The configuration in a model folder; unknown keys are refused."""
+    content = _read_facts(folder)
+    for fact in ("model_type", "format", "weights_sha256"):
+        content.pop(fact, None)
     file = folder / _CONFIG
-    if not file.is_file():
-        raise CheckpointError(f"{folder} is not a model folder: it has no {_CONFIG}")
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{file} is damaged: {error}") from error
-    if not isinstance(content, dict) or content.pop("model_type", None) != "dadlm":
-        raise CheckpointError(f"{file} does not describe a dadlm model (model_type is not 'dadlm')")
-    if content.pop("format", None) != 1:
-        raise CheckpointError(f"{file} has a format that this release does not know: install a newer dadlm")
     unknown = content.keys() - {field.name for field in fields(ModelConfig)}
     if unknown:
         raise CheckpointError(f"{file} has unknown keys: {', '.join(sorted(unknown))}")
@@ -179,6 +180,34 @@ def read_config(folder: Path) -> ModelConfig:
         return ModelConfig(**content)
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{file} is not a valid configuration: {error}") from error
+
+
+def _read_facts(folder: Path) -> dict[str, Any]:
+    """config.json of a folder, if it is one of ours."""
+    file = folder / _CONFIG
+    if not file.is_file():
+        raise CheckpointError(f"{folder} is not a model folder: it has no {_CONFIG}")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from error
+    if not isinstance(content, dict) or content.get("model_type") != "dadlm":
+        raise CheckpointError(f"{file} does not describe a dadlm model (model_type is not 'dadlm')")
+    if content.get("format") != 1:
+        raise CheckpointError(f"{file} has a format that this release does not know: install a newer dadlm")
+    return content
+
+
+def _read_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """The weights of a folder, if they can be those of its configuration."""
+    tensors = load_tensors(folder / _WEIGHTS)
+    embedding, shape = tensors.get("backbone.embedding.weight"), (config.vocab_size, config.width)
+    if embedding is not None and embedding.shape != shape:  # before an absurd width takes all memory
+        raise CheckpointError(
+            f"the weights of {folder} do not fit its config.json:\n  shape: backbone.embedding.weight is "
+            f"{tuple(embedding.shape)}, expected {shape}"
+        )
+    return tensors
 
 
 def find_device(name: str | torch.device) -> torch.device:
@@ -204,16 +233,12 @@ def load(name_or_folder: str | Path, device: str | torch.device = "cpu") -> Mode
         raise CheckpointError(
             f"{folder}: end-of-text is id {tokenizer.eot_id} in the tokenizer, {config.eot_id} in the model"
         )
-    device, tensors = find_device(device), load_tensors(folder / _WEIGHTS)
-    embedding = tensors.get("backbone.embedding.weight")
-    shape = (config.vocab_size, config.width)
-    if embedding is not None and embedding.shape != shape:  # before an absurd width takes all memory
-        raise CheckpointError(
-            f"the weights of {folder} do not fit its config.json:\n  shape: backbone.embedding.weight is "
-            f"{tuple(embedding.shape)}, expected {shape}"
-        )
+    device, tensors = find_device(device), _read_weights(folder, config)
     model = Model(config, tokenizer)
     set_weights(model, tensors, folder)
+    digest = _read_facts(folder).get("weights_sha256")
+    if digest is not None and digest != _digest(folder / _WEIGHTS):
+        raise CheckpointError(f"{folder / _WEIGHTS} was changed after it was saved: its checksum differs")
     return model.to(device).eval()
 
 

@@ -1,6 +1,7 @@
 """The vocabulary head: hidden states → token log-probabilities. The mask token is impossible (SUBS)."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -23,11 +24,14 @@ class Head(nn.Module):
 
     def logits(self, hidden: Tensor, candidate: Tensor | int = 0) -> Tensor:
         """fp32 logits [..., V] of hidden states [..., D] of the given candidates; the mask has -inf."""
+        return F.pad(self._token_logits(hidden, candidate), (0, 1), value=-torch.inf)
+
+    def _token_logits(self, hidden: Tensor, candidate: Tensor | int) -> Tensor:
+        """fp32 logits of all tokens but the mask, which is the last id."""
         if self.offset is not None:
             hidden = hidden + self.offset[candidate].to(hidden.dtype)
-        logits = self.linear(hidden).float()
-        mask = torch.arange(logits.shape[-1], device=logits.device) == self.mask_id
-        return logits.masked_fill(mask, -torch.inf)
+        bias = None if self.linear.bias is None else self.linear.bias[: self.mask_id]
+        return F.linear(hidden, self.linear.weight[: self.mask_id], bias).float()
 
     def target_logp(self, hidden: Tensor, target: Tensor, candidate: Tensor | int = 0) -> Tensor:
         """Log-probability [n] of target ids [n] from hidden states [n, D], in pieces that fit memory."""
@@ -38,9 +42,12 @@ class Head(nn.Module):
         for first in range(0, len(hidden), rows):
             cut = slice(first, first + rows)
             which = candidate if isinstance(candidate, int) else candidate[cut]
-            pieces.append(checkpoint(self._target_logp, hidden[cut], target[cut], which, use_reentrant=False))
+            inputs = (hidden[cut], target[cut], which)
+            # Nothing inside is random, so no generator state needs keeping.
+            pieces.append(
+                checkpoint(self._target_logp, *inputs, use_reentrant=False, preserve_rng_state=False)
+            )
         return torch.cat(pieces)  # type: ignore[arg-type]
 
     def _target_logp(self, hidden: Tensor, target: Tensor, candidate: Tensor | int) -> Tensor:
-        logits = self.logits(hidden, candidate)
-        return logits.gather(-1, target[:, None]).squeeze(-1) - logits.logsumexp(-1)
+        return -F.cross_entropy(self._token_logits(hidden, candidate), target, reduction="none")

@@ -25,6 +25,12 @@ def _targets(x: Tensor, nodes: Nodes) -> Tensor:
     return nodes.groups(nodes.to_slots(x))
 
 
+def _dot(q: Tensor, k: Tensor) -> Tensor:
+    """q·k / sqrt(d) of [.., K, F] in fp32 even under autocast: errors would add up along a path."""
+    with torch.autocast(q.device.type, enabled=False):
+        return (q.float() @ k.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
+
+
 def _track(nodes: Nodes) -> Tensor:
     """[B, G, N, K, K] bool: the same candidate index in two adjacent candidate groups.
 
@@ -50,7 +56,7 @@ class SingleTransition(nn.Module):
 
     def forward(self, hidden: Tensor, nodes: Nodes) -> Tensor:
         q, k = _sources(self.query(hidden), nodes), _targets(self.key(hidden), nodes)
-        logits = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+        logits = _dot(q, k)
         if self.bias is not None:
             logits = logits + self.bias * _track(nodes)
         return logits.masked_fill(~nodes.active[..., None, :], -torch.inf).log_softmax(-1)
@@ -78,7 +84,7 @@ class GatedTransition(nn.Module):
         hidden = torch.cat([hidden, self.position(place.clamp(min=0)).to(hidden.dtype)], -1)
         q = _sources(self.query(hidden), nodes).unflatten(-1, (self.heads, -1)).transpose(3, 4)
         k = _targets(self.key(hidden), nodes).unflatten(-1, (self.heads, -1)).transpose(3, 4)
-        logits = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5  # [B, G, N, H, K, K]
+        logits = _dot(q, k)  # [B, G, N, H, K, K]
         if self.bias is not None:
             logits = logits + self.bias[:, None, None] * _track(nodes)[:, :, :, None]
         inactive = ~nodes.active[:, :, :, None, None, :]

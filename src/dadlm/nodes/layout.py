@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # Compiled GPU code sees at most this many shapes; a count that exceeds one takes the next.
@@ -148,7 +149,7 @@ class Nodes:
     @cached_property
     def collapsed(self) -> "Nodes":
         """The same blocks before expansion: one node per position (and the start node)."""
-        return Nodes(self.masked, self.first, 1, self.start, None, None)
+        return _one_node_each(self.masked, self.first, self.start)
 
 
 def _active(masked: Tensor, candidates: int) -> Tensor:
@@ -158,7 +159,9 @@ def _active(masked: Tensor, candidates: int) -> Tensor:
 
 def lay_out(masked: Tensor, first: Tensor, *, candidates: int, start: bool, packed: bool = True) -> Nodes:
     """Lay out blocks from masked [B, G, N] and the position of each block's first token [B, G]."""
-    if candidates == 1 or not packed:  # with one candidate every slot is a node already
+    if candidates == 1:
+        return _one_node_each(masked, first, start)
+    if not packed:
         return Nodes(masked, first, candidates, start, None, None)
     exists = _active(masked, candidates).flatten(2)
     if start:
@@ -175,6 +178,16 @@ def lay_out(masked: Tensor, first: Tensor, *, candidates: int, start: bool, pack
     return Nodes(masked, first, candidates, start, node_of_slot, slot_of_node.contiguous())
 
 
+def _one_node_each(masked: Tensor, first: Tensor, start: bool) -> Nodes:
+    """With one candidate every slot is a node; on CUDA their number is padded to the grid of tiles."""
+    B, G, N = masked.shape
+    count = G * (int(start) + N)
+    if G == 1 or not masked.is_cuda or count % _TILE == 0:
+        return Nodes(masked, first, 1, start, None, None)
+    slot = torch.arange(count, device=masked.device).expand(B, -1)
+    return Nodes(masked, first, 1, start, slot, F.pad(slot, (0, -count % _TILE), value=-1))
+
+
 def _capacity(count: int, full: int, exact: bool) -> int:
     """Room for `count` nodes: exactly that, or the next of a few multiples of a GPU tile."""
     if exact:
@@ -189,7 +202,7 @@ def expand(x: Tensor, embedding: Tensor, nodes: Nodes) -> Tensor:
     Candidate k adds row k of `embedding` [K, F]; anchors and start nodes stay as they are.
     """
     B, G, N = nodes.masked.shape
-    slots = x.view(B, G, -1, x.shape[-1])
+    slots = nodes.collapsed.to_slots(x)
     positions = slots[:, :, int(nodes.start) :, None, :]
     offset = embedding.to(x.dtype) * nodes.masked[..., None, None]
     candidates = (positions + offset).reshape(B, G, N * nodes.candidates, -1)

@@ -39,6 +39,13 @@ class NoiseConfig:
             )
         if not 0 < self.low < self.high <= 1:
             raise ConfigError(f"noise needs 0 < low < high <= 1, got low={self.low}, high={self.high}")
+        if self.schedule != "loglinear" and (self.clip_search or self.clipped):
+            raise ConfigError("clipping compares masked shares with times, which only loglinear makes equal")
+
+    @property
+    def clipped(self) -> bool:
+        """Whether times are drawn from a part of the whole range."""
+        return self.low > FLOOR or self.high < 1.0
 
 
 @dataclass(frozen=True)
@@ -84,9 +91,8 @@ def draw_noise(
     batch_rows: int,
     length: int,
     block_size: int,
-    maskable: Tensor | None = None,
 ) -> Noise:
-    """Mask each maskable position independently with its block's probability.
+    """Mask each position independently with its block's probability.
 
     Position 0 of a row is never masked: it has nothing before it. With a clipped interval a block whose
     masked fraction falls outside is drawn again.
@@ -99,16 +105,15 @@ def draw_noise(
     probability = schedule.mask_probability(time)[..., None]
     allowed = torch.ones(length, dtype=torch.bool, device=rows.device)
     allowed[0] = False
-    allowed = (allowed if maskable is None else maskable & allowed).view(-1, blocks, block_size)
+    allowed = allowed.view(blocks, block_size)
     position = torch.arange(length, device=rows.device).view(blocks, block_size)
-    clipped = config.low > FLOOR or config.high < 1.0
 
     def draw(attempt: int) -> Tensor:
         u = counter.uniform(seed, step, counter.MASK, attempt, rows[:, None, None], position)
         return (u < probability) & allowed
 
     masked = draw(0)
-    for attempt in range(1, _REDRAWS if clipped else 1):
+    for attempt in range(1, _REDRAWS if config.clipped else 1):
         fraction = masked.float().mean(-1, keepdim=True)
         outside = fraction > config.high
         if config.low > FLOOR:  # the end of the whole range is no clipping: blocks may stay unmasked there

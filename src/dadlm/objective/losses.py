@@ -27,8 +27,11 @@ class Losses:
     """The same through per-token marginals: a valid bound for every family."""
 
 
-def losses(model: Model, ids: Tensor, noise: Noise | None, power: float = 1.0) -> Losses:
-    """Losses of rows ids [B, L] under the given noise (none for AR)."""
+def losses(model: Model, ids: Tensor, noise: Noise | None, power: float = 1.0, report: bool = True) -> Losses:
+    """Losses of rows ids [B, L] under the given noise (none for AR).
+
+    Without `report` only `train` is meant to be read: what is reported beside it is not computed.
+    """
     if noise is None:
         nll = token_nll(model, ids)
         return Losses(nll, nll.detach(), nll.detach())
@@ -37,8 +40,9 @@ def losses(model: Model, ids: Tensor, noise: Noise | None, power: float = 1.0) -
         nll = noise.weight * factorised(model, ids, noise.masked)
         return Losses(nll, nll.detach(), nll.detach())
     scores = block_scores(model, ids, noise.masked)
-    nll = noise.weight * path_nll(*scores)
+    train = noise.weight * path_nll(*scores, power=power)
+    if not report:
+        return Losses(train, train.detach(), train.detach())
     with torch.no_grad():
-        bound = noise.weight * marginal_nll(*scores)
-    train = nll if power == 1.0 else noise.weight * path_nll(*scores, power=power)
-    return Losses(train, nll.detach(), bound)
+        nll = train.detach() if power == 1.0 else noise.weight * path_nll(*scores)
+        return Losses(train, nll, noise.weight * marginal_nll(*scores))

@@ -1,7 +1,7 @@
 """From a data configuration to tokenizer and rows."""
 
 from dadlm.errors import ConfigError, DataError
-from dadlm.tokens import Rows, Tokenizer, prepare, read_texts, train_bpe
+from dadlm.tokens import Rows, Tokenizer, prepare, read_pieces, train_bpe
 from dadlm.train.config import DataConfig
 
 
@@ -14,8 +14,8 @@ def load_tokenizer(data: DataConfig) -> Tokenizer:
         raise ConfigError(
             f"tokenizer bpe:SIZE needs a size of at least 257 (256 bytes and end-of-text), got {size!r}"
         )
-    texts = read_texts(_source(data), text_field=data.text_field)
-    return train_bpe(texts, int(size), show_progress=False)
+    pieces = read_pieces(_source(data), text_field=data.text_field)  # cut between words: constant memory
+    return train_bpe((piece.text for piece in pieces), int(size), show_progress=False)
 
 
 def load_rows(data: DataConfig, tokenizer: Tokenizer, context: int) -> tuple[Rows, Rows]:

@@ -15,8 +15,9 @@ class Ema:
     def update(self, weights: Mapping[str, Tensor], step: int) -> None:
         """Take in the weights after update number `step`, counted from 0."""
         decay = min(self.limit, (1 + step) / (10 + step))
-        for name, average in self.average.items():
-            average.lerp_(weights[name], 1 - decay)
+        current = [weights[name] for name in self.average]
+        # One launch for all tensors; torch exports its foreach functions under private names only.
+        torch._foreach_lerp_(list(self.average.values()), current, 1 - decay)  # pyright: ignore
 
     @contextmanager
     def in_place_of(self, weights: Mapping[str, Tensor]) -> Iterator[None]:

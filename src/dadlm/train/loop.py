@@ -1,13 +1,12 @@
 """The training loop of every family and stage.
 
-A step is a pure function of (weights, seed, step): its rows, noise and dropout are counted, not drawn from
-a state, and its loss is divided by the tokens of the whole batch. So stopping and resuming, or splitting
-the batch, changes nothing.
+A step is a pure function of (weights, seed, step): its rows and noise are counted, not drawn from a state,
+dropout is seeded anew, and the loss is divided by the tokens of the whole batch. So stopping and resuming
+changes nothing, nor does splitting the batch (unless there is dropout).
 """
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -98,6 +97,7 @@ class Trainer:
             compile_parts(model)
         ema = Ema(weights(model), run.train.ema)
         self.state = TrainState(model, ema, start_optimizer(model, run), run.noise)
+        self.state.data = [rows.fingerprint(), valid_rows.fingerprint()]
         if (self.out / "last").exists():
             load_state(self.state, self.config, self.out / "last")
 
@@ -111,11 +111,13 @@ class Trainer:
                 loss = self.step()
                 ends = state.step == train.steps
                 values = None
-                if state.step % train.log_every == 0 or ends:
+                if self._logs(state.step):
                     now = time.perf_counter()
                     rate = self._tokens * (state.step - logged_at) / (now - since)
                     since, logged_at = now, state.step
                     values = {"loss": loss, "lr": train.lr_at(state.step - 1), "tokens_per_second": rate}
+                    if name == "dadlm":
+                        values["gap"] = float(self._gap)
                 log.step(state.step, values)
                 improved = (state.step % train.valid_every == 0 or ends) and self._validate(log)
                 if improved or state.step % train.save_every == 0 or ends:
@@ -137,7 +139,7 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = train.lr_at(state.step) * group["scale"]
         chosen = training_rows(self.rows, state.step, train.batch_size, train.seed)
-        loss = torch.zeros((), device=self.device)
+        loss, self._gap = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         optimizer.zero_grad(set_to_none=True)
         for part in torch.arange(train.batch_size).chunk(train.accumulate):
             loss += self._accumulate(self.rows.batch(chosen[part]).to(self.device), part.to(self.device))
@@ -151,14 +153,19 @@ class Trainer:
 
     def _accumulate(self, ids: Tensor, part: Tensor) -> Tensor:
         """Add one micro-batch's share to the gradients; `part` are its rows in the global batch."""
-        bf16 = self._bf16()
-        with torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext():
-            parts = losses(
-                self.state.model, ids, self._noise(part), self.config.train.power_at(self.state.step)
-            )
-        loss = parts.train.sum() / (self.config.train.batch_size * (self.rows.context - 1))
+        train, step = self.config.train, self.state.step
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16()):
+            report = self._logs(step + 1)
+            parts = losses(self.state.model, ids, self._noise(part), train.power_at(step), report)
+        tokens = train.batch_size * (self.rows.context - 1)
+        loss = parts.train.sum() / tokens
         loss.backward()
+        self._gap += (parts.bound - parts.reconstruction).sum() / tokens
         return loss.detach()
+
+    def _logs(self, step: int) -> bool:
+        """Whether the step that ends at this count is logged."""
+        return step % self.config.train.log_every == 0 or step == self.config.train.steps
 
     def _noise(self, part: Tensor) -> Noise | None:
         model, train = self.state.model.config, self.config.train

@@ -8,7 +8,7 @@ generator state to keep.
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,23 @@ class TrainState:
     noise: NoiseConfig
     step: int = 0
     best: float = float("inf")
+    data: list[str] = field(default_factory=list)
+    """Fingerprints of the rows: a run goes on only with the data it began with."""
 
 
 def save_state(state: TrainState, run: RunConfig, out: Path, is_best: bool) -> Path:
     """Write a checkpoint, then move the links to it, then drop checkpoints that no link needs."""
     target = out / "checkpoints" / f"step-{state.step:08d}"
-    if (out / "last").resolve() == target.resolve():  # it is this very state: do not endanger it
+    if (
+        target.exists() and (out / "last").resolve() == target.resolve()
+    ):  # it is this very state: do not endanger it
         return target
     with whole_folder(target) as folder:
         write_model(folder, state.model, state.ema.average)
         (folder / "training").mkdir()
         save_tensors(_tensors(state), folder / "training" / "state.safetensors")
-        progress = {"step": state.step, "best": state.best, "noise": asdict(state.noise), "run": asdict(run)}
+        progress = {"step": state.step, "best": state.best, "data": state.data}
+        progress |= {"noise": asdict(state.noise), "run": asdict(run)}
         write_json(folder / "training" / "state.json", progress)
     if is_best:  # before `last`: who dies in between repeats the step that was the best, and links it again
         _link(out / "best", target)
@@ -69,6 +74,10 @@ def load_state(state: TrainState, run: RunConfig, folder: Path) -> None:
     """Bring a freshly built state to where the checkpoint left off; refuse another run's checkpoint."""
     progress = read_progress(folder)
     _compare(progress["run"], asdict(run), folder)
+    if progress.get("data") != state.data:
+        raise ConfigError(
+            f"the text is not the one that the run in {folder.parent} began with; choose another --out"
+        )
     tensors = load_tensors(folder / "training" / "state.safetensors")
     expected = _tensors(state).keys()
     if tensors.keys() != expected:
