@@ -34,7 +34,7 @@ def show_samples(
     models: dict[str, Model], language: Language, walks: Tensor, seed: int, console: Console
 ) -> None:
     """Let the models continue the same phrases, one forward pass per phrase, and mark what is true."""
-    console.print("[bold]Three phrases each in three forward passes[/bold] (green: a true successor):")
+    console.print("[bold]Three phrases each in three forward passes[/bold] (✓: a true successor of the phrase before):")
     prompts = language.phrases[walks[:3, 0]].tolist()
     for name, model in models.items():
         how: dict[str, Any] = {"max_new_tokens": 3 * LENGTH, "sampler": "random", "steps": 1, "top_p": 1.0}
@@ -48,12 +48,12 @@ def show_samples(
 
 
 def _mark(language: Language, before: list[int], block: list[int]) -> str:
-    """A block in green if it is a successor of the one before it, else in red."""
+    """A block, marked by whether it is a successor of the one before it."""
     known = (language.phrases == torch.tensor(before)).all(-1).nonzero()
     text = language.tokenizer.decode(block)
     if len(known) and len(block) == LENGTH and language.valid(known[0], torch.tensor([block])):
-        return f"[green]{text}[/green]"
-    return f"[red]{text}[/red]"
+        return f"[green]{text} ✓[/green]"
+    return f"[red]{text} ✗[/red]"
 
 
 def report(
