@@ -34,7 +34,7 @@ def show_samples(
     models: dict[str, Model], language: Language, walks: Tensor, seed: int, console: Console
 ) -> None:
     """Let the models continue the same phrases, one forward pass per phrase, and mark what is true."""
-    console.print("[bold]Three phrases each in three forward passes[/bold] (✓: a true successor of the phrase before):")
+    console.print("[bold]Three phrases each in three forward passes[/bold] (✓: a true successor):")
     prompts = language.phrases[walks[:3, 0]].tolist()
     for name, model in models.items():
         how: dict[str, Any] = {"max_new_tokens": 3 * LENGTH, "sampler": "random", "steps": 1, "top_p": 1.0}
