@@ -1,6 +1,6 @@
 """Write the language reference that ships with every Python as one text file: real English to train on.
 
-    python examples/write_topics.py topics.txt
+python examples/write_topics.py topics.txt
 """
 
 import sys

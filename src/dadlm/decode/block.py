@@ -73,12 +73,14 @@ def denoise_step(
     if settings.infill is not None:
         infilled = short_gaps(block.masked, block.inside, *settings.infill)
     if settings.sampler == "confidence":  # what is kept depends on what was drawn
-        path, tokens, confidence = choose(model, prediction, block, block.masked, settings)
-        kept, at = remask.confident(block.masked, infilled, confidence, settings.threshold), block.step
+        path, logits, drawn = choose(model, prediction, block, block.masked, settings)
+        sure = confidence(logits, drawn, block.masked, prediction, path, settings.transition_weight)
+        kept, at = remask.confident(block.masked, infilled, sure, settings.threshold), block.step
+        drawn = drawn[kept[block.masked]]
     else:  # what is kept does not: only that is drawn
         kept, at = keep(block, infilled, settings)
-        path, tokens, _ = choose(model, prediction, block, kept, settings)
-    ids = torch.where(kept, tokens, block.ids)
+        path, _, drawn = choose(model, prediction, block, kept, settings)
+    ids = block.ids.masked_scatter(kept, drawn)
     after = replace(block, ids=ids, masked=block.masked & ~kept, step=at + 1)
     return after, Step(block, prediction, path, kept, infilled, at, ids)
 
@@ -86,7 +88,7 @@ def denoise_step(
 def choose(
     model: Model, prediction: Prediction, block: Block, wanted: Tensor, settings: DecodeSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The path [B, N], and the tokens [B, N] and their confidence [B, N] where `wanted` [B, N]."""
+    """The path [B, N]; logits [n, V] and tokens [n] of its nodes at the n positions `wanted` [B, N]."""
     if settings.path == "viterbi":
         logits = prediction.all_logits(model)
         best = logits.amax(-1) - logits.logsumexp(-1)
@@ -101,11 +103,16 @@ def choose(
         chosen = model.head.logits(at_path(prediction.hidden, path)[wanted], path[wanted])
         uniform = block.uniform(counter.TOKEN)[wanted]
         drawn = draw_tokens(chosen, uniform, settings.temperature, settings.top_p, settings.nucleus)
-    tokens = block.ids.masked_scatter(wanted, drawn)
-    emitted = chosen.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
+    return path, chosen, drawn
+
+
+def confidence(
+    logits: Tensor, drawn: Tensor, wanted: Tensor, prediction: Prediction, path: Tensor, weight: float
+) -> Tensor:
+    """[B, N]: how sure the tokens drawn at the positions `wanted` are; untempered."""
+    emitted = logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
     emitted = torch.zeros_like(wanted, dtype=emitted.dtype).masked_scatter(wanted, emitted)
-    confidence = composite(emitted, prediction.transition_logp, path, settings.transition_weight)
-    return path, tokens, confidence
+    return composite(emitted, prediction.transition_logp, path, weight)
 
 
 def composite(emitted: Tensor, transition_logp: Tensor, path: Tensor, weight: float) -> Tensor:
