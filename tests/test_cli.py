@@ -23,6 +23,7 @@ from dadlm.errors import CheckpointError
 from dadlm.model import checkpoint, load
 from dadlm.model.checkpoint import weights
 from dadlm.recipes import RECIPES
+from dadlm.tokens import Piece
 from dadlm.train import Trainer, loop
 
 ENGLISH = "\n\n".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
@@ -730,10 +731,15 @@ def test_a_process_of_its_own_ends_with_code_2_and_without_a_traceback(tmp_path:
 
 
 def test_ctrl_c_while_text_is_read(cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any, **__: Any) -> Iterator[str]:
+    def interrupted(*_: Any, **__: Any) -> Iterator[Piece]:
         signal.raise_signal(signal.SIGINT)
-        yield "never"
+        yield Piece("never", True, 5)
 
     monkeypatch.setattr("dadlm.train.data.read_pieces", interrupted)
-    result = cli(*trained.train("ar", "run", "--data.tokenizer", "bpe:333"))
+    # A shell may have started the tests with Ctrl-C ignored, which Python then leaves so.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = cli(*trained.train("ar", "run", "--data.tokenizer", "bpe:333"))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (result.code, result.err) == (130, "interrupted\n")
