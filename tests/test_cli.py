@@ -20,7 +20,7 @@ from tests.train.runs import metrics, progress
 import dadlm
 from dadlm.cli import main
 from dadlm.errors import CheckpointError
-from dadlm.model import checkpoint, load
+from dadlm.model import files, load
 from dadlm.model.checkpoint import weights
 from dadlm.recipes import RECIPES
 from dadlm.tokens import Piece
@@ -365,7 +365,7 @@ def test_a_full_disk_ends_with_code_2(
 
     more = trained.train("bd3lm", "run", "--train.steps", "6", "--train.log-every", "1")
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", full)
+        patch.setattr(files, "save_file", full)
         refused(cli(*more), "No space left on device", "nothing was replaced")
     with monkeypatch.context() as patch:
         patch.setattr(loop.Log, "_write", full)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.model.tiny import random_ids, random_noise, tiny_config, tiny_model
 
 from dadlm.errors import CheckpointError, DadlmError
-from dadlm.model import Model, checkpoint, load, save
+from dadlm.model import Model, checkpoint, files, load, save
 from dadlm.objective import losses
 from dadlm.tokens import Tokenizer, word_level
 
@@ -291,7 +291,7 @@ def test_a_full_disk_leaves_the_previous_folder_intact(folder):
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize("function", ["write_json", "save_file", "_flush"])
+@pytest.mark.parametrize("function", ["checkpoint.write_json", "files.save_file", "files._flush"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_an_error_of_the_system_while_saving_leaves_the_previous_folder_intact(
     folder, monkeypatch, function, code
@@ -300,7 +300,7 @@ def test_an_error_of_the_system_while_saving_leaves_the_previous_folder_intact(
         raise OSError(code, "it failed")
 
     before = content(folder)
-    monkeypatch.setattr(checkpoint, function, fail)
+    monkeypatch.setattr(f"dadlm.model.{function}", fail)
     with pytest.raises(CheckpointError, match=r"could not write .*model: it failed; nothing was replaced"):
         save(tiny_model(seed=1), folder)
     assert content(folder) == before
@@ -329,7 +329,7 @@ def test_an_interrupt_while_saving_leaves_the_previous_folder_intact(folder, mon
         raise KeyboardInterrupt
 
     before = content(folder)
-    monkeypatch.setattr(checkpoint, "save_file", interrupt)
+    monkeypatch.setattr(files, "save_file", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(tiny_model(seed=1), folder)
     assert content(folder) == before

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dadlm.model import Model, ModelConfig
-from dadlm.model.checkpoint import load_tensors
+from dadlm.model.files import load_tensors
 from dadlm.noise import NoiseConfig
 from dadlm.tokens import Rows, Tokenizer, word_level
 from dadlm.train import DataConfig, RunConfig, TrainConfig

@@ -22,7 +22,7 @@ from tests.train.runs import (
 )
 
 from dadlm.errors import CheckpointError, DadlmError, TrainingError
-from dadlm.model import checkpoint, load
+from dadlm.model import files, load
 from dadlm.model.checkpoint import weights
 from dadlm.train import loop
 
@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(
     full: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = config("bd3lm", tmp_path, save_every=3)
-    one, write = trainer(run), checkpoint.save_file
+    one, write = trainer(run), files.save_file
 
     def save_file(tensors: Any, target: Path, **options: Any) -> None:
         if one.state.step >= 6 and target.name == file:
@@ -102,13 +102,13 @@ def test_a_full_disk_leaves_the_previous_checkpoint(
             raise FULL[full]
         write(tensors, target, **options)
 
-    monkeypatch.setattr(checkpoint, "save_file", save_file)
+    monkeypatch.setattr(files, "save_file", save_file)
     with pytest.raises(DadlmError) as caught:
         one.run()
     told = str(caught.value)
     assert "No space left on device" in told and "step-00000006" in told and "nothing was replaced" in told
     assert kept(tmp_path) == [f"step-{4:08d}"]  # the best so far, and the last; nothing temporary
-    monkeypatch.setattr(checkpoint, "save_file", write)
+    monkeypatch.setattr(files, "save_file", write)
     assert load(tmp_path / "last").config.family == "bd3lm"
     assert train(run).step == 12
     train(config("bd3lm", tmp_path / "straight", save_every=3))

@@ -1,113 +1,22 @@
-"""Models as folders in the Hugging Face layout: config.json, model.safetensors, tokenizer.json. No pickle.
+"""Models as folders in the Hugging Face layout: config.json, model.safetensors, tokenizer.json.
 
-Writing goes to a temporary sibling that is renamed at the end: a folder is either whole or absent.
 Reading refuses what does not match, with the list of differences.
 """
 
-import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model.config import ModelConfig
+from dadlm.model.files import CONFIG, WEIGHTS, digest, load_tensors, save_tensors, whole_folder, write_json
 from dadlm.model.network import Model
 from dadlm.tokens import Tokenizer
-
-_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
-_OURS = {_WEIGHTS, _CONFIG, "tokenizer.json", "training"}
-
-
-@contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder that takes the place of `target` only when the body ends well."""
-    target, temporary = target.resolve(), None  # through a link, not over it
-    try:
-        if _is_foreign(target):
-            raise CheckpointError(
-                f"{target} exists and is no model folder: nothing was written; choose another"
-            )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-        yield temporary
-        _finish(temporary)
-        _replace(temporary, target)
-    except OSError as error:
-        raise CheckpointError(
-            f"could not write {target}: {error.strerror or error}; nothing was replaced"
-        ) from error
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _is_foreign(target: Path) -> bool:
-    """Something that saving must not replace: a file, or a folder with things in it that are not ours."""
-    if not target.exists():
-        return False
-    return not target.is_dir() or not {path.name for path in target.iterdir()} <= _OURS
-
-
-def _replace(temporary: Path, target: Path) -> None:
-    """A folder cannot be renamed over a full one: step the old one aside, and back if that fails."""
-    if not target.exists():
-        temporary.rename(target)
-        return
-    aside = temporary.with_name(temporary.name + "-old")
-    target.rename(aside)
-    try:
-        temporary.rename(target)
-    except OSError:
-        aside.rename(target)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _finish(folder: Path) -> None:
-    """Give folders and files the modes that the user's umask asks for, and bring them to the disk."""
-    umask = os.umask(0)
-    os.umask(umask)
-    for path in (folder, *folder.rglob("*")):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
-        _flush(path)
-
-
-def _flush(file: Path) -> None:
-    if file.is_file():
-        with open(file, "rb") as handle:
-            os.fsync(handle.fileno())
-
-
-def save_tensors(
-    tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None
-) -> None:
-    """Write tensors to a safetensors file; a full disk is an OSError like any other."""
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    try:
-        save_file(contiguous, file, metadata={"format": "pt", **(metadata or {})})
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-
-
-def load_tensors(file: Path) -> dict[str, Tensor]:
-    """Read a safetensors file, or say in what way it is damaged."""
-    try:
-        return load_file(file)
-    except FileNotFoundError:
-        raise CheckpointError(f"{file} does not exist") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{file} is truncated or damaged: {error}") from error
 
 
 def weights(model: Model) -> dict[str, Tensor]:
@@ -143,22 +52,13 @@ def set_weights(model: Model, tensors: Mapping[str, Tensor], origin: object) -> 
             own[name].copy_(tensor)
 
 
-def write_json(file: Path, content: Any) -> None:
-    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def write_model(folder: Path, model: Model, tensors: Mapping[str, Tensor] | None = None) -> None:
     """Write the three files into an existing folder; `tensors` (the EMA) may stand in for the weights."""
-    save_tensors(weights(model) if tensors is None else tensors, folder / _WEIGHTS)
-    facts = {"model_type": "dadlm", "format": 1, "weights_sha256": _digest(folder / _WEIGHTS)}
-    write_json(folder / _CONFIG, facts | asdict(model.config))
+    save_tensors(weights(model) if tensors is None else tensors, folder / WEIGHTS)
+    facts = {"model_type": "dadlm", "format": 1, "weights_sha256": digest(folder / WEIGHTS)}
+    write_json(folder / CONFIG, facts | asdict(model.config))
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
-
-
-def _digest(file: Path) -> str:
-    with open(file, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def save(model: Model, folder: str | Path) -> None:
@@ -172,7 +72,7 @@ def read_config(folder: Path) -> ModelConfig:
     content = _read_facts(folder)
     for fact in ("model_type", "format", "weights_sha256"):
         content.pop(fact, None)
-    file = folder / _CONFIG
+    file = folder / CONFIG
     unknown = content.keys() - {field.name for field in fields(ModelConfig)}
     if unknown:
         raise CheckpointError(f"{file} has unknown keys: {', '.join(sorted(unknown))}")
@@ -184,9 +84,9 @@ def read_config(folder: Path) -> ModelConfig:
 
 def _read_facts(folder: Path) -> dict[str, Any]:
     """config.json of a folder, if it is one of ours."""
-    file = folder / _CONFIG
+    file = folder / CONFIG
     if not file.is_file():
-        raise CheckpointError(f"{folder} is not a model folder: it has no {_CONFIG}")
+        raise CheckpointError(f"{folder} is not a model folder: it has no {CONFIG}")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -200,7 +100,7 @@ def _read_facts(folder: Path) -> dict[str, Any]:
 
 def _read_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
     """The weights of a folder, if they can be those of its configuration."""
-    tensors = load_tensors(folder / _WEIGHTS)
+    tensors = load_tensors(folder / WEIGHTS)
     embedding, shape = tensors.get("backbone.embedding.weight"), (config.vocab_size, config.width)
     if embedding is not None and embedding.shape != shape:  # before an absurd width takes all memory
         raise CheckpointError(
@@ -236,16 +136,16 @@ def load(name_or_folder: str | Path, device: str | torch.device = "cpu") -> Mode
     device, tensors = find_device(device), _read_weights(folder, config)
     model = Model(config, tokenizer)
     set_weights(model, tensors, folder)
-    digest = _read_facts(folder).get("weights_sha256")
-    if digest is not None and digest != _digest(folder / _WEIGHTS):
-        raise CheckpointError(f"{folder / _WEIGHTS} was changed after it was saved: its checksum differs")
+    expected = _read_facts(folder).get("weights_sha256")
+    if expected is not None and expected != digest(folder / WEIGHTS):
+        raise CheckpointError(f"{folder / WEIGHTS} was changed after it was saved: its checksum differs")
     return model.to(device).eval()
 
 
 def _locate(name_or_folder: str | Path) -> Path:
     folder = Path(name_or_folder)
     for place in (folder, folder / "best", folder / "last"):  # a training run stands for its best model
-        if (place / _CONFIG).is_file() and (place / _WEIGHTS).exists():
+        if (place / CONFIG).is_file() and (place / WEIGHTS).exists():
             return place
     if folder.exists() or str(name_or_folder).count("/") != 1:
         raise CheckpointError(f"{name_or_folder} is not a model folder (config.json and model.safetensors)")

@@ -15,7 +15,7 @@ from dadlm.decode.picture import new_figure
 from dadlm.errors import ConfigError
 from dadlm.evaluate import Interval, bootstrap, score_rows
 from dadlm.model import Model, load
-from dadlm.model.checkpoint import write_json
+from dadlm.model.files import write_json
 from dadlm.recipes import recipe
 from dadlm.tokens import Rows
 from dadlm.tour.language import LENGTH, Language, make_language

@@ -16,7 +16,8 @@ import torch
 
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import Model
-from dadlm.model.checkpoint import load_tensors, save_tensors, weights, whole_folder, write_json, write_model
+from dadlm.model.checkpoint import weights, write_model
+from dadlm.model.files import load_tensors, save_tensors, whole_folder, write_json
 from dadlm.noise import NoiseConfig
 from dadlm.train.config import RunConfig
 from dadlm.train.ema import Ema

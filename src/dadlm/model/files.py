@@ -1,0 +1,111 @@
+"""Files of a model on disk: whole folders, tensors and JSON. No pickle; knows nothing of what is in them.
+
+Writing goes to a temporary sibling that is renamed at the end: a folder is either whole or absent.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dadlm.errors import CheckpointError
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+_OURS = {WEIGHTS, CONFIG, "tokenizer.json", "training"}
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder that takes the place of `target` only when the body ends well."""
+    target, temporary = target.resolve(), None  # through a link, not over it
+    try:
+        if _is_foreign(target):
+            raise CheckpointError(
+                f"{target} exists and is no model folder: nothing was written; choose another"
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        yield temporary
+        _finish(temporary)
+        _replace(temporary, target)
+    except OSError as error:
+        raise CheckpointError(
+            f"could not write {target}: {error.strerror or error}; nothing was replaced"
+        ) from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _is_foreign(target: Path) -> bool:
+    """Something that saving must not replace: a file, or a folder with things in it that are not ours."""
+    if not target.exists():
+        return False
+    return not target.is_dir() or not {path.name for path in target.iterdir()} <= _OURS
+
+
+def _replace(temporary: Path, target: Path) -> None:
+    """A folder cannot be renamed over a full one: step the old one aside, and back if that fails."""
+    if not target.exists():
+        temporary.rename(target)
+        return
+    aside = temporary.with_name(temporary.name + "-old")
+    target.rename(aside)
+    try:
+        temporary.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _finish(folder: Path) -> None:
+    """Give folders and files the modes that the user's umask asks for, and bring them to the disk."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+        _flush(path)
+
+
+def _flush(file: Path) -> None:
+    if file.is_file():
+        with open(file, "rb") as handle:
+            os.fsync(handle.fileno())
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write tensors to a safetensors file; a full disk is an OSError like any other."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(contiguous, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
+def load_tensors(file: Path) -> dict[str, Tensor]:
+    """Read a safetensors file, or say in what way it is damaged."""
+    try:
+        return load_file(file)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} does not exist") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{file} is truncated or damaged: {error}") from error
+
+
+def write_json(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def digest(file: Path) -> str:
+    with open(file, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
