@@ -152,7 +152,7 @@ def test_from_english_to_text_in_three_stages(cli: Cli, tmp_path: Path) -> None:
         result = cli("train", f"small-{family}", "--data.train", "topics.txt", *few, *origin)
         assert result.code == 0, result.err
         assert re.search(r"step +2 +validation: (loss|reconstruction) \d", result.out)
-        assert "finished at step 2, validation" in result.out and f"runs/small-{family}/best" in result.out
+        assert "finished at step 2; best validation" in result.out and f"runs/small-{family}/best" in result.out
         origin = ["--init-from", f"runs/small-{family}"]
     prompt = "The assert statement is a convenient way to"
     result = cli("generate", prompt, "--model", "runs/small-dadlm", "--max-new-tokens", 16, "--seed", 1)
@@ -573,8 +573,8 @@ BAD_DECODING: dict[str, tuple[list[str], str]] = {
     "picture format": (["--picture", "x.gif"], r"x\.gif.*svg"),
     "picture without format": (["--picture", "picture"], "svg"),
     "picture nowhere": (["--picture", "nowhere/x.svg"], "nowhere"),
-    "picture step": (["--picture", "x.svg", "--picture-step", "999"], "picture_step is 999"),
-    "negative picture step": (["--picture", "x.svg", "--picture-step", "-1"], "picture_step"),
+    "picture step": (["--picture", "x.svg", "--picture-step", "999"], "--picture-step is 999"),
+    "negative picture step": (["--picture", "x.svg", "--picture-step", "-1"], "--picture-step is -1"),
 }
 
 
@@ -622,7 +622,7 @@ def test_show_prints_every_step(cli: Cli, trained: Trained) -> None:
     told = cli(*words, "--json").json
     tables = re.findall(r"block \d+, step \d+", result.out)
     assert len(tables) == len(set(tables)) == told["forward_passes"][0]
-    assert "→" in result.out and "▢" in result.out
+    assert "▸" in result.out and "▢" in result.out
     both = cli(*words, "--show", "--json")
     assert both.json == told and "block" in both.err
 

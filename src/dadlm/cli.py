@@ -93,7 +93,7 @@ def _train(words: list[str]) -> int:
     elif done.interrupted:
         print(f"stopped at step {done.step}; saved in {done.folder}. The same command goes on from there.")
     else:
-        print(f"finished at step {done.step}, validation {done.valid:.4f}; model in {done.folder}/best")
+        print(f"finished at step {done.step}; best validation {done.valid:.4f}, model in {done.folder}/best")
     return 130 if done.interrupted else 0
 
 
@@ -183,11 +183,14 @@ def _look(model, prompt: str, seed: int, options: _Generate) -> None:
             show_step(event, texts, console)
         if options.picture and index == options.picture_step:
             draw_step(event, options.picture, texts=texts)
+            console.print(f"step {index} is drawn in {options.picture}")
             drawn = True
             if not options.show:
                 break
     if options.picture and not drawn:
-        raise ConfigError(f"picture_step is {options.picture_step}, but decoding took only {index + 1} steps")
+        raise ConfigError(
+            f"--picture-step is {options.picture_step}, but decoding took only {index + 1} steps"
+        )
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ class Generated:
     tokens: list[list[int]]
     """Generated ids up to and including the first end-of-text."""
     forward_passes: list[int]
-    """Denoising passes of each sample: neither prefill nor cache writes."""
+    """Denoising passes of each sample: neither prefill nor cache writes. The last block is decoded to its
+    end and then cut, so a length that is no multiple of the block costs passes for tokens not counted."""
     cache_passes: list[int]
     """Passes that only wrote keys and values of a finished block."""
     seeds: list[int]
@@ -168,7 +169,7 @@ def _seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
     else:
         raise ConfigError(f"a seed must be a whole number or a list of them, got {seed!r}")
     if len(seeds) != rows:
-        raise ConfigError(f"{len(seeds)} seeds for {rows} prompts")
+        raise ConfigError(f"{len(seeds)} seeds for {rows} prompts: give one seed, or one for each prompt")
     if not all(-(2**63) <= one < 2**63 for one in seeds):
         raise ConfigError("a seed must fit into 64 bits")
     return seeds

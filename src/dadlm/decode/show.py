@@ -19,6 +19,7 @@ def show_step(event: StepEvent, texts: list[str], console: Console) -> None:
         cells = [_node(event, i, k) for k in range(len(event.top_tokens[i]))]
         table.add_row(str(i), *cells, *[""] * (candidates - len(cells)), _after(event, i, text))
     console.print(table)
+    console.print("▸ path; transition, likeliest token, its probability", style="dim")
 
 
 def _node(event: StepEvent, i: int, k: int) -> Text:
@@ -29,9 +30,9 @@ def _node(event: StepEvent, i: int, k: int) -> Text:
     if event.anchor[i]:
         return Text(token, style="bold cyan")
     source = event.path[i - 1] if i else 0
-    cell = Text(f"→{event.transition[i][source][k]:.2f} {token} {p:.2f}")
-    cell.stylize("bold yellow" if event.path[i] == k else "dim")
-    return cell
+    chosen = event.path[i] == k
+    cell = f"{event.transition[i][source][k]:.2f} {token} {p:.2f}"
+    return Text(("▸" if chosen else " ") + cell, style="bold yellow" if chosen else "dim")
 
 
 def _after(event: StepEvent, i: int, text: str) -> Text:

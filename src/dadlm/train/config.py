@@ -100,7 +100,10 @@ class TrainConfig:
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError("seed must fit into 64 bits")
         if self.warmup < 0 or self.power_steps < 0 or not 0 <= self.decay <= self.steps:
-            raise ConfigError("warmup, power_steps and decay must not be negative, nor decay exceed steps")
+            raise ConfigError(
+                f"warmup {self.warmup}, power_steps {self.power_steps} and decay {self.decay} must not be "
+                f"negative, nor decay exceed steps {self.steps}"
+            )
         if not 0 <= self.ema < 1:
             raise ConfigError(f"ema must be in [0, 1), got {self.ema}")
 

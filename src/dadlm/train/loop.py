@@ -105,7 +105,13 @@ class Trainer:
         """Train to the last step, or until asked to stop; always ends with a checkpoint."""
         state, train = self.state, self.config.train
         name, started, saved_at = self.state.model.config.family, state.step, state.step
+        if state.step >= train.steps:
+            if not self.quiet:
+                print(f"{self.out} is already at step {state.step} of {train.steps}: nothing to do")
+            return Finished(self.out, state.step, False, state.best)
         with Log(self.out, name, train.steps, started, self.quiet) as log, stop_on_signal() as stop:
+            if started:
+                log.console.print(f"{self.out}: going on from step {started}")
             since, logged_at = time.perf_counter(), state.step
             while state.step < train.steps and not stop:
                 loss = self.step()

@@ -161,6 +161,7 @@ def _compare(saved: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     def flat(run: dict[str, Any]) -> dict[str, str]:
         parts = {key: value for key, value in run.items() if isinstance(value, dict)}
         items = {f"{part}.{key}": value for part, fields in parts.items() for key, value in fields.items()}
+        items["init_from"] = run.get("init_from")
         skip = {f"train.{name}" for name in _FREE} | {"data.cache", "model.vocab_size", "model.eot_id"}
         return {key: json.dumps(value) for key, value in items.items() if key not in skip}
 
