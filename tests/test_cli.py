@@ -152,7 +152,9 @@ def test_from_english_to_text_in_three_stages(cli: Cli, tmp_path: Path) -> None:
         result = cli("train", f"small-{family}", "--data.train", "topics.txt", *few, *origin)
         assert result.code == 0, result.err
         assert re.search(r"step +2 +validation: (loss|reconstruction) \d", result.out)
-        assert "finished at step 2; best validation" in result.out and f"runs/small-{family}/best" in result.out
+        assert (
+            "finished at step 2; best validation" in result.out and f"runs/small-{family}/best" in result.out
+        )
         origin = ["--init-from", f"runs/small-{family}"]
     prompt = "The assert statement is a convenient way to"
     result = cli("generate", prompt, "--model", "runs/small-dadlm", "--max-new-tokens", 16, "--seed", 1)
