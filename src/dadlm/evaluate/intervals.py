@@ -1,9 +1,11 @@
-"""How sure a mean is: percentile bootstrap over rows."""
+"""How sure a number is: percentile bootstrap of a mean over rows, Wilson's interval of a share."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+_Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
 
 @dataclass(frozen=True)
@@ -30,3 +32,13 @@ def bootstrap(values: Tensor, draws: int = 2000, seed: int = 0) -> Interval:
     )
     low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return Interval(float(values.mean()), low, high)
+
+
+def wilson(wins: int, total: int) -> Interval:
+    """The share wins / total and Wilson's score interval; nothing counted: anything is possible."""
+    if total == 0:
+        return Interval(0.5, 0.0, 1.0)
+    share, slack = wins / total, _Z**2 / total
+    centre = (share + slack / 2) / (1 + slack)
+    half = _Z * (share * (1 - share) / total + slack / (4 * total)) ** 0.5 / (1 + slack)
+    return Interval(share, centre - half, centre + half)

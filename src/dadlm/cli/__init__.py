@@ -1,0 +1,55 @@
+"""The commands. Thin: each reads its options, calls one function of the package and prints what came back."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from dadlm.errors import ConfigError, DadlmError
+
+# One module each, imported when its command is called: `dadlm --help` must answer at once.
+COMMANDS = {
+    "tour": "see the idea at work: a known language, BD3LM and DA-DLM side by side",
+    "train": "train a model by recipe: dadlm train small-bd3lm --data.train FILE",
+    "generate": "complete prompts with a trained model",
+    "evaluate": "measure models: reconstruction, perplexity, generation, summarisation, judge, latency",
+    "report": "gather evaluations into one page, the paper's numbers beside ours",
+    "data": "turn text into token shards, or train a tokenizer",
+}
+USAGE = "\n".join(
+    [
+        "usage: dadlm COMMAND [options]\n",
+        *(f"  {name:10s} {what}" for name, what in COMMANDS.items()),
+        "\ndadlm COMMAND --help lists a command's options.",
+    ]
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; user errors are printed and give exit code 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if words else 2
+    if words[0] == "--version":
+        from dadlm import __version__
+
+        print(f"dadlm {__version__}")
+        return 0
+    try:
+        if words[0] not in COMMANDS:
+            raise ConfigError(f"unknown command {words[0]!r}\n{USAGE}")
+        return import_module(f"dadlm.cli.{words[0]}").run(words[1:])
+    except DadlmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of our output has gone away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:  # disk full, no such folder, no permission
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,3 @@
+from dadlm.cli import main
+
+raise SystemExit(main())

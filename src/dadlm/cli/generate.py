@@ -1,0 +1,88 @@
+"""dadlm generate: prompts → texts, or a look at every step."""
+
+import json
+import secrets
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.text import Text
+
+from dadlm.decode import DecodeSettings, generate, stream
+from dadlm.decode.events import token_text
+from dadlm.decode.picture import draw_step
+from dadlm.decode.show import show_step
+from dadlm.errors import ConfigError
+from dadlm.model import load
+
+
+@dataclass(frozen=True)
+class Options:
+    prompts: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Prompts to complete; none: one empty prompt."""
+    model: str = ""
+    """Folder of a model or of a training run, or a Hugging Face name."""
+    seed: tuple[int, ...] = ()
+    """One number s gives prompt i the seed s + i; several give each prompt its own; none: new ones."""
+    batch_size: int = 32
+    """Prompts decoded side by side; changes speed, not texts."""
+    device: str = "cpu"
+    """Where to run, e.g. cuda."""
+    json: bool = False
+    """Print one JSON object."""
+    show: bool = False
+    """Print every denoising step of the first prompt with its graph."""
+    picture: str | None = None
+    """Save the graph of one step of the first prompt as .svg, .png or .pdf."""
+    picture_step: int = 0
+    """Which step to draw, counted from 0 over all blocks."""
+    decoding: Annotated[DecodeSettings, tyro.conf.arg(name="")] = field(default_factory=DecodeSettings)
+
+
+def run(words: list[str]) -> int:
+    options = tyro.cli(Options, args=words, prog="dadlm generate", config=(tyro.conf.FlagCreatePairsOff,))
+    if not options.model:
+        raise ConfigError("no model: pass --model FOLDER, for example one that `dadlm train` made")
+    model = load(options.model, options.device)
+    prompts = list(options.prompts) or [""]
+    seeds = list(options.seed)
+    if len(seeds) < 2:
+        first = seeds[0] if seeds else secrets.randbits(31)
+        seeds = [first + row for row in range(len(prompts))]
+    if options.show or options.picture:
+        _look(model, prompts[0], seeds[0], options)
+    out = generate(model, prompts, seed=seeds, batch_size=options.batch_size, settings=options.decoding)
+    if options.json:
+        names = ("texts", "forward_passes", "tokens_per_forward", "cache_passes", "seeds")
+        print(json.dumps({name: getattr(out, name) for name in names}, ensure_ascii=False))
+        return 0
+    console = Console(highlight=False, soft_wrap=True)
+    for prompt, text in zip(prompts, out.texts, strict=True):
+        console.print(Text.assemble((prompt, "dim"), text, "\n"))
+    passes, tokens = sum(out.forward_passes), sum(map(len, out.tokens))
+    console.print(
+        f"{tokens} tokens in {passes} forward passes: {out.mean_tokens_per_forward:.2f} per pass", style="dim"
+    )
+    return 0
+
+
+def _look(model, prompt: str, seed: int, options: Options) -> None:
+    """Decode the first prompt step by step, in the terminal or as a picture."""
+    console = Console(stderr=options.json)
+    drawn = False
+    index = -1
+    for index, event in enumerate(stream(model, prompt, seed=seed, settings=options.decoding)):
+        texts = [token_text(model, id_) for id_ in event.ids]
+        if options.show:
+            show_step(event, texts, console)
+        if options.picture and index == options.picture_step:
+            draw_step(event, options.picture, texts=texts)
+            console.print(f"step {index} is drawn in {options.picture}")
+            drawn = True
+            if not options.show:
+                break
+    if options.picture and not drawn:
+        raise ConfigError(
+            f"--picture-step is {options.picture_step}, but decoding took only {index + 1} steps"
+        )

@@ -1,0 +1,124 @@
+"""One evaluation at work in its folder: finished pieces are kept as they come, the result comes last.
+
+A piece has a key (a row, a sample, a question to a judge) and any JSON value. Pieces are appended to
+`KIND.pieces.jsonl`; its first line says what the evaluation is about. Started again with the same subject,
+only the missing pieces are computed; with another subject the folder is refused, because old and new pieces
+must not mix. Knows nothing of what is measured.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dadlm.errors import DataError
+
+
+class Work:
+    """Pieces of one evaluation; without a folder they live in memory only."""
+
+    def __init__(
+        self, kind: str, subject: Mapping[str, Any], out: str | Path | None = None, quiet: bool = True
+    ) -> None:
+        """`subject` is all that decides the result; what only decides speed does not belong into it."""
+        self.kind, self.quiet = kind, quiet
+        self.subject: dict[str, Any] = json.loads(json.dumps(subject))  # as it will be read back
+        self.pieces: dict[str, Any] = {}
+        self._folder = None if out is None else Path(out)
+        self._file: BinaryIO | None = None
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._file = _open(self._folder / f"{kind}.pieces.jsonl", self.subject, self.pieces)
+
+    def __enter__(self) -> "Work":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def batches(self, keys: Sequence[str], size: int, what: str) -> Iterator[list[str]]:
+        """The keys that are missing, `size` at a time, under a progress bar."""
+        missing = [key for key in keys if key not in self.pieces]
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), disable=self.quiet) as bar:
+            task = bar.add_task(what, total=len(keys), completed=len(keys) - len(missing))
+            for first in range(0, len(missing), size):
+                batch = missing[first : first + size]
+                yield batch
+                bar.advance(task, len(batch))
+
+    def add(self, pieces: Iterable[tuple[str, Any]]) -> None:
+        """Keep finished pieces; they are on the disk when this returns."""
+        for key, value in pieces:
+            self.pieces[key] = value
+            if self._file is not None:
+                self._file.write(_line([key, value]))
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def values(self, keys: Iterable[str]) -> list[Any]:
+        return [self.pieces[key] for key in keys]
+
+    def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Write and return the result: the kind, the subject, then what was measured."""
+        whole = {"kind": self.kind, **self.subject, **result}
+        if self._folder is not None:
+            write_result(self._folder / f"{self.kind}.json", whole)
+        return whole
+
+
+def write_result(file: Path, result: Mapping[str, Any]) -> None:
+    """Write JSON whole or not at all."""
+    temporary = file.with_name(f".{file.name}")
+    with open(temporary, "w", encoding="utf-8") as handle:
+        handle.write(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        handle.flush()
+        os.fsync(handle.fileno())
+    temporary.replace(file)
+
+
+def _line(value: Any) -> bytes:
+    return (json.dumps(value, ensure_ascii=False) + "\n").encode()
+
+
+def _open(file: Path, subject: dict[str, Any], pieces: dict[str, Any]) -> BinaryIO:
+    """Read the pieces of an earlier start, cut off a line that a kill left unfinished, append from there."""
+    handle = open(file, "a+b")  # noqa: SIM115 (the caller closes it)
+    handle.seek(0)
+    good = 0
+    for number, line in enumerate(handle, 1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise DataError(
+                f"{file}, line {number}: not JSON ({error}); remove the file to start over"
+            ) from None
+        if number == 1:
+            _compare(file, value, subject)
+        else:
+            pieces[value[0]] = value[1]
+        good += len(line)
+    handle.truncate(good)
+    if good == 0:
+        handle.write(_line(subject))
+        handle.flush()
+    return handle
+
+
+def _compare(file: Path, there: Any, now: dict[str, Any]) -> None:
+    if there == now:
+        return
+    there = there if isinstance(there, dict) else {}
+    names = [name for name in {**there, **now} if there.get(name) != now.get(name)]
+    raise DataError(
+        f"{file.parent} holds an evaluation of something else (different: {', '.join(names)}); "
+        f"choose another --out, or remove {file.name} there"
+    )
