@@ -2,6 +2,7 @@
 
 import ast
 import importlib.resources
+import importlib.util
 import itertools
 import re
 import tomllib
@@ -15,7 +16,7 @@ import dadlm
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "dadlm"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-GENERATED = {ROOT / name for name in ("demo", "runs", "carry", "build", "dist")}
+GENERATED = {ROOT / name for name in ("demo", "runs", "evaluation", "report", "carry", "build", "dist")}
 TEXT = {"", ".css", ".html", ".js", ".json", ".md", ".py", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
 PERSONAL_PATH = re.compile(r"(?<![\w.~:/-])(?:/(?:home|root|Users|mnt|work|workspace)/|[A-Z]:\\Users\\)\w")
 
@@ -84,3 +85,14 @@ def test_readme_names_every_folder_of_the_package() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     folders = [path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
     assert not [name for name in folders if f"{name}/" not in readme]
+
+
+def test_performance_tables_are_those_of_the_result_files() -> None:
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
+    assert spec is not None and spec.loader is not None
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    for page in tables.PAGES:
+        content = page.read_text(encoding="utf-8")
+        assert tables.MARK.search(content), f"{page} has no table"
+        assert tables.renewed(content) == content, "run python benchmarks/tables.py"

@@ -5,22 +5,29 @@ change with batch size, order of evaluation, number of processes or a restart. I
 only: CPU and CUDA give the same bits. Knows nothing of masks, tokens or models.
 """
 
+import operator
+
 import torch
 from torch import Tensor
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
-# Multiples of the golden constant, wrapped to 64 bits by hand: Python's integers do not wrap.
-_TURNS = [((turn * _GOLDEN + 2**63) % 2**64) - 2**63 for turn in range(1, 7)]
-
 # Purposes keep streams that share the other counters apart.
-TIME, MASK, SHIFT, ORDER, PATH, TOKEN, REMASK, REVEAL, DROPOUT = range(1, 10)
+TIME, MASK, SHIFT, ORDER, PATH, TOKEN, REMASK, REVEAL, DROPOUT, BLOCKS = range(1, 11)
+
+
+def _wrap(number: int) -> int:
+    """A Python integer as 64 bits would hold it: Python's own do not wrap."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
     """Logical shift: torch's is arithmetic on signed integers."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+_TURNS = [_wrap(turn * _GOLDEN) for turn in range(1, 7)]  # multiples of the golden constant
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -35,8 +42,11 @@ def hash_counters(*counters: int | Tensor) -> Tensor:
     device = next((c.device for c in counters if isinstance(c, Tensor)), torch.device("cpu"))
     state = torch.zeros((), dtype=torch.int64, device=device)
     for counter in counters:
-        value = torch.as_tensor(counter, dtype=torch.int64, device=device)
-        state = _mix(state * 31 + value * _GOLDEN + _GOLDEN)
+        if isinstance(counter, Tensor):
+            turn = counter.to(device, torch.int64) * _GOLDEN + _GOLDEN
+        else:  # a number needs no tensor, and so no copy to the device
+            turn = _wrap(operator.index(counter) * _GOLDEN + _GOLDEN)
+        state = _mix(state * 31 + turn)
     return state
 
 

@@ -13,6 +13,10 @@ class DataError(DadlmError, ValueError):
     """Text, tokens or files that cannot be used."""
 
 
+class EndpointError(DadlmError):
+    """A server gave no usable answer although it was asked again and again."""
+
+
 class CheckpointError(DadlmError):
     """Weights that are missing, damaged, or belong to another model."""
 

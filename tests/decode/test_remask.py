@@ -11,6 +11,13 @@ from dadlm import counter
 from dadlm.decode import remask
 
 
+def random_step(
+    masked: Tensor, infilled: Tensor, seed: Tensor, block: Tensor, step: Tensor, steps: Tensor
+) -> tuple[Tensor, Tensor]:
+    reveal = remask.reveal_steps(seed, block, steps, masked.shape[1], int(steps.max()))
+    return remask.random(masked, infilled, reveal, step)
+
+
 def run_random(
     masked: Tensor, steps: int, infilled: Tensor | None = None, first_seed: int = 0
 ) -> tuple[Tensor, Tensor]:
@@ -21,7 +28,7 @@ def run_random(
     while masked.any():
         passes += masked.any(1)
         none = torch.zeros_like(masked) if infilled is None else infilled & masked
-        kept, at = remask.random(masked, none, seed, block, step, torch.full((B,), steps))
+        kept, at = random_step(masked, none, seed, block, step, torch.full((B,), steps))
         assert not (kept & ~masked).any(), "only masked positions can be kept"
         assert kept.any(1).equal(masked.any(1)), "every row that is not finished must go on"
         assert (at[masked.any(1)] < steps).all() and (at >= step).all()
@@ -52,7 +59,7 @@ def test_positions_are_fixed_independently_of_each_other():
 def test_the_last_step_fixes_everything():
     masked = torch.rand(500, 7, generator=torch.Generator().manual_seed(1)) < 0.5
     step = torch.full((500,), 4)
-    kept, at = remask.random(
+    kept, at = random_step(
         masked, torch.zeros_like(masked), torch.arange(500), torch.zeros(500).long(), step, step + 1
     )
     assert kept.equal(masked) and at.equal(step)
@@ -79,9 +86,7 @@ def test_a_finished_row_beside_an_idle_one_keeps_its_step():
     masked = torch.zeros(64, 2, dtype=torch.bool)
     masked[::2, 0] = True
     step = torch.zeros(64).long()
-    _, at = remask.random(
-        masked, torch.zeros_like(masked), torch.arange(64), step, step, torch.full((64,), 50)
-    )
+    _, at = random_step(masked, torch.zeros_like(masked), torch.arange(64), step, step, torch.full((64,), 50))
     assert (at[1::2] == 0).all() and (at[::2] > 0).any()
 
 
@@ -90,7 +95,7 @@ def test_random_keeps_infilled_positions_at_once_and_counts_that_step():
     masked = torch.ones(rows, 3, dtype=torch.bool)
     infilled = torch.tensor([False, True, False]).expand(rows, 3)
     step = torch.zeros(rows).long()
-    kept, at = remask.random(masked, infilled, torch.arange(rows), step, step, torch.full((rows,), steps))
+    kept, at = random_step(masked, infilled, torch.arange(rows), step, step, torch.full((rows,), steps))
     assert kept[:, 1].all() and (at == 0).all(), "a step that infills is not idle"
     share = kept[:, [0, 2]].float().mean()
     assert abs(share - 1 / steps) < 4 * (1 / steps / (2 * rows)) ** 0.5, "the others follow the grid"
@@ -133,7 +138,7 @@ def test_choices_change_with_seed_block_and_step(which: str):
         counters = (torch.tensor([seed]), torch.tensor([block]), torch.tensor([step]))
         if which == "first_hitting":
             return remask.first_hitting(masked, ~masked, *counters)
-        return remask.random(masked, ~masked, *counters, torch.tensor([step + 2]))[0]
+        return random_step(masked, ~masked, *counters, torch.tensor([step + 2]))[0]
 
     base = [kept(s, 5, 3) for s in range(8)]
     assert all(a.equal(b) for a, b in zip(base, (kept(s, 5, 3) for s in range(8)), strict=True))

@@ -1,10 +1,10 @@
-"""The bootstrap: a mean, and an interval that holds the truth as often as it says."""
+"""Intervals that hold the truth as often as they say: the bootstrap of a mean, Wilson of a share."""
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from dadlm.evaluate import Interval, bootstrap
+from dadlm.evaluate.intervals import Interval, bootstrap, caution, wilson
 
 
 @pytest.mark.parametrize("kind", ["normal", "skewed"])
@@ -51,3 +51,45 @@ def test_same_seed_same_interval():
 
 def test_interval_is_printed_with_its_mean():
     assert str(Interval(1.23456, 1.0, 2.0)) == "1.2346 [1.0000, 2.0000]"
+
+
+# The paper's judge tables: DA-DLM's share and its interval, in percent, and the one number of decided pairs
+# (below 4,000) that explains all three.
+PAPER = [
+    (1617, 2299, "70.33", "68.44", "72.17"),
+    (1441, 2028, "71.06", "69.04", "72.99"),
+    (601, 834, "72.06", "68.92", "75.00"),
+    (1502, 2044, "73.48", "71.53", "75.35"),
+    (1037, 1401, "74.02", "71.66", "76.25"),
+    (1421, 1880, "75.59", "73.59", "77.47"),
+    (989, 1281, "77.21", "74.83", "79.42"),
+    (1426, 1807, "78.92", "76.97", "80.73"),
+    (1498, 1842, "81.32", "79.48", "83.04"),
+    (1254, 1434, "87.45", "85.63", "89.06"),
+    (1700, 1923, "88.40", "86.90", "89.76"),
+]
+
+
+@pytest.mark.parametrize(("wins", "total", "mean", "low", "high"), PAPER)
+def test_wilson_gives_the_papers_intervals(wins, total, mean, low, high):
+    interval = wilson(wins, total)
+    assert [f"{100 * side:.2f}" for side in (interval.mean, interval.low, interval.high)] == [mean, low, high]
+
+
+@pytest.mark.parametrize(("wins", "total"), [(0, 10), (10, 10), (3, 7), (1, 1), (450, 1000)])
+def test_the_ends_of_wilson_are_the_shares_that_would_just_not_surprise(wins, total):
+    """By definition: |share - p| is 1.96 standard deviations of a share whose truth is p."""
+    interval = wilson(wins, total)
+    for p in (interval.low, interval.high):
+        assert_close(abs(interval.mean - p), 1.959964 * (p * (1 - p) / total) ** 0.5, atol=1e-6, rtol=0)
+    assert 0 <= interval.low <= interval.mean <= interval.high <= 1
+    other = wilson(total - wins, total)
+    assert_close((other.low, other.high), (1 - interval.high, 1 - interval.low))
+
+
+def test_wilson_of_nothing_excludes_nothing():
+    assert wilson(0, 0) == Interval(0.5, 0.0, 1.0)
+
+
+def test_few_values_are_told():
+    assert caution(10) == [] and "Only 9 pairs" in caution(9, "pairs")[0]

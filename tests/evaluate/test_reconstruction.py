@@ -1,4 +1,11 @@
-"""Scores row by row: the same for every batch size, reproducible, and fit for pairs."""
+"""Scores row by row: the same for every batch size, reproducible, fit for pairs; and what is made of them."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -6,11 +13,22 @@ from tests.model.tiny import random_ids, tiny_model
 from torch import Tensor
 from torch.testing import assert_close
 
+from dadlm.cli import main
+from dadlm.errors import CheckpointError, ConfigError, DataError
 from dadlm.evaluate import Interval, RowScores, bootstrap, score_rows
+from dadlm.evaluate.perplexity import perplexity
+from dadlm.evaluate.reconstruction import reconstruction
+from dadlm.evaluate.text import rows_of
+from dadlm.model import Model, load, save
 from dadlm.noise import Noise, NoiseConfig, draw_noise
 from dadlm.objective import losses
 from dadlm.objective.ar import token_nll
-from dadlm.tokens import Rows
+from dadlm.recipes import recipe
+from dadlm.tokens import Rows, word_level
+from dadlm.tour import run as tour
+from dadlm.tour import take_tour
+from dadlm.tour.language import Language, make_language
+from dadlm.train import RunConfig
 
 FAMILIES = ("ar", "mdlm", "bd3lm", "dadlm")
 FIELDS = ("reconstruction", "bound", "time", "fraction", "block_loss")
@@ -136,3 +154,278 @@ def test_mean_over_seeds_is_the_integral_over_times():
     values = score_rows(model, rows, batch_size=3000).reconstruction * 3
     assert_close(float(values.mean()), truth, atol=4 * float(values.std()) / 3000**0.5, rtol=0)
     assert float(values.std()) / 3000**0.5 < 0.1 * truth
+
+
+# The evaluation
+
+
+def test_the_result_is_made_of_the_scores_of_both_models(tmp_path: Path):
+    model, other, rows = tiny_model("dadlm"), tiny_model("bd3lm", seed=5), text()
+    result = reconstruction(
+        model, rows, against=other, seed=3, batch_size=3, out=tmp_path, names=("ours", "theirs")
+    )
+    assert json.loads((tmp_path / "reconstruction.json").read_text(encoding="utf-8")) == result
+    ours, theirs = score_rows(model, rows, seed=3), score_rows(other, rows, seed=3)
+    assert_close(result["value"], float(ours.reconstruction.mean()), atol=1e-6, rtol=0)
+    assert_close(result["bound"], float(ours.bound.mean()), atol=1e-6, rtol=0)
+    assert_close(result["gap"], ours.gap, atol=1e-6, rtol=0)
+    assert_close(result["against_value"], float(theirs.reconstruction.mean()), atol=1e-6, rtol=0)
+    assert result["against_gap"] == 0.0
+    difference = bootstrap(ours.reconstruction - theirs.reconstruction)
+    for side in ("mean", "low", "high"):
+        assert_close(result["difference"][side], getattr(difference, side), atol=1e-6, rtol=0)
+    assert result["same_masks"] and result["tokens"] == 7 * 15
+    assert (result["model"]["name"], result["against"]["name"]) == ("ours", "theirs")
+    assert result["data"] == {
+        "source": None,
+        "rows": 7,
+        "row_length": 16,
+        "fingerprint": rows.fingerprint()[:16],
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES[1:])
+def test_batch_size_changes_no_number_of_the_result(family):
+    model, other, rows = tiny_model(family), tiny_model(family, seed=1), text()
+    whole = reconstruction(model, rows, against=other)
+    for batch_size in (1, 2, 5):
+        part = reconstruction(model, rows, against=other, batch_size=batch_size)
+        for name in ("value", "interval", "gap", "bound", "against_value", "difference"):
+            assert_close(part[name], whole[name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES[1:])
+def test_a_model_against_itself_differs_by_exactly_nothing(family, tmp_path: Path):
+    save(tiny_model(family), tmp_path / "model")
+    one, two = load(tmp_path / "model"), load(tmp_path / "model")
+    result = reconstruction(one, text(), against=two, batch_size=2)
+    assert result["difference"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+
+
+def test_a_stopped_evaluation_computes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model, rows, scored = tiny_model("bd3lm"), text(), []
+    whole = reconstruction(model, rows, batch_size=2, out=tmp_path / "whole")
+
+    def batch(self: Rows, indices: Any, stop: bool = True) -> Tensor:
+        scored.extend(int(index) for index in indices)
+        if stop and len(scored) > 4:
+            raise KeyboardInterrupt
+        return torch.stack([self[int(index)] for index in indices])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "batch", batch)
+        with pytest.raises(KeyboardInterrupt):
+            reconstruction(model, rows, batch_size=2, out=tmp_path / "part")
+        scored.clear()
+        patch.setattr(Rows, "batch", lambda self, indices: batch(self, indices, stop=False))
+        again = reconstruction(model, rows, batch_size=2, out=tmp_path / "part")
+    assert scored == [4, 5, 6]
+    assert again == whole
+    with pytest.raises(DataError, match="different: seed"):
+        reconstruction(model, rows, seed=1, out=tmp_path / "part")
+    with pytest.raises(DataError, match="different: model"):
+        reconstruction(tiny_model("bd3lm", seed=1), rows, out=tmp_path / "part")
+    with pytest.raises(DataError, match="different: data"):
+        reconstruction(model, text(seed=2), out=tmp_path / "part")
+
+
+def test_different_block_sizes_pair_rows_under_masks_of_their_own():
+    rows = text()
+    model, other = tiny_model("bd3lm"), tiny_model("bd3lm", block_size=8)
+    result = reconstruction(model, rows, against=other)
+    assert result["same_masks"] is False
+    assert_close(result["against_value"], float(score_rows(other, rows).reconstruction.mean()))
+    single = tiny_model("mdlm")
+    assert reconstruction(single, rows, against=tiny_model("bd3lm", block_size=16))["same_masks"] is True
+
+
+def test_short_rows_of_an_mdlm_are_one_block_each():
+    model, rows = tiny_model("mdlm"), text(context=10)
+    how = {"seed": 0, "step": 0, "batch_rows": 7, "length": 10, "block_size": 10}
+    noise = draw_noise(NoiseConfig(), rows=torch.arange(7), **how)
+    loss = losses(model, rows.batch(range(7)), noise).bound.sum(1).double().detach() / 9
+    assert_close(reconstruction(model, rows)["value"], float(loss.mean()), atol=1e-6, rtol=0)
+
+
+def test_what_cannot_be_compared():
+    rows = text()
+    with pytest.raises(ConfigError, match=r"AR .*evaluate perplexity"):
+        reconstruction(tiny_model("ar"), rows)
+    with pytest.raises(ConfigError, match=r"AR .*evaluate perplexity"):
+        reconstruction(tiny_model(), rows, against=tiny_model("ar"))
+    with pytest.raises(ConfigError, match="different tokenizers"):
+        reconstruction(tiny_model(), rows, against=tiny_model(vocab_size=31))
+    one, two = tiny_model(), tiny_model("bd3lm")
+    one.tokenizer, two.tokenizer = (word_level([f"{way}{n}" for n in range(28)]) for way in "ab")
+    with pytest.raises(ConfigError, match="different tokenizers"):
+        reconstruction(one, rows, against=two)
+    with pytest.raises(ConfigError, match=r"rows of 16 tokens do not fit.*2 to 8.*--length"):
+        reconstruction(tiny_model(), rows, against=tiny_model(context=8))
+    with pytest.raises(ConfigError, match="multiple of its block size 5"):
+        reconstruction(tiny_model(), rows, against=tiny_model(context=20, block_size=5))
+
+
+def test_damaged_weights_are_no_result(tmp_path: Path):
+    model = tiny_model("bd3lm")
+    with torch.no_grad():
+        model.backbone.embedding.weight[3] = torch.nan
+    with pytest.raises(CheckpointError, match="weights are damaged"):
+        reconstruction(model, text(), out=tmp_path)
+    assert not (tmp_path / "reconstruction.json").exists()
+
+
+# The tour's models, as trained
+
+
+def validation(run: Path, link: str) -> float:
+    """What training logged when it made this checkpoint."""
+    step = json.loads((run / link / "training" / "state.json").read_text(encoding="utf-8"))["step"]
+    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        value = entry.get("valid_reconstruction", entry.get("valid_loss"))
+        if entry["step"] == step and value is not None:
+            return value
+    raise AssertionError(f"no validation at step {step}")
+
+
+@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
+def test_it_is_the_value_that_training_saw(family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of the best checkpoint for a run's folder, of the last one for its `last`."""
+    rising = {"decay": 0, "warmup": 0, "lr": 0.3, "ema": 0.0, "valid_every": 1}
+
+    def short(name: str, **changes: Any) -> RunConfig:
+        run = recipe(name, **changes)
+        return replace(run, train=replace(run.train, **rising))
+
+    monkeypatch.setattr(tour, "recipe", short)
+    walks = Language.walks
+    monkeypatch.setattr(Language, "walks", lambda self, count, *how: walks(self, min(count, 64), *how))
+    language, run = make_language(1), tmp_path / "run"
+    tour._train(family, 2, run, None, language, 1, quiet=True)
+    tour._write_text(tmp_path / "valid.txt", language, 1)
+    assert (run / "best").resolve() != (run / "last").resolve()  # a wild rate: the first step was the best
+    for folder, link in ((run, "best"), (run / "best", "best"), (run / "last", "last")):
+        model = load(folder)
+        rows, data = rows_of(model, str(tmp_path / "valid.txt"), cache=str(tmp_path / "cache"))
+        result = reconstruction(model, rows, data=data)
+        assert_close(result["value"], validation(run, link), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.acceptance
+def test_the_tours_models_give_their_validation_values_and_bound_the_truth(tmp_path: Path, cli: "Cli"):
+    """Every row has the same probability: two phrases begin with its first word, four follow each phrase."""
+    take_tour(tmp_path, quiet=True)
+    words = ["--data", tmp_path / "valid.txt", "--json"]
+    told = json.loads(
+        cli("reconstruction", "--model", tmp_path / "dadlm", "--against", tmp_path / "bd3lm", *words)
+    )
+    for name, run in (("value", "dadlm"), ("against_value", "bd3lm")):
+        expected = validation(tmp_path / run, "best")
+        print(f"\n{run}: training saw {expected:.6f}, evaluation {told[name]:.6f}")
+        assert_close(told[name], expected, atol=1e-5, rtol=0)
+    print(f"difference {told['difference']}")
+    assert told["difference"]["high"] < 0
+    truth = float((torch.tensor(2.0).log() + 7 * torch.tensor(4.0).log()) / 31)
+    for run in ("dadlm", "bd3lm"):
+        model = load(tmp_path / run)
+        rows, data = rows_of(model, str(tmp_path / "valid.txt"), cache=str(tmp_path / "cache"))
+        result = perplexity(model, rows, draws=16, data=data)
+        print(f"{run}: {result['nll']}, t-sampled {result['nll_by_time']}, truth {truth:.4f}")
+        assert truth < result["nll"]["mean"] < 1.1 * truth
+        assert result["forms_agree"]
+
+
+# The commands
+
+Cli = Callable[..., str]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """`dadlm evaluate ...` in an empty folder: what it prints, or what it says before it ends with code 2."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> str:
+        capfd.readouterr()
+        try:
+            code = main(["evaluate", *map(str, words)])
+        except SystemExit as stop:  # options that are refused as they are read
+            code = stop.code
+        out, err = capfd.readouterr()
+        assert code == (2 if re.search("error:|Value error", err) else 0), (code, err)
+        return err if code else out
+
+    return run
+
+
+def saved(name: str, **changes: Any) -> Model:
+    model = tiny_model(**changes)
+    model.tokenizer = word_level([f"w{number}" for number in range(28)])
+    save(model, name)
+    return model
+
+
+def written(name: str = "text.txt", words: int = 120) -> str:
+    ids = torch.randint(0, 28, (words,), generator=torch.Generator().manual_seed(1)).tolist()
+    Path(name).write_text(" ".join(f"w{number}" for number in ids), encoding="utf-8")
+    return name
+
+
+def test_reconstruction_by_command(cli: Cli):
+    ours, theirs = saved("ours"), saved("theirs", family="bd3lm", seed=4)
+    data = written()
+    words = ["reconstruction", "--model", "ours", "--against", "theirs", "--data", data]
+    shown = " ".join(cli(*words).split())
+    told = json.loads(cli(*words, "--json", "--batch-size", 3, "--out", "again"))
+    kept = json.loads(Path("evaluation/reconstruction/reconstruction.json").read_text(encoding="utf-8"))
+    assert_close(told["value"], kept["value"], atol=1e-6, rtol=0)
+    rows, about = rows_of(ours, data)
+    direct = reconstruction(ours, rows, against=theirs, data=about, names=("ours", "theirs"))
+    assert kept.pop("command") == f"dadlm evaluate {' '.join(words)}"
+    assert kept == direct
+    for name in ("interval", "against_interval", "difference"):
+        assert str(Interval(**kept[name])) in shown
+    assert f"{kept['gap']:.4f}" in shown and "105 tokens: 7 rows of 16" in shown
+    alone = json.loads(cli("reconstruction", "--model", "ours", "--data", data, "--json", "--out", "alone"))
+    assert alone["against"] is None and alone["difference"] is None and alone["value"] == kept["value"]
+    refusal = cli("reconstruction", "--model", "theirs", "--data", data)
+    assert "different: model, against" in refusal and "--out" in refusal
+
+
+def test_models_of_different_contexts_meet_in_the_shorter_one(cli: Cli):
+    saved("long"), saved("short", family="bd3lm", context=8, block_size=8)
+    words = ["reconstruction", "--model", "long", "--against", "short", "--data", written()]
+    told = json.loads(cli(*words, "--json"))
+    assert told["data"]["row_length"] == 8 and told["same_masks"] is False
+    assert "own masks" in cli(*words)
+    assert re.search("rows of 16 tokens do not fit", cli(*words, "--length", 16))
+    assert re.search("multiple of its block size 8", cli(*words, "--length", 4))
+
+
+def test_perplexity_by_command(cli: Cli):
+    for family in FAMILIES:
+        model, data = saved(family, family=family), written()
+        words = ["perplexity", "--model", family, "--data", data, "--draws", 2, "--out", f"out-{family}"]
+        shown = " ".join(cli(*words).split())
+        told = json.loads(cli(*words, "--json"))
+        rows, about = rows_of(model, data)
+        assert told.pop("command").startswith("dadlm evaluate perplexity --model")
+        assert told == perplexity(model, rows, draws=2, data=about, name=family)
+        sign = "" if family == "ar" else "≤ "
+        assert f"{sign}{told['perplexity']['mean']:.2f} [{told['perplexity']['low']:.2f}, " in shown
+        assert f"{sign}{told['bits_per_byte']['mean']:.4f}" in shown
+        assert ("no infilling" in shown) == ("t-sampled │ ≤" in shown) == (family != "ar")
+        assert ("both forms overlap" in shown) == (family != "ar" and told["forms_agree"])
+
+
+def test_bad_input_to_the_commands(cli: Cli):
+    saved("ours"), saved("ar", family="ar"), written("short.txt", 2)
+    for kind in ("reconstruction", "perplexity"):
+        assert "--model FOLDER" in cli(kind, "--data", "short.txt")
+        assert "--data FILE" in cli(kind, "--model", "ours")
+        assert "nowhere.txt" in cli(kind, "--model", "ours", "--data", "nowhere.txt")
+        assert "3 tokens where a row needs at least 4" in cli(kind, "--model", "ours", "--data", "short.txt")
+        more = ["--model", "ours", "--data", written()]
+        assert "batch_size must be at least 1" in cli(kind, *more, "--batch-size", 0)
+        assert "count must be at least 1" in cli(kind, *more, "--count", 0)
+    assert "evaluate perplexity" in cli("reconstruction", "--model", "ar", "--data", written())

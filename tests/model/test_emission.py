@@ -93,7 +93,7 @@ def test_the_head_runs_on_the_nodes_of_masked_positions_only(monkeypatch):
     ids, masked, context = random_ids(model.config), every_kind_of_mask(model.config), Context()
     model.read(ids, context, only_context=True)
     blocks, hidden_tokens, first = cut(ids, masked, 4)
-    seen, logits = [], model.head._token_logits
-    monkeypatch.setattr(model.head, "_token_logits", lambda h, *a: seen.append(len(h)) or logits(h, *a))
+    seen, logits = [], model.head.token_logits
+    monkeypatch.setattr(model.head, "token_logits", lambda h, *a: seen.append(len(h)) or logits(h, *a))
     model.emission_logp(model.denoise(blocks, hidden_tokens, first, context), blocks)
     assert seen == [3 * int(masked.sum())]

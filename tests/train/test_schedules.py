@@ -36,7 +36,9 @@ def test_the_loop_uses_the_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyP
     powers: list[float] = []
     score = loop.losses
 
-    def spy(model: Any, ids: Any, noise: Any, power: float = 1.0, report: bool = True) -> Any:
+    def spy(
+        model: Any, ids: Any, noise: Any, power: float = 1.0, report: bool = True, rooms: Any = None
+    ) -> Any:
         powers.append(power)
         return score(model, ids, noise, power, report)
 

@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "train a model by recipe: dadlm train small-bd3lm --data.train FILE",
     "generate": "complete prompts with a trained model",
     "evaluate": "measure models: reconstruction, perplexity, generation, summarisation, judge, latency",
+    "bench": "measure the speed of decoding, training and the kernels on this machine",
     "report": "gather evaluations into one page, the paper's numbers beside ours",
     "data": "turn text into token shards, or train a tokenizer",
 }

@@ -1,5 +1,7 @@
 """The likelihood of a block: the sum over all paths, with its gradient in closed form.
 
+On CUDA both directions are one Triton launch each (`kernels.forward`).
+
 "Gradients give posteriors": the derivative of the log-sum by a node's log-emission is the posterior of the
 node, by a log-transition the posterior of the pair. It refuses to know models, tokens and losses.
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from dadlm.dag import kernels
 from dadlm.dag._recursion import INF, alphas, logsumexp, posteriors, upcast
 from dadlm.dag._shapes import check_shapes
 
@@ -29,13 +32,29 @@ def forward_logp(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
 class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
-        alpha = alphas(*upcast(emission_logp, transition_logp))
+        if kernels.usable(emission_logp, transition_logp):
+            from dadlm.dag.kernels.forward import alphas as fused
+
+            alpha, total = fused(*_flat(emission_logp, transition_logp))
+            alpha, total = alpha.view(emission_logp.shape), total.view(emission_logp.shape[:-2])
+        else:
+            alpha = alphas(*upcast(emission_logp, transition_logp))
+            total = logsumexp(alpha[..., -1, :], dim=-1)
         ctx.save_for_backward(emission_logp, transition_logp, alpha)
-        return logsumexp(alpha[..., -1, :], dim=-1)
+        return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         emission_logp, transition_logp, alpha = ctx.saved_tensors
+        if kernels.usable(emission_logp, transition_logp) and not torch.is_grad_enabled():
+            from dadlm.dag.kernels.forward import gradients
+
+            flat = (*_flat(alpha, transition_logp), grads[0].reshape(-1))
+            to_emission, to_transition = gradients(*flat)
+            return (
+                to_emission.view(emission_logp.shape).to(emission_logp.dtype),
+                to_transition.view(transition_logp.shape).to(transition_logp.dtype),
+            )
         emission, transition = upcast(emission_logp, transition_logp)
         if torch.is_grad_enabled():  # a second derivative is wanted, and the saved alphas have no graph
             alpha = alphas(emission, transition)
@@ -48,6 +67,12 @@ class _Forward(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             to_transition = (grad.unsqueeze(-1) * _all_pairs(nodes, pairs).exp()).to(transition_logp.dtype)
         return to_emission, to_transition
+
+
+def _flat(per_node: Tensor, transition_logp: Tensor) -> tuple[Tensor, Tensor]:
+    """[B, N, K] and [B, N, K, K] with one batch dimension, contiguous."""
+    nodes = per_node.reshape(-1, *per_node.shape[-2:]).contiguous()
+    return nodes, transition_logp.reshape(-1, *transition_logp.shape[-3:]).contiguous()
 
 
 def _all_pairs(nodes: Tensor, pairs: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Generator, Tensor
 
+from dadlm.dag import kernels
 from dadlm.dag._recursion import upcast
 from dadlm.dag._shapes import check_shapes
 
@@ -28,6 +29,12 @@ def sample_path(
     if uniform is None:
         shape, device = transition_logp.shape[:-2], transition_logp.device
         uniform = torch.rand(shape, generator=generator, device=device, dtype=torch.float32)
+    if kernels.usable(transition_logp, uniform):
+        from dadlm.dag.kernels.paths import sample
+
+        flat = transition_logp.reshape(-1, *transition_logp.shape[-3:]).contiguous()
+        path = sample(flat, uniform.float().reshape(-1, uniform.shape[-1]).contiguous())
+        return path.view(uniform.shape)
     transition, threshold = upcast(transition_logp, uniform)
     return _walk(_successors(transition.exp(), threshold[..., None, None]))
 

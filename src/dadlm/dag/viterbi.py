@@ -10,6 +10,7 @@ Shapes: B any leading batch dimensions (also none), N groups, K candidates.
 import torch
 from torch import Tensor
 
+from dadlm.dag import kernels
 from dadlm.dag._recursion import INF, upcast
 from dadlm.dag._shapes import check_shapes
 
@@ -21,10 +22,17 @@ def best_path(emission_logp: Tensor, transition_logp: Tensor) -> tuple[Tensor, T
     A block without any possible path gives log-probability -inf and the path of zeros.
     """
     check_shapes(transition_logp, emission_logp)
-    emission, transition = upcast(emission_logp, transition_logp)
-    score, predecessors = _max_product(emission, transition)
-    logp, last = _lowest_argmax(score)
-    path = _backtrack(last, predecessors)
+    if kernels.usable(emission_logp, transition_logp):
+        from dadlm.dag.kernels.paths import best
+
+        nodes = emission_logp.reshape(-1, *emission_logp.shape[-2:]).contiguous()
+        path, logp = best(nodes, transition_logp.reshape(-1, *transition_logp.shape[-3:]).contiguous())
+        path, logp = path.view(emission_logp.shape[:-1]), logp.view(emission_logp.shape[:-2])
+    else:
+        emission, transition = upcast(emission_logp, transition_logp)
+        score, predecessors = _max_product(emission, transition)
+        logp, last = _lowest_argmax(score)
+        path = _backtrack(last, predecessors)
     return path.masked_fill((logp == -INF).unsqueeze(-1), 0), logp
 
 

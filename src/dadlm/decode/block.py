@@ -1,6 +1,9 @@
 """One denoising step of a block: the paper's figure as a function.
 
-B rows, N block size, K candidates, V vocabulary, D width.
+Nothing in it waits for the device or depends on how many tokens are masked, so that on CUDA a whole step
+can be captured once and replayed (`engine`).
+
+B rows, N block size, K candidates, V vocabulary without the mask, D width.
 """
 
 from dataclasses import dataclass, replace
@@ -31,8 +34,8 @@ class Block:
     """[B]: index of the block in its row."""
     step: Tensor
     """[B]: next denoising step."""
-    steps: Tensor
-    """[B]: steps that the random sampler may take in this block."""
+    reveal: Tensor
+    """[B, N]: step at which the random sampler keeps each position; zeros for the other samplers."""
     seed: Tensor
     """[B]: the row's seed."""
     inside: Tensor
@@ -40,14 +43,12 @@ class Block:
 
     def uniform(self, purpose: int) -> Tensor:
         """[B, N]: this step's random numbers for a purpose."""
-        position = torch.arange(self.ids.shape[1], device=self.ids.device)
-        counters = (self.seed[:, None], self.number[:, None], self.step[:, None], position, purpose)
-        return counter.uniform(*counters)
+        return remask.block_uniform(self.seed, self.number, self.step, self.ids.shape[1], purpose)
 
 
 @dataclass(frozen=True)
 class Step:
-    """What happened in one step, for whoever wants to look."""
+    """What happened in one step, for whoever wants to look before the next one is made."""
 
     block: Block
     """As it entered the step."""
@@ -73,14 +74,13 @@ def denoise_step(
     if settings.infill is not None:
         infilled = short_gaps(block.masked, block.inside, *settings.infill)
     if settings.sampler == "confidence":  # what is kept depends on what was drawn
-        path, logits, drawn = choose(model, prediction, block, block.masked, settings)
-        sure = confidence(logits, drawn, block.masked, prediction, path, settings.transition_weight)
+        path, drawn, emitted = choose(model, prediction, block, block.masked, settings)
+        sure = composite(emitted, prediction.transition_logp, path, settings.transition_weight)
         kept, at = remask.confident(block.masked, infilled, sure, settings.threshold), block.step
-        drawn = drawn[kept[block.masked]]
     else:  # what is kept does not: only that is drawn
         kept, at = keep(block, infilled, settings)
-        path, _, drawn = choose(model, prediction, block, kept, settings)
-    ids = block.ids.masked_scatter(kept, drawn)
+        path, drawn, _ = choose(model, prediction, block, kept, settings)
+    ids = torch.where(kept, drawn, block.ids)
     after = replace(block, ids=ids, masked=block.masked & ~kept, step=at + 1)
     return after, Step(block, prediction, path, kept, infilled, at, ids)
 
@@ -88,31 +88,54 @@ def denoise_step(
 def choose(
     model: Model, prediction: Prediction, block: Block, wanted: Tensor, settings: DecodeSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The path [B, N]; logits [n, V] and tokens [n] of its nodes at the n positions `wanted` [B, N]."""
+    """The path [B, N]; the tokens of its nodes [B, N] and their untempered probabilities [B, N].
+
+    Both are meant to be read at the positions `wanted` [B, N]; probabilities by the confidence sampler only.
+    """
     if settings.path == "viterbi":
-        logits = prediction.all_logits(model)
-        best = logits.amax(-1) - logits.logsumexp(-1)
-        emission = torch.where(block.masked[..., None], best, 0.0)
-        path, _ = dag.best_path(
-            emission.masked_fill(~prediction.active, -torch.inf), prediction.transition_logp
-        )
-        chosen = at_path(logits, path)[wanted]
-        drawn = most_probable(chosen)
-    else:  # path first, head second: the path depends on the transitions alone
-        path = dag.sample_path(prediction.transition_logp, block.uniform(counter.PATH))
-        chosen = model.head.logits(at_path(prediction.hidden, path)[wanted], path[wanted])
-        uniform = block.uniform(counter.TOKEN)[wanted]
-        drawn = draw_tokens(chosen, uniform, settings.temperature, settings.top_p, settings.nucleus)
-    return path, chosen, drawn
+        best_logp, best_token = best_tokens(model, prediction)
+        emission = torch.where(block.masked[..., None], best_logp, 0.0)
+        emission = emission.masked_fill(~prediction.active, -torch.inf)
+        path, _ = dag.best_path(emission, prediction.transition_logp)
+        tokens, logp = (x.gather(2, path[..., None]).squeeze(2) for x in (best_token, best_logp))
+        return path, tokens, logp.exp()
+    # Path first, head second: the path depends on the transitions alone.
+    path = dag.sample_path(prediction.transition_logp, block.uniform(counter.PATH))
+    place = places(wanted, settings)
+    hidden, node = at_path(prediction.hidden, path).flatten(0, 1)[place], path.flatten()[place]
+    logits = model.head.token_logits(hidden, node)
+    uniform = block.uniform(counter.TOKEN).flatten()[place]
+    drawn = draw_tokens(logits, uniform, settings.temperature, settings.top_p, settings.nucleus)
+    tokens = torch.zeros_like(block.ids).flatten().index_copy(0, place, drawn).view_as(path)
+    if settings.sampler != "confidence":
+        return path, tokens, torch.ones_like(tokens, dtype=torch.float32)
+    probability = logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
+    emitted = torch.zeros_like(tokens, dtype=torch.float32).flatten().index_copy(0, place, probability)
+    return path, tokens, emitted.view_as(path)
 
 
-def confidence(
-    logits: Tensor, drawn: Tensor, wanted: Tensor, prediction: Prediction, path: Tensor, weight: float
-) -> Tensor:
-    """[B, N]: how sure the tokens drawn at the positions `wanted` are; untempered."""
-    emitted = logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
-    emitted = torch.zeros_like(wanted, dtype=emitted.dtype).masked_scatter(wanted, emitted)
-    return composite(emitted, prediction.transition_logp, path, weight)
+def best_tokens(model: Model, prediction: Prediction) -> tuple[Tensor, Tensor]:
+    """Log-probability and id of the most probable token of every node [B, N, K], a candidate at a time."""
+    best = []
+    for k, hidden in enumerate(prediction.hidden.unbind(2)):
+        logits = model.head.token_logits(hidden, k)
+        best.append((logits.amax(-1) - logits.logsumexp(-1), most_probable(logits)))
+    logp, token = zip(*best, strict=True)
+    return torch.stack(logp, -1), torch.stack(token, -1)
+
+
+def places(wanted: Tensor, settings: DecodeSettings) -> Tensor:
+    """Flat indices [n] that cover the wanted positions of [B, N].
+
+    On the CPU exactly these. On CUDA their number must not depend on the data: one position of each row
+    where a step keeps at most one, else all.
+    """
+    B, N = wanted.shape
+    if not wanted.is_cuda:
+        return wanted.flatten().nonzero().squeeze(1)
+    if settings.sampler == "first-hitting" and settings.infill is None:
+        return wanted.int().argmax(1) + N * torch.arange(B, device=wanted.device)
+    return torch.arange(B * N, device=wanted.device)
 
 
 def composite(emitted: Tensor, transition_logp: Tensor, path: Tensor, weight: float) -> Tensor:
@@ -133,7 +156,6 @@ def composite(emitted: Tensor, transition_logp: Tensor, path: Tensor, weight: fl
 
 def keep(block: Block, infilled: Tensor, settings: DecodeSettings) -> tuple[Tensor, Tensor]:
     """Which positions a sampler that does not look at the tokens decides now [B, N], at which step [B]."""
-    where, when = (block.masked, infilled), (block.seed, block.number, block.step)
     if settings.sampler == "first-hitting":
-        return remask.first_hitting(*where, *when), block.step
-    return remask.random(*where, *when, block.steps)
+        return remask.first_hitting(block.masked, infilled, block.seed, block.number, block.step), block.step
+    return remask.random(block.masked, infilled, block.reveal, block.step)

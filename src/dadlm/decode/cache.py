@@ -21,13 +21,15 @@ class Cache(Context):
         dtype = model.backbone.embedding.weight.dtype
         self.k = torch.zeros(shape, device=model.device, dtype=dtype)
         self.v = torch.zeros(shape, device=model.device, dtype=dtype)
-        self.used = _GRAIN  # before anything is written, attention sees masked zeros instead of no keys
+        # Before anything is written, attention sees masked zeros instead of no keys. On CUDA the kernel
+        # reads as far as each row sees, so nothing is cut off here, and nothing waits for a maximum.
+        self.used = length if self.k.is_cuda else _GRAIN
 
     def store(self, layer: int, k: Tensor, v: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         row = torch.arange(len(position), device=position.device)[:, None]
         self.k[layer][row, position] = k.to(self.k.dtype)
         self.v[layer][row, position] = v.to(self.v.dtype)
-        if layer == 0:
+        if layer == 0 and not self.k.is_cuda:
             self.used = max(self.used, -(-(int(position.max()) + 1) // _GRAIN) * _GRAIN)
         return self[layer]
 

@@ -10,7 +10,8 @@ from typing import SupportsInt, TypeGuard
 
 import torch
 
-from dadlm.decode.block import Step, denoise_step
+from dadlm.decode.block import Step
+from dadlm.decode.engine import Engine
 from dadlm.decode.events import StepEvent, event_of
 from dadlm.decode.predict import (
     BlockPredictor,
@@ -71,8 +72,11 @@ def generate(
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
     for first in range(0, len(rows), batch_size):
-        for _ in decode(model, rows[first : first + batch_size], settings, cache):
-            pass
+        try:
+            for _ in decode(model, rows[first : first + batch_size], settings, cache):
+                pass
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(_what_fits(model, rows, batch_size)) from error
     return Generated(
         texts=[_text(model, row.tokens) for row in rows],
         tokens=[row.tokens for row in rows],
@@ -80,6 +84,20 @@ def generate(
         cache_passes=[row.cache_passes for row in rows],
         seeds=[row.seed for row in rows],
     )
+
+
+def _what_fits(model: Model, rows: list[Row], batch_size: int) -> str:
+    """How many rows the device has room for: mostly keys and values, and half as much again for the rest."""
+    config = model.config
+    longest = max(row.length for row in rows)
+    size = model.backbone.embedding.weight.element_size()
+    row_bytes = 1.5 * 2 * config.layers * longest * config.width * size
+    free = torch.cuda.mem_get_info(model.device)[0] if model.device.type == "cuda" else 0
+    fits = min(batch_size - 1, int(free / row_bytes))
+    advice = (
+        f"about {fits} would: pass batch_size {fits}" if fits > 0 else "pass batch_size 1 or fewer new tokens"
+    )
+    return f"out of memory: {batch_size} rows of {longest} tokens do not fit {model.device}; {advice}"
 
 
 def stream(
@@ -105,28 +123,25 @@ def decode(model: Model, texts: list[Row], settings: DecodeSettings, cache: bool
     training = model.training
     model.eval()
     try:
-        yield from _decode(model, texts, settings, cache)
+        with model.backbone.constants_kept(), model.head.constants_kept():
+            yield from _decode(model, texts, settings, cache)
     finally:
         model.train(training)
 
 
 def _decode(model: Model, texts: list[Row], settings: DecodeSettings, cache: bool) -> Iterator[Step]:
-    rows = Rows(texts, model.config, settings.steps, model.device)
+    rows = Rows(texts, model.config, settings, model.device)
     predictor = predictor_for(model, rows, cache)
-    predictor.prefill(rows.ids, rows.known if model.config.family == "ar" else rows.first)
-    while rows.alive:
-        block = rows.next_block()
-        while block.masked.any():
-            rows.count_passes(block)
-            block, step = denoise_step(model, predictor, block, settings)
-            yield step
-        going_on = rows.commit(block)
-        rows.keep(going_on)
-        predictor.keep(going_on)
-        if rows.alive:  # a finished text needs no keys and values any more
-            predictor.commit(block.ids[going_on], block.first[going_on])
-            for row in rows.alive:
-                row.cache_passes += predictor.cache_writes
+    predictor.prefill(rows.ids, rows.prompt if model.config.family == "ar" else rows.first)
+    engine = Engine(model, rows, predictor, settings, graphs=cache and model.device.type == "cuda")
+    while rows.texts:
+        engine.begin()
+        for _ in engine.passes():
+            yield engine.step()
+        engine.commit()
+        engine.drop_finished()
+        if rows.texts:
+            engine.write()
 
 
 def predictor_for(model: Model, rows: Rows, cache: bool) -> Predictor:

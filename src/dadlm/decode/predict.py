@@ -116,7 +116,7 @@ class UncachedBlockPredictor(BlockPredictor):
 
     def _write(self, ids: Tensor, first: Tensor) -> None:
         position = first[:, None] + torch.arange(ids.shape[1], device=ids.device)
-        self.text = self.text.scatter(1, position, ids)
+        self.text.scatter_(1, position, ids)
 
 
 class CausalPredictor:
@@ -139,7 +139,7 @@ class CausalPredictor:
         return _single(self.model.read(self.last[:, None], self.cache, position=first[:, None] - 1))
 
     def commit(self, ids: Tensor, first: Tensor) -> None:
-        self.last = ids[:, 0]
+        self.last.copy_(ids[:, 0])
 
     def keep(self, rows: Tensor) -> None:
         self.cache.keep(rows)

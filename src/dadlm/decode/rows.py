@@ -1,6 +1,8 @@
 """The texts in work: prompts, what has been written so far, and who is finished.
 
-B rows still in work, W buffer length, N block size.
+All state is on the device and changed in place, so that the acts on it can be captured (`engine`).
+
+B rows in work, W buffer length, N block size.
 """
 
 from dataclasses import dataclass, field
@@ -8,7 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from dadlm.decode import remask
 from dadlm.decode.block import Block
+from dadlm.decode.settings import DecodeSettings
 from dadlm.model import ModelConfig
 
 
@@ -31,66 +35,95 @@ class Row:
 class Rows:
     """A batch of rows that are decoded side by side, each at its own place in its own text."""
 
-    def __init__(self, rows: list[Row], config: ModelConfig, steps: int | None, device: torch.device) -> None:
-        self.config, self.alive = config, list(rows)
-        self.block = max(row.length for row in rows) if config.family == "mdlm" else config.block
+    def __init__(
+        self, rows: list[Row], config: ModelConfig, settings: DecodeSettings, device: torch.device
+    ) -> None:
+        self.config, self.texts = config, list(rows)
+        self.is_window = config.family == "mdlm"
+        self.block = max(row.length for row in rows) if self.is_window else config.block
         width = -(-max(row.length for row in rows) // self.block) * self.block
-        self.ids = torch.full((len(rows), width), config.eot_id, device=device)
+        ids = torch.full((len(rows), width), config.eot_id)
         for index, row in enumerate(rows):
-            self.ids[index, : len(row.prompt)] = torch.tensor(row.prompt, device=device)
-        self.known = torch.tensor([len(row.prompt) for row in rows], device=device)
+            ids[index, : len(row.prompt)] = torch.tensor(row.prompt)
+        self.ids = ids.to(device)
+        self.prompt = torch.tensor([len(row.prompt) for row in rows], device=device)
         self.length = torch.tensor([row.length for row in rows], device=device)
-        self.first = (
-            self.known // self.block * self.block if config.family != "mdlm" else torch.zeros_like(self.known)
-        )
-        steps_of = [steps or (row.new_tokens if config.family == "mdlm" else self.block) for row in rows]
-        self.steps = torch.tensor(steps_of, device=device)
         self.seed = torch.tensor([row.seed for row in rows], device=device)
+        self.first = (
+            torch.zeros_like(self.prompt) if self.is_window else self.prompt // self.block * self.block
+        )
+        self.finished = torch.zeros_like(self.prompt, dtype=torch.bool)
+        self.forward_passes, self.cache_passes = torch.zeros_like(self.prompt), torch.zeros_like(self.prompt)
+        self.steps: Tensor | None = None
+        if settings.sampler == "random":
+            steps = [settings.steps or (row.new_tokens if self.is_window else self.block) for row in rows]
+            self.steps, self.longest = torch.tensor(steps, device=device), max(steps)
+
+    @property
+    def most_blocks(self) -> int:
+        """How many blocks the longest text may take."""
+        return max(
+            (-(-row.length // self.block) - len(row.prompt) // self.block for row in self.texts), default=0
+        )
 
     def next_block(self) -> Block:
         """The block each row writes next; tokens of the prompt that fall into it are already known."""
-        position = self.first[:, None] + torch.arange(self.block, device=self.ids.device)
+        position = self._positions()
         inside = torch.ones_like(position, dtype=torch.bool)
-        if self.config.family == "mdlm":  # other families write their last block to its end and cut the text
+        if self.is_window:  # other families write their last block to its end and cut the text
             inside = position < self.length[:, None]
         number = self.first // self.block
+        reveal = torch.zeros_like(position)
+        if self.steps is not None:
+            reveal = remask.reveal_steps(self.seed, number, self.steps, self.block, self.longest)
         return Block(
             ids=self.ids.gather(1, position),
-            masked=(position >= self.known[:, None]) & inside,
-            first=self.first,
+            masked=(position >= self.prompt[:, None]) & inside & ~self.finished[:, None],
+            first=self.first.clone(),
             number=number,
             step=torch.zeros_like(number),
-            steps=self.steps,
+            reveal=reveal,
             seed=self.seed,
             inside=inside,
         )
 
-    def count_passes(self, block: Block) -> None:
-        """A row takes part in a forward pass while it has something to decide."""
-        for row, open_ in zip(self.alive, block.masked.any(1).tolist(), strict=True):
-            row.forward_passes += open_
+    def commit(self, block: Block) -> None:
+        """Write the finished block down and see which rows end with it; finished rows stay where they are."""
+        position = self._positions()
+        self.ids.scatter_(
+            1, position, torch.where(self.finished[:, None], self.ids.gather(1, position), block.ids)
+        )
+        written = (position >= self.prompt[:, None]) & (position < self.length[:, None])
+        ends = ((block.ids == self.config.eot_id) & written).any(1)
+        ends |= self.first + self.block >= self.length
+        self.finished |= ends
+        self.first.copy_(torch.where(self.finished, self.first, self.first + self.block))
 
-    def commit(self, block: Block) -> Tensor:
-        """Write the finished block down; returns the indices of the rows that go on."""
-        position = self.first[:, None] + torch.arange(self.block, device=self.ids.device)
-        self.ids = self.ids.scatter(1, position, block.ids)
-        self.first = self.first + self.block
-        self.known = torch.maximum(self.known, self.first)
-        going_on = [not self._finish(index) for index in range(len(self.alive))]
-        return torch.tensor(going_on, device=self.ids.device).nonzero().squeeze(1)
+    def keep(self, going_on: list[int]) -> None:
+        """Take the texts of all rows down, then drop the rows that are not listed."""
+        ids, prompt, length = self.ids.tolist(), self.prompt.tolist(), self.length.tolist()
+        passes = zip(self.forward_passes.tolist(), self.cache_passes.tolist(), strict=True)
+        for index, (row, (row.forward_passes, row.cache_passes)) in enumerate(
+            zip(self.texts, passes, strict=True)
+        ):
+            row.tokens = ids[index][prompt[index] : length[index]]
+            if self.config.eot_id in row.tokens:
+                row.tokens = row.tokens[: row.tokens.index(self.config.eot_id) + 1]
+        self.texts = [self.texts[index] for index in going_on]
+        rows = torch.tensor(going_on, dtype=torch.int64, device=self.ids.device)
+        for name in (
+            "ids",
+            "prompt",
+            "length",
+            "seed",
+            "first",
+            "finished",
+            "forward_passes",
+            "cache_passes",
+        ):
+            setattr(self, name, getattr(self, name)[rows])
+        if self.steps is not None:
+            self.steps = self.steps[rows]
 
-    def _finish(self, index: int) -> bool:
-        """Cut the row's tokens at the first end-of-text or the limit; say whether it is finished."""
-        row = self.alive[index]
-        end = min(int(self.first[index]), row.length)
-        row.tokens = self.ids[index, len(row.prompt) : end].tolist()
-        if self.config.eot_id in row.tokens:
-            row.tokens = row.tokens[: row.tokens.index(self.config.eot_id) + 1]
-            return True
-        return end == row.length
-
-    def keep(self, rows: Tensor) -> None:
-        """Drop the rows that are not listed."""
-        self.alive = [self.alive[index] for index in rows.tolist()]
-        self.ids, self.known, self.length = self.ids[rows], self.known[rows], self.length[rows]
-        self.first, self.seed, self.steps = self.first[rows], self.seed[rows], self.steps[rows]
+    def _positions(self) -> Tensor:
+        return self.first[:, None] + torch.arange(self.block, device=self.ids.device)

@@ -1,43 +1,69 @@
 """Tokens from logits: temperature, nucleus, inverse CDF. The same uniform number gives the same token.
 
+No vocabulary is sorted: the nucleus is all that lies above a threshold, and the threshold is found bit by
+bit. On CUDA all of it is one Triton launch (`kernels.nucleus`).
+
 V vocabulary; leading dimensions are free.
 """
 
 import torch
 from torch import Tensor
 
+from dadlm.model.kernels import HAS_TRITON
 
-def nucleus(probability: Tensor, top_p: float, rule: str = "standard") -> Tensor:
-    """Set to zero what lies outside the nucleus of probability [..., V]; ties go to the lowest id.
-
-    standard: the smallest set whose mass reaches top_p. bd3lm: the token that crosses top_p is left out
-    too, unless it is the first.
-    """
-    if top_p >= 1:
-        return probability
-    ordered, index = probability.sort(dim=-1, descending=True, stable=True)
-    mass = ordered.cumsum(-1)
-    before = mass - ordered
-    keep = before < top_p if rule == "standard" else mass <= top_p
-    keep[..., 0] = True
-    return probability * torch.zeros_like(keep).scatter(-1, index, keep)
-
-
-def draw(probability: Tensor, uniform: Tensor) -> Tensor:
-    """Ids [...] by inverse CDF of unnormalised probability [..., V] at uniform [...] in [0, 1)."""
-    total = probability.double().cumsum(-1)
-    id_ = (total <= (uniform.double() * total[..., -1])[..., None]).sum(-1)
-    place = torch.arange(probability.shape[-1], device=id_.device)
-    last = torch.where(probability > 0, place, 0).amax(-1)
-    return torch.minimum(id_, last)  # rounding must not step past the last possible token
+_LARGEST = 64 * 4096  # vocabulary that the kernel has segments for
+_TOP_BIT = 29  # weights are at most 1.0, whose bits as an integer stay below 2 ** 30
 
 
 def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: float, rule: str) -> Tensor:
-    """Token ids [...] from logits [..., V]."""
+    """Token ids [...] from fp32 logits [..., V]."""
     if temperature == 0:
         return most_probable(logits)
-    logits = logits - logits.amax(-1, keepdim=True)  # before the division, which could overflow
-    return draw(nucleus((logits / max(temperature, 1e-30)).softmax(-1), top_p, rule), uniform)
+    temperature = max(temperature, 1e-30)
+    if logits.is_cuda and HAS_TRITON and logits.shape[-1] <= _LARGEST:
+        from dadlm.decode.kernels.nucleus import draw as draw_fused
+
+        flat = (logits.reshape(-1, logits.shape[-1]).contiguous(), uniform.reshape(-1).contiguous())
+        return draw_fused(*flat, temperature, top_p, rule == "standard").view(uniform.shape)
+    weight = ((logits - logits.amax(-1, keepdim=True)) / temperature).exp()
+    return draw(nucleus(weight, top_p, rule), uniform)
+
+
+def nucleus(weight: Tensor, top_p: float, rule: str = "standard") -> Tensor:
+    """Set to zero what lies outside the nucleus of unnormalised fp32 weight [..., V] in [0, 1].
+
+    standard: the smallest set whose share reaches top_p. bd3lm: the token that crosses top_p is left out
+    too, unless it is the first. Ties go to the lowest id.
+    """
+    if top_p >= 1:
+        return weight
+    exact = weight.double()
+    wanted = exact.sum(-1, keepdim=True) * top_p
+    bits = weight.contiguous().view(torch.int32)  # in the order of the values, which are not negative
+    threshold = torch.zeros_like(bits[..., :1])
+    for bit in range(_TOP_BIT, -1, -1):  # the largest threshold above which enough lies
+        trial = threshold | (1 << bit)
+        enough = exact.masked_fill(bits < trial, 0).sum(-1, keepdim=True) >= wanted
+        threshold = torch.where(enough, trial, threshold)
+    above = exact.masked_fill(bits <= threshold, 0).sum(-1, keepdim=True)
+    edge = threshold.view(torch.float32).double()
+    tie = bits == threshold
+    rank = tie.cumsum(-1) - 1
+    room = (wanted - above) / edge
+    if rule == "standard":
+        equals = room.ceil()
+    else:
+        equals = torch.where(above == 0, room.floor().clamp(min=1), room.floor())
+    return weight * ((bits > threshold) | (tie & (rank < equals)))
+
+
+def draw(weight: Tensor, uniform: Tensor) -> Tensor:
+    """Ids [...] by inverse CDF of unnormalised weight [..., V] at uniform [...] in [0, 1)."""
+    total = weight.double().cumsum(-1)
+    id_ = (total <= (uniform.double() * total[..., -1])[..., None]).sum(-1)
+    place = torch.arange(weight.shape[-1], device=id_.device)
+    last = torch.where(weight > 0, place, 0).amax(-1)
+    return torch.minimum(id_, last)  # rounding must not step past the last possible token
 
 
 def most_probable(logits: Tensor) -> Tensor:

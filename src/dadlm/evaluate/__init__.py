@@ -1,6 +1,31 @@
-"""How good a model is, with intervals."""
+"""How good a model is, with intervals: the paper's tables and figures, a function for each.
 
-from dadlm.evaluate.intervals import Interval, bootstrap
-from dadlm.evaluate.reconstruction import RowScores, score_rows
+What these need of other packages is imported when it is used: training comes through here too.
+"""
 
-__all__ = ["Interval", "RowScores", "bootstrap", "score_rows"]
+from dadlm.evaluate.generation import generation
+from dadlm.evaluate.intervals import Interval, bootstrap, wilson
+from dadlm.evaluate.judge import judge
+from dadlm.evaluate.latency import latency
+from dadlm.evaluate.perplexity import perplexity
+from dadlm.evaluate.reconstruction import reconstruction
+from dadlm.evaluate.report import report
+from dadlm.evaluate.scores import RowScores, score_rows
+from dadlm.evaluate.summarisation import summarisation
+from dadlm.evaluate.text import rows_of
+
+__all__ = [
+    "Interval",
+    "RowScores",
+    "bootstrap",
+    "generation",
+    "judge",
+    "latency",
+    "perplexity",
+    "reconstruction",
+    "report",
+    "rows_of",
+    "score_rows",
+    "summarisation",
+    "wilson",
+]

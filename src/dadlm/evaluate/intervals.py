@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+FEW = 10
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
 
@@ -34,6 +35,13 @@ def bootstrap(values: Tensor, draws: int = 2000, seed: int = 0) -> Interval:
     return Interval(float(values.mean()), low, high)
 
 
+def caution(count: int, what: str = "rows") -> list[str]:
+    """What has to be said beside a bootstrap interval of few values."""
+    if count >= FEW:
+        return []
+    return [f"Only {count} {what}: so few do not show how much they vary, and the intervals are too narrow."]
+
+
 def wilson(wins: int, total: int) -> Interval:
     """The share wins / total and Wilson's score interval; nothing counted: anything is possible."""
     if total == 0:
@@ -41,4 +49,5 @@ def wilson(wins: int, total: int) -> Interval:
     share, slack = wins / total, _Z**2 / total
     centre = (share + slack / 2) / (1 + slack)
     half = _Z * (share * (1 - share) / total + slack / (4 * total)) ** 0.5 / (1 + slack)
-    return Interval(share, centre - half, centre + half)
+    # At the ends the formula gives 0 and 1 exactly, floating point almost.
+    return Interval(share, centre - half if wins else 0.0, centre + half if wins < total else 1.0)

@@ -1,75 +1,95 @@
-"""Conditional block reconstruction, the paper's language-modelling metric, row by row.
+"""Conditional block reconstruction, the paper's language-modelling metric, alone or paired.
 
-The same seed gives the same blocks, masks and weights to every model with the same block size, whatever
-the batch size, so that rows of two models can be compared in pairs.
+Two models with the same block size see the same blocks, masks and weights, so what a row has in common for
+both cancels in the difference. Knows nothing of where rows come from.
 
-R rows, B rows of a batch, G blocks.
+R rows, M models (1 or 2).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dadlm.errors import ConfigError
+from dadlm.evaluate.intervals import bootstrap
+from dadlm.evaluate.scores import block_of, evaluating, finite, score_batch
+from dadlm.evaluate.subject import describe
+from dadlm.evaluate.text import about, check_length, take
+from dadlm.evaluate.work import Work
 from dadlm.model import Model
-from dadlm.noise import NoiseConfig, draw_noise
-from dadlm.objective import losses
 from dadlm.tokens import Rows
 
 
-@dataclass(frozen=True)
-class RowScores:
-    """Nats per token of each row [R], and what the search for a clipped schedule needs of each block."""
+def reconstruction(
+    model: Model,
+    rows: Rows,
+    *,
+    against: Model | None = None,
+    count: int | None = None,
+    seed: int = 0,
+    batch_size: int = 16,
+    out: str | Path | None = None,
+    quiet: bool = True,
+    data: Mapping[str, Any] | None = None,
+    names: tuple[str, str] = ("", ""),
+) -> dict[str, Any]:
+    """Nats per token of the first `count` rows, and the paired difference to `against`.
 
-    reconstruction: Tensor
-    bound: Tensor
-    time: Tensor
-    """[R·G]: noise level of each block."""
-    fraction: Tensor
-    """[R·G]: share of the block that was masked."""
-    block_loss: Tensor
-    """[R·G]: weighted loss per token of the block."""
-
-    @property
-    def gap(self) -> float:
-        """What the graph adds: the bound minus the reconstruction; 0 for factorised models."""
-        return float((self.bound - self.reconstruction).mean())
-
-
-@torch.no_grad()
-def score_rows(
-    model: Model, rows: Rows, *, count: int | None = None, seed: int = 0, batch_size: int = 16
-) -> RowScores:
-    """Score the first `count` rows once each, with times over the whole range, stratified over all rows."""
-    count = len(rows) if count is None else min(count, len(rows))
-    training, batches = model.training, []
-    model.eval()
-    try:
-        for first in range(0, count, batch_size):
-            index = torch.arange(first, min(first + batch_size, count))
-            batches.append(_score(model, rows.batch(index), index, count, seed))
-    finally:
-        model.train(training)
-    return RowScores(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+    The difference is negative where `model` is better. `data` is what `rows_of` says of the rows.
+    """
+    models = [model] if against is None else [model, against]
+    _check(models, rows)
+    count = take(rows, count)
+    subject = {
+        "model": describe(model, names[0]),
+        "against": None if against is None else describe(against, names[1]),
+        "data": data or about(rows),
+        "seed": seed,
+        "count": count,
+    }
+    keys = [str(row) for row in range(count)]
+    with Work("reconstruction", subject, out, quiet) as work:
+        for batch in work.batches(keys, batch_size, "reconstruction"):
+            work.add(zip(batch, _pieces(models, rows, batch, count, seed), strict=True))
+        values = torch.tensor(work.values(keys), dtype=torch.float64)
+        result = _one(values[:, 0])
+        result |= {"against_value": None, "difference": None, "same_masks": None}
+        if against is not None:
+            result |= {f"against_{name}": value for name, value in _one(values[:, 1]).items()}
+            result["difference"] = asdict(bootstrap(values[:, 0, 0] - values[:, 1, 0]))
+            result["same_masks"] = block_of(model, rows.context) == block_of(against, rows.context)
+        return work.finish(result | {"tokens": count * (rows.context - 1)})
 
 
-def _score(model: Model, ids: Tensor, index: Tensor, count: int, seed: int) -> tuple[Tensor, ...]:
-    config, (B, L) = model.config, ids.shape
-    noise = None
-    if config.family != "ar":
-        noise = draw_noise(
-            NoiseConfig(),
-            seed=seed,
-            step=0,
-            rows=index.to(model.device),
-            batch_rows=count,
-            length=L,
-            block_size=config.block,
+def _check(models: list[Model], rows: Rows) -> None:
+    for one in models:
+        if one.config.family == "ar":
+            raise ConfigError("an AR model masks no blocks to reconstruct: use `dadlm evaluate perplexity`")
+        check_length(one, rows.context)
+    tokenizers = [(one.tokenizer, one.config.vocab_size) for one in models]
+    if tokenizers[0] != tokenizers[-1]:
+        raise ConfigError(
+            "the two models have different tokenizers, so nats per token cannot be compared: "
+            "train both with the same one, or compare bits per byte of `dadlm evaluate perplexity`"
         )
-    loss = losses(model, ids.to(model.device), noise)
-    per_row = [part.sum(1).double().cpu() / (L - 1) for part in (loss.reconstruction, loss.bound)]
-    if noise is None:
-        return *per_row, *(torch.zeros(0) for _ in range(3))
-    fraction = noise.masked.view(B, -1, config.block).float().mean(-1)
-    blocks = (noise.time, fraction, loss.reconstruction / config.block)
-    return *per_row, *(part.flatten().cpu() for part in blocks)
+
+
+def _pieces(models: list[Model], rows: Rows, keys: list[str], count: int, seed: int) -> list[Any]:
+    """[reconstruction, bound] of each model, for each of the rows: [R][M][2]."""
+    index = torch.tensor([int(key) for key in keys])
+    with evaluating(*models):
+        scores = [score_batch(one, rows.batch(index), index, count, seed)[:2] for one in models]
+    return finite(torch.stack([torch.stack(pair) for pair in scores])).permute(2, 0, 1).tolist()
+
+
+def _one(values: Tensor) -> dict[str, Any]:
+    """One model's share of the result, from its [reconstruction, bound] of each row."""
+    interval = bootstrap(values[:, 0])
+    bound = float(values[:, 1].mean())
+    # Rows first: for factorised models the gap is then exactly 0, not a rounding error.
+    gap = float((values[:, 1] - values[:, 0]).mean())
+    return {"value": interval.mean, "interval": asdict(interval), "gap": gap, "bound": bound}

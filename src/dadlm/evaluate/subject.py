@@ -1,6 +1,7 @@
 """What an evaluation says of the model it measured."""
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,6 +22,11 @@ def describe(model: Model, name: str = "") -> dict[str, Any]:
         facts |= {"candidates": config.candidates, "expand_at": config.expand_at}
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return facts | {"context": config.context, "parameters": parameters, "weights": fingerprint(model)}
+
+
+def essence(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a description has to travel with a model's texts: the paper's tables are found by it."""
+    return {name: facts.get(name) for name in ("family", "block_size", "context", "parameters")}
 
 
 def fingerprint(model: Model) -> str:

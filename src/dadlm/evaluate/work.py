@@ -9,13 +9,14 @@ must not mix. Knows nothing of what is measured.
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dadlm.errors import DataError
+from dadlm.errors import ConfigError, DataError
 
 
 class Work:
@@ -43,6 +44,8 @@ class Work:
 
     def batches(self, keys: Sequence[str], size: int, what: str) -> Iterator[list[str]]:
         """The keys that are missing, `size` at a time, under a progress bar."""
+        if size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {size}")
         missing = [key for key in keys if key not in self.pieces]
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), disable=self.quiet) as bar:
@@ -74,10 +77,17 @@ class Work:
 
 
 def write_result(file: Path, result: Mapping[str, Any]) -> None:
-    """Write JSON whole or not at all."""
+    with whole_file(file) as handle:
+        handle.write((json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+@contextmanager
+def whole_file(file: Path) -> Iterator[BinaryIO]:
+    """A file that is there whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}")
-    with open(temporary, "w", encoding="utf-8") as handle:
-        handle.write(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    with open(temporary, "wb") as handle:
+        yield handle
         handle.flush()
         os.fsync(handle.fileno())
     temporary.replace(file)
@@ -90,6 +100,20 @@ def _line(value: Any) -> bytes:
 def _open(file: Path, subject: dict[str, Any], pieces: dict[str, Any]) -> BinaryIO:
     """Read the pieces of an earlier start, cut off a line that a kill left unfinished, append from there."""
     handle = open(file, "a+b")  # noqa: SIM115 (the caller closes it)
+    try:
+        good = _read(handle, file, subject, pieces)
+        handle.truncate(good)
+        if good == 0:
+            handle.write(_line(subject))
+            handle.flush()
+    except BaseException:
+        handle.close()
+        raise
+    return handle
+
+
+def _read(handle: BinaryIO, file: Path, subject: dict[str, Any], pieces: dict[str, Any]) -> int:
+    """Fill in the pieces; returns how many bytes of the file are whole lines."""
     handle.seek(0)
     good = 0
     for number, line in enumerate(handle, 1):
@@ -97,28 +121,28 @@ def _open(file: Path, subject: dict[str, Any], pieces: dict[str, Any]) -> Binary
             break
         try:
             value = json.loads(line)
-        except ValueError as error:
+            if number > 1:
+                key, pieces[key] = value
+        except (ValueError, TypeError) as error:
             raise DataError(
-                f"{file}, line {number}: not JSON ({error}); remove the file to start over"
+                f"{file}, line {number}: not a finished piece ({error}); remove the file to start over"
             ) from None
         if number == 1:
             _compare(file, value, subject)
-        else:
-            pieces[value[0]] = value[1]
         good += len(line)
-    handle.truncate(good)
-    if good == 0:
-        handle.write(_line(subject))
-        handle.flush()
-    return handle
+    return good
 
 
 def _compare(file: Path, there: Any, now: dict[str, Any]) -> None:
     if there == now:
         return
     there = there if isinstance(there, dict) else {}
-    names = [name for name in {**there, **now} if there.get(name) != now.get(name)]
+    names = [name for name in {**there, **now} if _fact(there, name) != _fact(now, name)]
     raise DataError(
         f"{file.parent} holds an evaluation of something else (different: {', '.join(names)}); "
         f"choose another --out, or remove {file.name} there"
     )
+
+
+def _fact(subject: dict[str, Any], name: str) -> tuple[bool, Any]:
+    return name in subject, subject.get(name)  # what is missing differs from what is null

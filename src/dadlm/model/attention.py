@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dadlm.model import kernels
 from dadlm.nodes import Nodes
 
 Average = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -25,6 +26,11 @@ def attend_read(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, pattern: str |
     pattern "causal" or "full" says that `visible` has that form for the whole sequence, for which torch
     has kernels that need no mask.
     """
+    if pattern is None and kernels.usable(q):
+        from dadlm.model.kernels.attend import attend, fits
+
+        if fits(q.shape[-1]):
+            return attend(q, k, v, visible)[0]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if pattern is not None:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=pattern == "causal")
@@ -47,6 +53,11 @@ def attend_nodes(
 
     `average` may be a compiled `softmax_average`.
     """
+    if prefix is not None and nodes.is_one_block and kernels.usable(q):
+        from dadlm.model.kernels.attend import attend, fits
+
+        if fits(q.shape[-1]):
+            return attend(q, *prefix, nodes.visible, (k, v, nodes.is_key[:, 0]))[0]
     inside = _inside(q, k, v, nodes, average or softmax_average)
     if prefix is None:
         return inside[0]
@@ -89,6 +100,12 @@ def _prefix(q: Tensor, k: Tensor, v: Tensor, nodes: Nodes) -> tuple[Tensor, Tens
                 "prefix mask", lambda: attention_flex.prefix_mask(nodes.visible, k.shape[1])
             )
             return attention_flex.prefix_flex(q, k, v, mask)
+    if kernels.usable(q):
+        from dadlm.model.kernels.attend import attend, fits
+
+        if fits(q.shape[-1]):
+            out, lse = attend(q, k, v, nodes.visible, normaliser=True)
+            return out, lse  # type: ignore[return-value]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     allowed = torch.arange(k.shape[2], device=k.device) < nodes.visible[:, None, :, None]
     out, lse = softmax_average(q, k, v, allowed)

@@ -44,6 +44,7 @@ def prefix_mask(visible: Tensor, keys: int) -> BlockMask:
 @cache
 def _flex():
     """Compiled at first use: importing this module must cost nothing."""
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # a shape each
     return torch.compile(flex_attention, dynamic=False)
 
 

@@ -8,16 +8,19 @@ Knows nothing of losses or sampling.
 B rows, C tokens or nodes, D width, G blocks, N block size, K candidates.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dadlm.model.attention import attend_nodes, attend_read
 from dadlm.model.config import ModelConfig
 from dadlm.model.context import Context
-from dadlm.model.layer import CONDITION, Layer, Modulation, Norm, Rotation, modulate
+from dadlm.model.layer import CONDITION, Attend, Layer, Modulation, Norm, Rotation
 from dadlm.model.rotary import rotation
 from dadlm.nodes import Nodes, expand
 
@@ -45,6 +48,7 @@ class Backbone(nn.Module):
         self.modulation = Modulation(config, 2)
         self.condition = Condition() if config.architecture == "bd3lm" else None
         self.attend_nodes = attend_nodes  # the tests put the dense twin here
+        self.checkpointing = False  # recompute the layers in backward instead of keeping what they made
 
     def read(
         self,
@@ -80,7 +84,7 @@ class Backbone(nn.Module):
             def attend(q: Tensor, k: Tensor, v: Tensor, index: int = index) -> Tensor:
                 return attend_read(q, *context.store(index, k, v, position), visible, pattern)
 
-            x = layer(x, turn, condition, attend)
+            x = self._pass(layer, x, turn, condition, attend)
         return self._finish(x, condition)
 
     def denoise(
@@ -108,12 +112,33 @@ class Backbone(nn.Module):
         x = self._run(x, nodes, context, range(late, len(self.layers)))
         return self._finish(x, self._condition())
 
+    @contextmanager
+    def constants_kept(self) -> Iterator[None]:
+        """While this is open, what depends on the weights alone (adaLN) is computed once, not every pass."""
+        modulations = [module for module in self.modules() if isinstance(module, Modulation)]
+        condition = self._condition()
+        for modulation in modulations:
+            modulation.kept = modulation(condition)
+        try:
+            yield
+        finally:
+            for modulation in modulations:
+                modulation.kept = None
+
     def _run(self, x: Tensor, nodes: Nodes, context: Context | None, layers: range) -> Tensor:
         turn, condition = self._prepare(nodes.position)
         for index in layers:
             prefix = None if context is None else context[index]
-            x = self.layers[index](x, turn, condition, partial(self.attend_nodes, prefix=prefix, nodes=nodes))
+            attend = partial(self.attend_nodes, prefix=prefix, nodes=nodes)
+            x = self._pass(self.layers[index], x, turn, condition, attend)
         return x
+
+    def _pass(
+        self, layer: nn.Module, x: Tensor, turn: Rotation, condition: Tensor | None, attend: Attend
+    ) -> Tensor:
+        if self.checkpointing and torch.is_grad_enabled():
+            return checkpoint(layer, x, turn, condition, attend, use_reentrant=False)  # type: ignore[return-value]
+        return layer(x, turn, condition, attend)
 
     def _layers(self) -> list[Layer]:
         return [layer for layer in self.layers if isinstance(layer, Layer)]
@@ -122,7 +147,7 @@ class Backbone(nn.Module):
         return rotation(position, self.config.width // self.config.heads), self._condition()
 
     def _condition(self) -> Tensor | None:
-        return None if self.condition is None else self.condition()
+        return None if self.condition is None or self.modulation.kept is not None else self.condition()
 
     def _finish(self, x: Tensor, condition: Tensor | None) -> Tensor:
-        return modulate(self.norm(x), *self.modulation(condition))
+        return self.norm(x, *self.modulation(condition))

@@ -23,6 +23,4 @@ def compile_parts(model: Model) -> Model:
         layer.finish = torch.compile(layer.finish, dynamic=False)
     average = torch.compile(softmax_average, dynamic=False)
     model.backbone.attend_nodes = partial(attend_nodes, average=average)
-    # The number of masked nodes changes from step to step: one kernel for all of them.
-    model.head._target_logp = torch.compile(model.head._target_logp, dynamic=True)
     return model

@@ -1,11 +1,15 @@
 """The vocabulary head: hidden states → token log-probabilities. The mask token is impossible (SUBS)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dadlm.model.config import ModelConfig
+from dadlm.model.kernels import HAS_TRITON
 
 _CHUNK = 1 << 28  # logits held at once in training (elements); larger sets are recomputed in backward
 
@@ -14,6 +18,7 @@ class Head(nn.Module):
     def __init__(self, config: ModelConfig, embedding: nn.Embedding) -> None:
         super().__init__()
         self.mask_id = config.mask_id
+        self.kept: tuple[Tensor, Tensor | None] | None = None
         self.linear = nn.Linear(config.width, config.vocab_size, bias=config.architecture == "bd3lm")
         if config.tie_embedding:
             self.linear.weight = embedding.weight
@@ -24,17 +29,52 @@ class Head(nn.Module):
 
     def logits(self, hidden: Tensor, candidate: Tensor | int = 0) -> Tensor:
         """fp32 logits [..., V] of hidden states [..., D] of the given candidates; the mask has -inf."""
-        return F.pad(self._token_logits(hidden, candidate), (0, 1), value=-torch.inf)
+        return F.pad(self.token_logits(hidden, candidate), (0, 1), value=-torch.inf)
 
-    def _token_logits(self, hidden: Tensor, candidate: Tensor | int) -> Tensor:
-        """fp32 logits of all tokens but the mask, which is the last id."""
-        if self.offset is not None:
-            hidden = hidden + self.offset[candidate].to(hidden.dtype)
-        bias = None if self.linear.bias is None else self.linear.bias[: self.mask_id]
-        return F.linear(hidden, self.linear.weight[: self.mask_id], bias).float()
+    def token_logits(self, hidden: Tensor, candidate: Tensor | int = 0) -> Tensor:
+        """fp32 logits of all tokens but the mask, which is the last id and is never emitted."""
+        hidden = self._shifted(hidden, candidate)
+        weight, bias = self.kept or self._token_weights()
+        return F.linear(hidden, weight, bias)[..., : self.mask_id].float()
+
+    def _token_weights(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias without the row of the mask."""
+        bias = self.linear.bias
+        return self.linear.weight[: self.mask_id], None if bias is None else bias[: self.mask_id]
+
+    @contextmanager
+    def constants_kept(self) -> Iterator[None]:
+        """While this is open, rows of zeros bring the vocabulary to a multiple of 64.
+
+        Matrix products over a vocabulary of odd size fall back to slow kernels on a GPU.
+        """
+        weight, bias = self._token_weights()
+        spare = -len(weight) % 64
+        if weight.is_cuda:
+            self.kept = (F.pad(weight, (0, 0, 0, spare)), None if bias is None else F.pad(bias, (0, spare)))
+        try:
+            yield
+        finally:
+            self.kept = None
+
+    def _shifted(self, hidden: Tensor, candidate: Tensor | int) -> Tensor:
+        """Hidden states with the offset of their candidate."""
+        if self.offset is None:
+            return hidden
+        if isinstance(candidate, int):
+            return hidden + self.offset[candidate].to(hidden.dtype)
+        # A product instead of indexing: thousands of nodes share a row, and adding up its gradient one by
+        # one took a quarter of a training step.
+        chosen = F.one_hot(candidate, len(self.offset)).to(self.offset.dtype)
+        return hidden + (chosen @ self.offset).to(hidden.dtype)
 
     def target_logp(self, hidden: Tensor, target: Tensor, candidate: Tensor | int = 0) -> Tensor:
         """Log-probability [n] of target ids [n] from hidden states [n, D], in pieces that fit memory."""
+        if hidden.is_cuda and HAS_TRITON:
+            from dadlm.model.kernels.head import target_logp
+
+            shifted = self._shifted(hidden, candidate)
+            return target_logp(shifted, self.linear.weight, self.linear.bias, target, self.mask_id)
         rows = max(1, _CHUNK // self.linear.out_features)
         if len(hidden) <= rows:
             return self._target_logp(hidden, target, candidate)
@@ -50,4 +90,4 @@ class Head(nn.Module):
         return torch.cat(pieces)  # type: ignore[arg-type]
 
     def _target_logp(self, hidden: Tensor, target: Tensor, candidate: Tensor | int) -> Tensor:
-        return -F.cross_entropy(self._token_logits(hidden, candidate), target, reduction="none")
+        return -F.cross_entropy(self.token_logits(hidden, candidate), target, reduction="none")

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dadlm.model import kernels
 from dadlm.model.config import ModelConfig
 from dadlm.model.rotary import rotate
 
@@ -19,19 +20,24 @@ CONDITION = 128
 
 
 class Norm(nn.Module):
-    """RMSNorm (lean) or LayerNorm with weight only in fp32 (bd3lm)."""
+    """RMSNorm (lean) or LayerNorm with weight only (bd3lm), in fp32, and the modulation after it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(config.width))
         self.centred = config.architecture == "bd3lm"
+        self.eps = 1e-5 if self.centred else 1e-6
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+        if kernels.usable(x):
+            from dadlm.model.kernels.pointwise import norm_modulate
+
+            return norm_modulate(x, self.weight, shift, scale, self.centred, self.eps)
         if self.centred:
-            normed = F.layer_norm(x.float(), x.shape[-1:]) * self.weight
+            normed = F.layer_norm(x.float(), x.shape[-1:], eps=self.eps) * self.weight
         else:
-            normed = F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), eps=1e-6)
-        return normed.to(self.weight.dtype)
+            normed = F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), eps=self.eps)
+        return _modulate(normed.to(self.weight.dtype), shift, scale)
 
 
 class Modulation(nn.Module):
@@ -39,16 +45,21 @@ class Modulation(nn.Module):
 
     def __init__(self, config: ModelConfig, parts: int) -> None:
         super().__init__()
-        self.parts = parts
+        self.parts, self.kept = parts, None
         self.linear = nn.Linear(CONDITION, parts * config.width) if config.architecture == "bd3lm" else None
 
+    kept: tuple[Tensor | None, ...] | None
+    """What it gave, while the backbone keeps it (`Backbone.constants_kept`)."""
+
     def forward(self, condition: Tensor | None) -> tuple[Tensor | None, ...]:
+        if self.kept is not None:
+            return self.kept
         if self.linear is None or condition is None:
             return (None,) * self.parts
         return self.linear(condition).chunk(self.parts, -1)
 
 
-def modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
+def _modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
     return x if shift is None or scale is None else x * (1 + scale) + shift
 
 
@@ -69,7 +80,7 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values [B, C, H, E] of the layer's input x [B, C, D]."""
         shift, scale = self.modulation(condition)[:2]
-        qkv = self.qkv(modulate(self.norm_attention(x), shift, scale))
+        qkv = self.qkv(self.norm_attention(x, shift, scale))
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(-3)
         return rotate(q, rotation), rotate(k, rotation), v
 
@@ -80,9 +91,15 @@ class Layer(nn.Module):
         """Add what was attended to [B, C, H, E], then the MLP, to the residual stream x [B, C, D]."""
         _, _, gate_attention, shift, scale, gate_mlp = self.modulation(condition)
         x = self._add(x, self.out(attended.flatten(-2)), gate_attention)
-        hidden = self.up(modulate(self.norm_mlp(x), shift, scale))
+        hidden = self.up(self.norm_mlp(x, shift, scale))
         return self._add(x, self.down(F.gelu(hidden, approximate="tanh")), gate_mlp)
 
     def _add(self, x: Tensor, branch: Tensor, gate: Tensor | None) -> Tensor:
         branch = F.dropout(branch, self.dropout, self.training)
-        return x + (branch if gate is None else gate * branch)
+        if gate is None:
+            return x + branch
+        if kernels.usable(x):
+            from dadlm.model.kernels.pointwise import add_gated
+
+            return add_gated(x, gate, branch)
+        return torch.addcmul(x, gate, branch)

@@ -13,7 +13,7 @@ from dadlm.model.config import ModelConfig
 from dadlm.model.context import Context
 from dadlm.model.emission import Head
 from dadlm.model.transition import GatedTransition, SingleTransition
-from dadlm.nodes import Nodes, lay_out
+from dadlm.nodes import Nodes, Rooms, lay_out
 from dadlm.tokens import Tokenizer
 
 
@@ -57,13 +57,17 @@ class Model(nn.Module):
         return self.backbone.read(ids, Context() if context is None else context, block=block, **how)
 
     def denoise(
-        self, ids: Tensor, masked: Tensor, first: Tensor, context: Context | None, packed: bool = True
+        self,
+        ids: Tensor,
+        masked: Tensor,
+        first: Tensor,
+        context: Context | None,
+        packed: bool = True,
+        rooms: Rooms | None = None,
     ) -> Denoised:
         """Run blocks ids [B, G, N], masked where `masked`, that start at positions first [B, G]."""
-        graph = self.graph
-        nodes = lay_out(
-            masked, first, candidates=self.config.nodes_per_mask, start=graph is not None, packed=packed
-        )
+        graph, K = self.graph, self.config.nodes_per_mask
+        nodes = lay_out(masked, first, candidates=K, start=graph is not None, packed=packed, rooms=rooms)
         noisy = ids.masked_fill(masked, self.config.mask_id)
         start, candidate = (None, None) if graph is None else (graph.start, graph.candidate)
         return Denoised(nodes, self.backbone.denoise(noisy, nodes, context, start, candidate))
@@ -81,12 +85,11 @@ class Model(nn.Module):
         Anchors are certain (0), nodes that do not exist impossible (-inf), and the vocabulary head runs
         on the nodes of masked positions only.
         """
-        nodes, hidden = denoised.nodes, denoised.hidden
-        node = nodes.is_candidate.flatten().nonzero().squeeze(-1)
-        ids = target.flatten(1).gather(1, nodes.group).flatten()[node]
-        logp = self.head.target_logp(hidden.flatten(0, 1)[node], ids, nodes.candidate.flatten()[node])
-        packed = hidden.new_zeros(hidden.shape[:2], dtype=logp.dtype).flatten()
-        packed = packed.index_put((node,), logp).view(hidden.shape[:2])
+        nodes, heads = denoised.nodes, denoised.nodes.heads
+        ids = heads.take(target.flatten(1).gather(1, nodes.group).flatten())
+        candidate = heads.take(nodes.candidate.flatten())
+        logp = self.head.target_logp(heads.take(denoised.hidden.flatten(0, 1)), ids, candidate)
+        packed = heads.put(logp).view(denoised.hidden.shape[:2])
         return nodes.groups(nodes.to_slots(packed)).masked_fill(~nodes.active, -torch.inf)
 
     def _initialise(self) -> None:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from dadlm.model import kernels
+
 
 def rotation(position: Tensor, head_width: int) -> tuple[Tensor, Tensor]:
     """cos and sin [..., 1, head_width / 2] in fp32 for integer positions [...]; -1 is a valid position."""
@@ -14,5 +16,9 @@ def rotation(position: Tensor, head_width: int) -> tuple[Tensor, Tensor]:
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate x [..., heads, head_width] by `rotation` of its position."""
     cos, sin = rotation
+    if kernels.usable(x):
+        from dadlm.model.kernels.pointwise import rotate as rotate_fused
+
+        return rotate_fused(x, cos, sin)
     a, b = x.float().chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)

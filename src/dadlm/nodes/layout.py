@@ -9,8 +9,9 @@ B rows, G blocks, N block size, K candidates, M slots per block, C packed nodes 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 # Compiled GPU code sees at most this many shapes; a count that exceeds one takes the next.
 _CAPACITY_SHARES = (0.5, 0.65, 0.8, 1.0)
 _TILE = 128
+_HAS_TRITON = find_spec("triton") is not None
 
 
 class _Move(torch.autograd.Function):
@@ -40,9 +42,62 @@ class _Move(torch.autograd.Function):
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
     """x [B, P, F...], index [B, Q] → [B, Q, F...]; index -1 gives zeros."""
+    if x.is_cuda and _HAS_TRITON:
+        from dadlm.nodes.kernels.take import take
+
+        return take(x, index)
     row = torch.arange(x.shape[0], device=x.device)[:, None]
     missing = (index < 0).view(*index.shape, *[1] * (x.dim() - 2))
     return x[row, index.clamp(min=0)].masked_fill(missing, 0)
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """Room for nodes whose number depends on the data, decided before the device begins.
+
+    Left out, it is counted on the device, which has to be waited for.
+    """
+
+    nodes: int
+    """Packed nodes of a row."""
+    masked: int
+    """Nodes of masked positions in the whole batch: those that need the vocabulary head."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Some of n things, taken out in their order and put back; room that is not needed stays empty."""
+
+    place: Tensor
+    """[1, R]: which thing stands at each place, -1 for none."""
+    rank: Tensor
+    """[1, n]: at which place each thing stands, -1 for none."""
+
+    def take(self, x: Tensor) -> Tensor:
+        """[n, F...] → [R, F...], zeros in the spare room; the gradient goes the way back."""
+        return _Move.apply(x[None], self.place, self.rank)[0]  # type: ignore[index]
+
+    def put(self, x: Tensor) -> Tensor:
+        """[R, F...] → [n, F...], zeros for what was not selected."""
+        return _Move.apply(x[None], self.rank, self.place)[0]  # type: ignore[index]
+
+
+def select(wanted: Tensor, room: int | None = None) -> Selection:
+    """The things for which wanted [n] is true, in `room` places (None: as many as they are)."""
+    rank, slot = _compact(wanted[None], room)
+    return Selection(slot, rank)
+
+
+def _compact(wanted: Tensor, room: int | None) -> tuple[Tensor, Tensor]:
+    """For wanted [B, n]: the place of each wanted thing [B, n], and what stands at each place [B, room]."""
+    rank = wanted.cumsum(1) - 1
+    if room is None:
+        room = max(1, int(rank[:, -1].max()) + 1)
+    thing = torch.arange(wanted.shape[1], device=wanted.device).expand_as(rank)
+    # What is not wanted writes to a spare column that is cut off again.
+    place = torch.full((len(rank), room + 1), -1, device=wanted.device)
+    place = place.scatter(1, torch.where(wanted, rank, room), thing)[:, :room]
+    return torch.where(wanted, rank, -1), place.contiguous()
 
 
 @dataclass(frozen=True)
@@ -61,11 +116,17 @@ class Nodes:
     """[B, G·M]: packed index of each slot, -1 where no node exists; None: not packed, slots are nodes."""
     slot_of_node: Tensor | None
     """[B, C]: slot of each packed node, -1 for padding."""
+    rooms: Rooms | None = None
 
     @property
     def slots(self) -> int:
         """M."""
         return int(self.start) + self.masked.shape[2] * self.candidates
+
+    @property
+    def is_one_block(self) -> bool:
+        """A single block whose slots are its nodes, as in decoding on CUDA."""
+        return self.masked.shape[1] == 1 and self.node_of_slot is None
 
     @cached_property
     def active(self) -> Tensor:
@@ -96,6 +157,11 @@ class Nodes:
         """[B, C]: nodes of masked positions, the only ones that need the vocabulary head."""
         slots = self.masked[..., None].expand(*self.masked.shape, self.candidates).flatten(2)
         return self.from_slots(self._with_start(slots))
+
+    @cached_property
+    def heads(self) -> Selection:
+        """Those nodes, out of all B·C."""
+        return select(self.is_candidate.flatten(), None if self.rooms is None else self.rooms.masked)
 
     @cached_property
     def group(self) -> Tensor:
@@ -157,25 +223,42 @@ def _active(masked: Tensor, candidates: int) -> Tensor:
     return masked[..., None] | first
 
 
-def lay_out(masked: Tensor, first: Tensor, *, candidates: int, start: bool, packed: bool = True) -> Nodes:
+def lay_out(
+    masked: Tensor,
+    first: Tensor,
+    *,
+    candidates: int,
+    start: bool,
+    packed: bool = True,
+    rooms: Rooms | None = None,
+) -> Nodes:
     """Lay out blocks from masked [B, G, N] and the position of each block's first token [B, G]."""
     if candidates == 1:
-        return _one_node_each(masked, first, start)
+        return replace(_one_node_each(masked, first, start), rooms=rooms)
     if not packed:
         return Nodes(masked, first, candidates, start, None, None)
     exists = _active(masked, candidates).flatten(2)
     if start:
         exists = torch.cat([torch.ones_like(exists[..., :1]), exists], -1)
     exists = exists.flatten(1)
-    rank = exists.cumsum(1) - 1
-    node_of_slot = torch.where(exists, rank, -1)
-    room = _capacity(int(rank[:, -1].max()) + 1, exists.shape[1], exact=not masked.is_cuda)
-    slot = torch.arange(exists.shape[1], device=masked.device).expand_as(rank)
-    # Slots without a node write to a spare column that is cut off again.
-    slot_of_node = torch.full((len(rank), room + 1), -1, device=masked.device)
-    slot_of_node = slot_of_node.scatter(1, torch.where(exists, rank, room), slot)
-    slot_of_node = slot_of_node[:, :room]
-    return Nodes(masked, first, candidates, start, node_of_slot, slot_of_node.contiguous())
+    if rooms is not None:
+        room = rooms.nodes
+    else:
+        room = _capacity(int(exists.sum(1).max()), exists.shape[1], exact=not masked.is_cuda)
+    node_of_slot, slot_of_node = _compact(exists, room)
+    return Nodes(masked, first, candidates, start, node_of_slot, slot_of_node, rooms)
+
+
+def make_rooms(masked: Tensor, block_size: int, candidates: int, start: bool) -> Rooms:
+    """Room for the nodes of masks [B, L] that are on the CPU: few different ones come out."""
+    B, L = masked.shape
+    extra = L // block_size * int(start)
+    counts = masked.numpy().sum(1)  # quicker than torch, which would wake its threads for it
+    most = L + extra + (candidates - 1) * int(counts.max())
+    # Masked tokens are close to half of all: steps of a sixteenth are few shapes, and little is empty.
+    step = max(_TILE, B * L // 16)
+    masked_room = min(-(-int(counts.sum()) // step) * step, B * L)
+    return Rooms(_capacity(most, L * candidates + extra, exact=False), max(step, masked_room) * candidates)
 
 
 def _one_node_each(masked: Tensor, first: Tensor, start: bool) -> Nodes:
@@ -189,7 +272,7 @@ def _one_node_each(masked: Tensor, first: Tensor, start: bool) -> Nodes:
 
 
 def _capacity(count: int, full: int, exact: bool) -> int:
-    """Room for `count` nodes: exactly that, or the next of a few multiples of a GPU tile."""
+    """Room for `count` of at most `full` nodes: exactly that, or the next of a few multiples of a tile."""
     if exact:
         return count
     rooms = (-(-round(share * full) // _TILE) * _TILE for share in _CAPACITY_SHARES)

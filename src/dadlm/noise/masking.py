@@ -50,11 +50,13 @@ class NoiseConfig:
 
 @dataclass(frozen=True)
 class Noise:
-    """masked [B, L]; time and weight [B, G]."""
+    """masked [B, L]; time and weight [B, G], or [B, J] where only J blocks of each row are learned from."""
 
     masked: Tensor
     time: Tensor
     weight: Tensor
+    blocks: Tensor | None = None
+    """[B, J]: which blocks these are, in order; None: all."""
 
 
 def _stride(strata: int) -> int:
@@ -91,6 +93,7 @@ def draw_noise(
     batch_rows: int,
     length: int,
     block_size: int,
+    block_share: float = 1.0,
 ) -> Noise:
     """Mask each position independently with its block's probability.
 
@@ -121,4 +124,17 @@ def draw_noise(
         if not outside.any():
             break
         masked = torch.where(outside, draw(attempt), masked)
-    return Noise(masked.flatten(1), time, schedule.weight(time))
+    noise = Noise(masked.flatten(1), time, schedule.weight(time))
+    few = max(1, round(block_share * blocks))
+    return noise if few == blocks else _with_few_blocks(noise, few, seed, step, rows)
+
+
+def _with_few_blocks(noise: Noise, few: int, seed: int, step: int, rows: Tensor) -> Noise:
+    """Keep `few` blocks of each row, drawn evenly; their weights grow so that the mean stays the same."""
+    count = noise.time.shape[1]
+    lot = counter.hash_counters(
+        seed, step, counter.BLOCKS, rows[:, None], torch.arange(count, device=rows.device)
+    )
+    blocks = lot.argsort(1)[:, :few].sort(1).values
+    weight = noise.weight.gather(1, blocks) * (count / few)
+    return Noise(noise.masked, noise.time.gather(1, blocks), weight, blocks)

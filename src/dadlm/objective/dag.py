@@ -7,15 +7,19 @@ from torch import Tensor
 
 from dadlm import dag
 from dadlm.model import Context, Model
+from dadlm.nodes import Rooms
 from dadlm.objective.factorised import cut
 
 
-def block_scores(model: Model, ids: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
-    """emission_logp [B, G, N, K] of the true tokens and transition_logp [B, G, N, K, K] of every block."""
+def block_scores(
+    model: Model, ids: Tensor, masked: Tensor, rooms: Rooms | None = None, chosen: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """emission_logp [B, G, N, K] of the true tokens and transition_logp [B, G, N, K, K] of every block,
+    or of the `chosen` ones [B, J]."""
     context = Context()
     model.read(ids, context, only_context=True)
-    blocks, hidden_tokens, first = cut(ids, masked, model.config.block_size)
-    denoised = model.denoise(blocks, hidden_tokens, first, context)
+    blocks, hidden_tokens, first = cut(ids, masked, model.config.block_size, chosen)
+    denoised = model.denoise(blocks, hidden_tokens, first, context, rooms=rooms)
     return model.emission_logp(denoised, blocks), model.transition_logp(denoised)
 
 

@@ -7,27 +7,39 @@ import torch
 from torch import Tensor
 
 from dadlm.model import Context, Model
+from dadlm.nodes import Rooms, select
 
 
-def mdlm_nll(model: Model, ids: Tensor, masked: Tensor) -> Tensor:
+def mdlm_nll(model: Model, ids: Tensor, masked: Tensor, rooms: Rooms | None = None) -> Tensor:
     """[B, 1]: -log p of the masked tokens of whole rows, which are one block each."""
     hidden = model.read(ids.masked_fill(masked, model.config.mask_id))
-    nll = torch.zeros_like(masked, dtype=torch.float32)
-    nll = nll.masked_scatter(masked, -model.head.target_logp(hidden[masked], ids[masked]))
-    return nll.sum(1, keepdim=True)
+    heads = select(masked.flatten(), None if rooms is None else rooms.masked)
+    logp = model.head.target_logp(heads.take(hidden.flatten(0, 1)), heads.take(ids.flatten()))
+    return -heads.put(logp).view_as(masked).sum(1, keepdim=True)
 
 
-def block_nll(model: Model, ids: Tensor, masked: Tensor) -> Tensor:
+def block_nll(
+    model: Model, ids: Tensor, masked: Tensor, rooms: Rooms | None = None, chosen: Tensor | None = None
+) -> Tensor:
     """[B, G]: -log p of the masked tokens of each block given the clean blocks before it."""
     context = Context()
     model.read(ids, context, only_context=True)
-    blocks, hidden_tokens, first = cut(ids, masked, model.config.block_size)
-    denoised = model.denoise(blocks, hidden_tokens, first, context)
+    blocks, hidden_tokens, first = cut(ids, masked, model.config.block_size, chosen)
+    denoised = model.denoise(blocks, hidden_tokens, first, context, rooms=rooms)
     return -model.emission_logp(denoised, blocks).sum((-1, -2))
 
 
-def cut(ids: Tensor, masked: Tensor, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows [B, L] as blocks: ids and masked [B, G, N], and each block's first position [B, G]."""
+def cut(
+    ids: Tensor, masked: Tensor, block_size: int, chosen: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows [B, L] as blocks: ids and masked [B, G, N], and each block's first position [B, G].
+
+    With `chosen` [B, J] only these blocks.
+    """
     B, L = ids.shape
     first = torch.arange(0, L, block_size, device=ids.device).expand(B, -1)
-    return ids.view(B, -1, block_size), masked.view(B, -1, block_size), first
+    ids, masked = ids.view(B, -1, block_size), masked.view(B, -1, block_size)
+    if chosen is None:
+        return ids, masked, first
+    whole = chosen[..., None].expand(-1, -1, block_size)
+    return ids.gather(1, whole), masked.gather(1, whole), first.gather(1, chosen)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dadlm.model import Model
+from dadlm.nodes import Rooms
 from dadlm.noise import Noise
 from dadlm.objective.ar import token_nll
 from dadlm.objective.dag import block_scores, marginal_nll, path_nll
@@ -27,19 +28,29 @@ class Losses:
     """The same through per-token marginals: a valid bound for every family."""
 
 
-def losses(model: Model, ids: Tensor, noise: Noise | None, power: float = 1.0, report: bool = True) -> Losses:
+def losses(
+    model: Model,
+    ids: Tensor,
+    noise: Noise | None,
+    power: float = 1.0,
+    report: bool = True,
+    rooms: Rooms | None = None,
+) -> Losses:
     """Losses of rows ids [B, L] under the given noise (none for AR).
 
-    Without `report` only `train` is meant to be read: what is reported beside it is not computed.
+    Without `report` only `train` is meant to be read: what is reported beside it is not computed. With
+    `rooms` nothing waits for the device.
     """
     if noise is None:
         nll = token_nll(model, ids)
         return Losses(nll, nll.detach(), nll.detach())
-    if model.config.family != "dadlm":
-        factorised = mdlm_nll if model.config.family == "mdlm" else block_nll
-        nll = noise.weight * factorised(model, ids, noise.masked)
+    if model.config.family == "mdlm":
+        nll = noise.weight * mdlm_nll(model, ids, noise.masked, rooms)
         return Losses(nll, nll.detach(), nll.detach())
-    scores = block_scores(model, ids, noise.masked)
+    if model.config.family == "bd3lm":
+        nll = noise.weight * block_nll(model, ids, noise.masked, rooms, noise.blocks)
+        return Losses(nll, nll.detach(), nll.detach())
+    scores = block_scores(model, ids, noise.masked, rooms, noise.blocks)
     train = noise.weight * path_nll(*scores, power=power)
     if not report:
         return Losses(train, train.detach(), train.detach())

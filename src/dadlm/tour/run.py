@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from dadlm.decode.picture import new_figure
 from dadlm.errors import ConfigError
@@ -45,6 +46,7 @@ def _tour(out: Path, seed: int, console: Console, quiet: bool) -> dict[str, Any]
     language = make_language(seed)
     introduce(language, console)
     _make_room(out)
+    _write_text(out / "valid.txt", language, seed)
     start = _train("bd3lm", COMMON_STEPS, out / "common", None, language, seed, quiet)
     origin = out / "common" / "last"
     models = {
@@ -87,6 +89,16 @@ def _make_room(out: Path) -> None:
     write_json(out / "tour.json", {})  # says whose folder it is, should the tour be interrupted
 
 
+def _validation(language: Language, seed: int) -> Tensor:
+    return language.rows(256, BLOCKS, seed + 2)
+
+
+def _write_text(file: Path, language: Language, seed: int) -> None:
+    """The text that training validates on, for `dadlm evaluate`: its tokens are these rows in order."""
+    lines = [language.tokenizer.decode(row.tolist()) for row in _validation(language, seed)]
+    file.write_text("\n".join(lines), encoding="utf-8")
+
+
 def _train(
     family: str, steps: int, out: Path, origin: Path | None, language: Language, seed: int, quiet: bool
 ) -> Model:
@@ -98,7 +110,7 @@ def _train(
         model = model_from(origin, run.model, seed)
     context = BLOCKS * LENGTH
     rows = Rows.from_ids(language.rows(4096, BLOCKS, seed + 1).flatten(), context)
-    valid = Rows.from_ids(language.rows(256, BLOCKS, seed + 2).flatten(), context)
+    valid = Rows.from_ids(_validation(language, seed).flatten(), context)
     walks = language.walks(256, BLOCKS, seed + 2)
 
     def probe(model: Model) -> dict[str, float]:

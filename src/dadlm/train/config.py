@@ -76,6 +76,12 @@ class TrainConfig:
     """auto: CUDA if there is one."""
     compile: bool = False
     """Fuse the model's parts with torch.compile: slow to start, faster afterwards."""
+    graphs: bool = True
+    """Replay forward and backward pass as CUDA graphs (on CUDA, with accumulate 1, without checkpointing)."""
+    checkpointing: bool = False
+    """Recompute each layer in the backward pass instead of keeping it: less memory, a third more time."""
+    block_share: float = 1.0
+    """Share of a row's blocks that a step learns from, drawn anew each time (bd3lm, dadlm)."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -104,6 +110,8 @@ class TrainConfig:
                 f"warmup {self.warmup}, power_steps {self.power_steps} and decay {self.decay} must not be "
                 f"negative, nor decay exceed steps {self.steps}"
             )
+        if not 0 < self.block_share <= 1:
+            raise ConfigError(f"block_share must be in (0, 1], got {self.block_share}")
         if not 0 <= self.ema < 1:
             raise ConfigError(f"ema must be in [0, 1), got {self.ema}")
 

@@ -19,12 +19,15 @@ from dadlm.evaluate import RowScores, score_rows
 from dadlm.model import Model, find_device
 from dadlm.model.checkpoint import weights
 from dadlm.model.compiled import compile_parts
+from dadlm.nodes import Rooms, make_rooms
 from dadlm.noise import Noise, best_interval, draw_noise
 from dadlm.objective import losses
+from dadlm.objective.factorised import cut
 from dadlm.tokens import Rows, training_rows
 from dadlm.train.config import RunConfig
 from dadlm.train.data import load_rows, load_tokenizer
 from dadlm.train.ema import Ema
+from dadlm.train.graphs import StepGraphs
 from dadlm.train.log import Log
 from dadlm.train.start import fresh_model, model_from
 from dadlm.train.state import TrainState, clipped, compare_runs, load_state, save_state, start_optimizer
@@ -98,6 +101,11 @@ class Trainer:
         ema = Ema(weights(model), run.train.ema)
         self.state = TrainState(model, ema, start_optimizer(model, run), run.noise)
         self.state.data = [rows.fingerprint(), valid_rows.fingerprint()]
+        self._weights = weights(model)  # the tensors themselves: they follow every update
+        self._watched: tuple[Tensor, Tensor, Tensor] | None = None
+        model.backbone.checkpointing = run.train.checkpointing
+        one_piece = self.device.type == "cuda" and run.train.accumulate == 1 and not run.train.checkpointing
+        self.graphs = StepGraphs(model, self._replayed) if one_piece and run.train.graphs else None
         if (self.out / "last").exists():
             load_state(self.state, self.config, self.out / "last")
 
@@ -121,10 +129,16 @@ class Trainer:
                     now = time.perf_counter()
                     rate = self._tokens * (state.step - logged_at) / (now - since)
                     since, logged_at = now, state.step
-                    values = {"loss": loss, "lr": train.lr_at(state.step - 1), "tokens_per_second": rate}
+                    values = {
+                        "loss": float(loss),
+                        "lr": train.lr_at(state.step - 1),
+                        "tokens_per_second": rate,
+                    }
                     if name == "dadlm":
                         values["gap"] = float(self._gap)
                 log.step(state.step, values)
+                if ends:
+                    self._notice()
                 improved = (state.step % train.valid_every == 0 or ends) and self._validate(log)
                 if improved or state.step % train.save_every == 0 or ends:
                     save_state(state, self.config, self.out, improved)
@@ -137,37 +151,110 @@ class Trainer:
     def _tokens(self) -> int:
         return self.config.train.batch_size * self.rows.context
 
-    def step(self) -> float:
-        """One optimiser step; the loss is that before the update, in nats per token."""
+    def step(self) -> Tensor:
+        """One optimiser step; the loss is that before the update, in nats per token, still on the device."""
         state, train = self.state, self.config.train
         model, optimizer = state.model.train(), state.optimizer
         torch.manual_seed(int(counter.hash_counters(train.seed, state.step, counter.DROPOUT)) & (2**62 - 1))
         for group in optimizer.param_groups:
             group["lr"] = train.lr_at(state.step) * group["scale"]
         chosen = training_rows(self.rows, state.step, train.batch_size, train.seed)
-        loss, self._gap = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-        optimizer.zero_grad(set_to_none=True)
-        for part in torch.arange(train.batch_size).chunk(train.accumulate):
-            loss += self._accumulate(self.rows.batch(chosen[part]).to(self.device), part.to(self.device))
+        try:
+            loss, self._gap = self._gradients(chosen)
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(self._what_fits()) from error
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
-        if not bool(torch.isfinite(loss + norm)):
-            self._stop_at_nan(float(loss), float(norm))
+        self._watch(loss, norm)
         optimizer.step()
-        state.ema.update(weights(model), state.step)
+        state.ema.update(self._weights, state.step)
         state.step += 1
-        return float(loss)
+        return loss
 
-    def _accumulate(self, ids: Tensor, part: Tensor) -> Tensor:
-        """Add one micro-batch's share to the gradients; `part` are its rows in the global batch."""
+    def _gradients(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Fill the gradients from the chosen rows; the loss and what the graph adds."""
         train, step = self.config.train, self.state.step
+        if self.graphs is not None and train.power_at(step) == 1.0:
+            return self._replay(chosen)
+        self.state.optimizer.zero_grad(set_to_none=True)
+        loss, gap = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        for part in torch.arange(train.batch_size).chunk(train.accumulate):
+            ids, noise = self.rows.batch(chosen[part]).to(self.device), self._noise(part.to(self.device))
+            values = self._backward(ids, noise, train.power_at(step), self._logs(step + 1))
+            loss, gap = loss + values[0], gap + values[1]
+        return loss, gap
+
+    def _replay(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """The same in one piece, with the noise drawn on the CPU, where the shapes can be read off it."""
+        assert self.graphs is not None
+        ids, noise = self.rows.batch(chosen), self._noise(torch.arange(len(chosen)))
+        inputs, rooms = (ids,), None
+        if noise is not None:
+            config = self.state.model.config
+            learned = cut(ids, noise.masked, config.block, noise.blocks)[1].flatten(1)
+            rooms = make_rooms(learned, config.block, config.nodes_per_mask, config.family == "dadlm")
+            given = (noise.masked, noise.time, noise.weight, noise.blocks)
+            inputs = (ids, *(x for x in given if x is not None))
+        loss, gap = self.graphs(inputs, rooms)
+        return loss, gap
+
+    def _backward(
+        self, ids: Tensor, noise: Noise | None, power: float, report: bool, rooms: Rooms | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Add the share of some rows to the gradients."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16()):
-            report = self._logs(step + 1)
-            parts = losses(self.state.model, ids, self._noise(part), train.power_at(step), report)
-        tokens = train.batch_size * (self.rows.context - 1)
+            parts = losses(self.state.model, ids, noise, power, report, rooms)
+        tokens = self.config.train.batch_size * (self.rows.context - 1)
         loss = parts.train.sum() / tokens
         loss.backward()
-        self._gap += (parts.bound - parts.reconstruction).sum() / tokens
-        return loss.detach()
+        return loss.detach(), (parts.bound - parts.reconstruction).sum() / tokens
+
+    def _replayed(self, inputs: tuple[Tensor, ...], rooms: Rooms | None) -> tuple[Tensor, Tensor]:
+        noise = None if rooms is None else Noise(*inputs[1:])
+        return self._backward(inputs[0], noise, 1.0, True, rooms)
+
+    def _watch(self, loss: Tensor, norm: Tensor) -> None:
+        """Stop at a loss or gradient that is no number, before it spoils the weights.
+
+        On CUDA the optimiser skips such an update by itself, and it is noticed a step later, so that the
+        device never waits to be asked.
+        """
+        if self.device.type != "cuda":
+            if not bool(torch.isfinite(loss + norm)):
+                self._stop_at_nan(float(loss), float(norm))
+            return
+        self._notice()
+        bad = (~torch.isfinite(loss + norm)).float()
+        self.state.optimizer.found_inf = bad  # type: ignore[attr-defined]
+        self._watched = (bad, loss.clone(), norm)
+
+    def _notice(self) -> None:
+        """Stop if the update before this one was skipped."""
+        if self._watched is not None and bool(self._watched[0]):
+            self.state.step -= 1
+            self._stop_at_nan(float(self._watched[1]), float(self._watched[2]))
+        self._watched = None
+
+    def _what_fits(self) -> str:
+        """Try smaller parts of the batch until one fits the device, and say how to ask for it."""
+        train = self.config.train
+        self.graphs = None
+        for accumulate in (
+            n for n in range(train.accumulate + 1, train.batch_size + 1) if not train.batch_size % n
+        ):
+            self.state.optimizer.zero_grad(set_to_none=True)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            part = torch.arange(train.batch_size // accumulate)
+            try:
+                ids = self.rows.batch(part % len(self.rows)).to(self.device)
+                self._backward(ids, self._noise(part.to(self.device)), 1.0, True)
+            except torch.OutOfMemoryError:
+                continue
+            return (
+                f"out of memory: {train.batch_size // train.accumulate} rows at once do not fit "
+                f"{self.device}, {len(part)} do: pass --train.accumulate {accumulate}; results stay the same"
+            )
+        return f"out of memory: not even one row fits {self.device}; try --train.checkpointing True"
 
     def _logs(self, step: int) -> bool:
         """Whether the step that ends at this count is logged."""
@@ -185,6 +272,7 @@ class Trainer:
             batch_rows=train.batch_size,
             length=self.rows.context,
             block_size=model.block,
+            block_share=1.0 if model.family == "mdlm" else train.block_share,
         )
 
     def _bf16(self) -> bool:

@@ -33,6 +33,8 @@ _FREE = {
     "log_every",
     "device",
     "compile",
+    "graphs",
+    "checkpointing",
 }
 
 

@@ -1,8 +1,17 @@
-"""dadlm evaluate KIND: one module for each kind, named like the function of `dadlm.evaluate` it calls."""
+"""dadlm evaluate KIND: measure, write KIND.json, show it.
 
+A kind is a module here, named like the function of `dadlm.evaluate` that it calls: its `Options`, how they
+are measured, and what a person is shown of the result.
+"""
+
+import json
+import shlex
 from importlib import import_module
+from pathlib import Path
 
+from dadlm.cli.evaluate.common import parse, show
 from dadlm.errors import ConfigError
+from dadlm.evaluate.work import write_result
 
 KINDS = {
     "reconstruction": "conditional block reconstruction, alone or paired against a second model",
@@ -28,4 +37,17 @@ def run(words: list[str]) -> int:
         return 0
     if not words or words[0] not in KINDS:
         raise ConfigError("say what to evaluate\n" + USAGE)
-    return import_module(f"dadlm.cli.evaluate.{words[0]}").run(words[1:])
+    kind, *words = words
+    module = import_module(f"dadlm.cli.evaluate.{kind}")
+    options = parse(module.Options, words, kind)
+    folder = Path(options.out or f"evaluation/{kind}")
+    # Safe to keep: keys of servers are read from the environment only.
+    command = shlex.join(["dadlm", "evaluate", kind, *words])
+    result = module.measure(options, folder) | {"command": command}
+    file = folder / f"{kind}.json"
+    write_result(file, result)
+    if options.json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        show(module.table(result), [*module.notes(result), str(file)])
+    return 0

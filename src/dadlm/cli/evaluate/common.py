@@ -1,6 +1,6 @@
-"""What the kinds of evaluation share on the command line: their first options, and how results are shown."""
+"""What the kinds of evaluation share on the command line: options, models and their names, how to show."""
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dadlm.errors import ConfigError
+from dadlm.evaluate import rows_of
 from dadlm.model import Model, load
+from dadlm.tokens import Rows
 
 Options = TypeVar("Options")
 
@@ -31,8 +33,38 @@ class Common:
     json: bool = False
     """Print one JSON object instead of a table."""
 
-    def folder(self, kind: str) -> Path:
-        return Path(self.out or f"evaluation/{kind}")
+    def __post_init__(self) -> None:
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError("seed must fit into 64 bits")
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
+
+    @property
+    def place(self) -> str:
+        """The device, chosen."""
+        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnText(Common):
+    """Options of what reads rows of text."""
+
+    data: str = ""
+    """A .txt, .jsonl, .jsonl.zst or .parquet file, a folder or pattern of these, or hf:NAME (a dataset)."""
+    text_field: str = "text"
+    """Field that holds the text in records."""
+    cache: str = ".dadlm-cache"
+    """Folder for tokenised shards."""
+
+    def rows(self, model: Model, length: int | None = None) -> tuple[Rows, dict[str, Any]]:
+        return rows_of(
+            model,
+            self.data,
+            length=length,
+            cache=self.cache,
+            text_field=self.text_field,
+            quiet=self.json,
+        )
 
 
 def parse(options: type[Options], words: list[str], kind: str) -> Options:
@@ -40,20 +72,39 @@ def parse(options: type[Options], words: list[str], kind: str) -> Options:
     return tyro.cli(options, args=words, prog=prog, config=(tyro.conf.FlagCreatePairsOff,))
 
 
-def load_model(name: str, device: str, option: str = "--model") -> Model:
-    if not name:
-        raise ConfigError(f"no model: pass {option} FOLDER, for example one that `dadlm train` made")
-    return load(name, ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+def load_model(folder: str, device: str) -> Model:
+    if not folder:
+        raise ConfigError("no model: pass --model FOLDER, for example one that `dadlm train` made")
+    return load(folder, device)
 
 
-def show(result: dict[str, Any], table: Table, notes: list[str], folder: Path, as_json: bool) -> int:
-    """Print a result: as one JSON object, or as a table with the notes that belong to it."""
-    if as_json:
-        print(json.dumps(result, ensure_ascii=False))
-        return 0
-    console = Console()
+def load_models(folders: Sequence[str], device: str) -> dict[str, Model]:
+    """Models by their names."""
+    if not folders:
+        raise ConfigError("no models: pass --model FOLDER [FOLDER ...], for example ones `dadlm train` made")
+    names = names_of(folders)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--model names a model twice: {' '.join(folders)}")
+    return {name: load_model(folder, device) for name, folder in zip(names, folders, strict=True)}
+
+
+def names_of(folders: Sequence[str]) -> list[str]:
+    """Each folder's own name, or its run's if it is called last or best; with parents where two are alike."""
+    places = [Path(folder).absolute() for folder in folders]
+    runs = [place.parent if place.name in ("last", "best") else place for place in places]
+    if len(set(runs)) == len(set(places)):  # else both are compared, and must be told apart
+        places = runs
+    depth = 1
+    while True:
+        names = ["/".join(place.parts[-depth:]) for place in places]
+        if len(set(names)) == len(set(places)):
+            return names
+        depth += 1
+
+
+def show(table: Table, notes: Sequence[str]) -> None:
+    """Print a table and what belongs to it. Names in them may look like markup, and are not."""
+    console = Console(markup=False, emoji=False, highlight=False)
     console.print(table)
     for note in notes:
-        console.print(note, highlight=False, soft_wrap=True)
-    console.print(f"[dim]{folder / result['kind']}.json[/dim]", highlight=False, soft_wrap=True)
-    return 0
+        console.print(note, soft_wrap=True)

@@ -1,0 +1,101 @@
+"""Training steps of all families on the same rows, beside the arithmetic they need.
+
+The floor counts matrix products only: six FLOPs per parameter and node for the layers, the vocabulary head
+on the nodes that need it, attention over what is visible; forward and backward, nothing recomputed.
+"""
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dadlm.bench.clock import timed_ms
+from dadlm.bench.machine import describe_machine, measure_ceilings
+from dadlm.model import Model, ModelConfig
+from dadlm.recipes import recipe
+from dadlm.tokens import Rows
+from dadlm.train import RunConfig, Trainer
+
+_TOGETHER = 8
+
+
+def systems(scale: str) -> Iterator[tuple[str, RunConfig]]:
+    for family in ("ar", "mdlm", "bd3lm", "dadlm"):
+        run = recipe(f"{scale}-{family}")
+        if family != "dadlm":
+            yield {"ar": "AR", "mdlm": "MDLM"}.get(family, f"BD3LM N={run.model.block_size}"), run
+            continue
+        name = f"DA-DLM N={run.model.block_size} K={run.model.candidates}"
+        for label, layer in (("", 0), (" late", run.model.layers * 2 // 3)):
+            yield name + label, replace(run, model=replace(run.model, expand_at=layer))
+
+
+def bench_train(
+    scale: str = "paper",
+    rows: int = 32,
+    steps: int = 10,
+    warmup: int = 6,
+    compile: bool = True,
+    only: tuple[str, ...] = (),
+    device: str = "cuda",
+) -> dict[str, Any]:
+    """Median milliseconds of a whole optimiser step, and the share of the matrix ceiling it reaches."""
+    place = torch.device(device)
+    dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
+    ceilings = measure_ceilings(place, dtype)
+    table: list[dict[str, Any]] = []
+    for name, run in systems(scale):
+        if only and not any(word in name for word in only):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            train = replace(run.train, batch_size=rows, accumulate=1, compile=compile, device=device)
+            run = replace(run, train=train, out=folder)
+            ids = torch.randint(0, run.model.eot_id or run.model.mask_id, (8 * rows * run.model.context,))
+            data = Rows.from_ids(ids, run.model.context)
+            trainer = Trainer(run, Model(run.model), data, data, quiet=True)
+            if place.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(place)
+            for _ in range(warmup):
+                trainer.step()
+
+            def few_steps(step: Callable[[], object] = trainer.step) -> None:
+                """Several in a row: while the device works, the CPU draws the next batch, as in training."""
+                for _ in range(_TOGETHER):
+                    step()
+
+            ms = statistics.median(timed_ms(few_steps, place) / _TOGETHER for _ in range(max(1, steps // 3)))
+            flops = step_flops(run.model, rows)
+            row = {"system": name, "ms": ms, "tokens_per_second": rows * run.model.context / ms * 1e3}
+            row["flop_use"] = flops / (ms * 1e9) / ceilings.tflops
+            row["floor_ms"] = ceilings.floor_ms(flops, 0)
+            row["peak_gib"] = torch.cuda.max_memory_allocated(place) / 2**30 if place.type == "cuda" else None
+            table.append(row)
+            print(
+                "  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v}" for k, v in row.items()),
+                flush=True,
+            )
+            del trainer
+    machine = describe_machine(place, dtype, ceilings)
+    return {"kind": "train", **machine, "scale": scale, "rows": rows, "compile": compile, "steps": table}
+
+
+def step_flops(config: ModelConfig, rows: int) -> float:
+    """FLOPs of a step's matrix products; half of the tokens are masked on average."""
+    tokens, D = rows * config.context, config.width
+    layer = 12 * D * D
+    head = D * config.vocab_size
+    if config.family in ("ar", "mdlm"):
+        seen = config.context / (2 if config.family == "ar" else 1)
+        nodes = config.layers * tokens
+        heads = tokens if config.family == "ar" else tokens / 2
+        return 6 * nodes * layer + 12 * nodes * seen * D + 6 * heads * head
+    N, K = config.block_size, config.nodes_per_mask
+    start = 1 / N if config.family == "dadlm" else 0.0
+    late = config.expand_at if config.family == "dadlm" else 0
+    clean = config.layers - 1 + 0.25  # the last layer of the clean stream only makes keys and values
+    noisy = late * (1 + start) + (config.layers - late) * ((1 + K) / 2 + start)
+    nodes = tokens * (clean + noisy)
+    return 6 * nodes * layer + 12 * nodes * config.context / 2 * D + 6 * tokens / 2 * K * head

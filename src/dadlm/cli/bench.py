@@ -1,0 +1,119 @@
+"""dadlm bench: how fast this machine decodes and trains, beside its ceilings."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from dadlm.errors import ConfigError
+from dadlm.evaluate.work import write_result
+
+_USAGE = """usage: dadlm bench decode|train|kernels [options]
+
+  decode     ms per denoising step and whole texts: AR, BD3LM and DA-DLM of one size
+  train      ms per optimiser step of every family, and the share of the matrix ceiling
+  kernels    the fused pieces beside plain torch
+
+dadlm bench KIND --help lists the options."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Common:
+    device: str = "auto"
+    """cpu, cuda, or auto: cuda where there is one."""
+    out: str = ""
+    """Write the result to this JSON file too."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+    def place(self) -> str:
+        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decode(_Common):
+    scale: str = ""
+    """Size of the models: paper, lab, small or tour; empty: paper on cuda, small on cpu."""
+    block_sizes: tuple[int, ...] = ()
+    """Block sizes; empty: 16 8 4, or the recipe's own."""
+    batches: tuple[int, ...] = ()
+    """Batch sizes; empty: 32 1, on cpu 4 1."""
+    texts: bool = True
+    """Also time whole texts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Train(_Common):
+    scale: str = ""
+    """Size of the models: paper, lab, small or tour; empty: paper on cuda, small on cpu."""
+    rows: int = 0
+    """Rows of a batch; 0: 32, on cpu 4."""
+    compile: bool = True
+    """Use torch.compile (on cuda)."""
+    only: tuple[str, ...] = ()
+    """Only the systems whose names contain one of these words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kernels(_Common):
+    rows: int = 32
+    """Rows decoded side by side."""
+
+
+def run(words: list[str]) -> int:
+    kinds = {"decode": _Decode, "train": _Train, "kernels": _Kernels}
+    if words and words[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0
+    if not words or words[0] not in kinds:
+        raise ConfigError("say what to measure\n" + _USAGE)
+    options = tyro.cli(kinds[words[0]], args=words[1:], prog=f"dadlm bench {words[0]}")
+    result = _measure(options)
+    if options.out:
+        Path(options.out).parent.mkdir(parents=True, exist_ok=True)
+        write_result(Path(options.out), result)
+    if options.json:
+        print(json.dumps(result))
+    else:
+        for name in ("steps", "texts", "pieces"):
+            if result.get(name):
+                Console().print(_table(f"{words[0]}: {result['device']}, {result['dtype']}", result[name]))
+    return 0
+
+
+def _measure(options: _Common) -> dict[str, Any]:
+    from dadlm.bench import bench_decode, bench_kernels, bench_train
+
+    place = options.place()
+    on_gpu = place.startswith("cuda")
+    if isinstance(options, _Decode):
+        scale = options.scale or ("paper" if on_gpu else "small")
+        sizes = options.block_sizes or ((16, 8, 4) if scale == "paper" else (8,))
+        batches = options.batches or ((32, 1) if on_gpu else (4, 1))
+        prefix = {"paper": 512, "lab": 512, "small": 64, "tour": 8}.get(scale, 64)
+        return bench_decode(scale, sizes, batches, prefix, texts=options.texts, device=place)
+    if isinstance(options, _Train):
+        scale = options.scale or ("paper" if on_gpu else "small")
+        compile_ = options.compile and on_gpu
+        rows = options.rows or (32 if on_gpu else 4)
+        return bench_train(scale, rows, compile=compile_, only=options.only, device=place)
+    assert isinstance(options, _Kernels)
+    return bench_kernels(options.rows, device=place)
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=title)
+    for name in rows[0]:
+        table.add_column(
+            name.replace("_", " "), justify="left" if isinstance(rows[0][name], str) else "right"
+        )
+    for row in rows:
+        table.add_row(
+            *(f"{value:,.3f}" if isinstance(value, float) else str(value) for value in row.values())
+        )
+    return table

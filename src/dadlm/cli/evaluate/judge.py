@@ -1,0 +1,128 @@
+"""dadlm evaluate judge: two sets of samples compared in pairs by a language model."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.table import Table
+
+from dadlm.cli.evaluate.common import Common
+from dadlm.errors import ConfigError
+from dadlm.evaluate import judge
+from dadlm.evaluate.endpoint import Endpoint
+from dadlm.evaluate.judge import Judge
+from dadlm.evaluate.language_models import open_language_model
+from dadlm.evaluate.local_judge import LocalJudge
+from dadlm.evaluate.pairs import read_pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    samples: tuple[str, ...] = ()
+    """Samples as `dadlm evaluate generation` writes them: one file or folder with both models, or A's and
+    B's."""
+    model_a: str = ""
+    """Name of model A in its samples; needed where they are of several models."""
+    model_b: str = ""
+    """Name of model B in its samples."""
+    endpoint: str = ""
+    """Judge by this model of an OpenAI-compatible server: address in OPENAI_BASE_URL, key in
+    OPENAI_API_KEY."""
+    judge: str = ""
+    """Judge by a language model on this machine, through its log-probabilities of the answers: smollm2 (too
+    small to tell good from bad, but it needs no network), a folder, or a Hugging Face name."""
+    concurrency: int = 4
+    """Requests under way at once."""
+    timeout: float = 60.0
+    """Seconds without a sign of life after which a request counts as failed."""
+    body: str = "{}"
+    """More fields of the request as JSON, e.g. '{"thinking": {"type": "disabled"}}'."""
+    price_in: float | None = None
+    """Price of a million prompt tokens, to show the cost."""
+    price_out: float | None = None
+    """Price of a million answer tokens."""
+    # Nothing is drawn, and nothing is computed in batches.
+    seed: tyro.conf.Suppress[int] = 0
+    batch_size: tyro.conf.Suppress[int] = 16
+
+
+def measure(options: Options, folder: Path) -> dict[str, Any]:
+    if len(options.samples) not in (1, 2):
+        raise ConfigError("no samples: pass --samples FOLDER, or --samples A.jsonl B.jsonl")
+    if bool(options.endpoint) == bool(options.judge):
+        raise ConfigError(
+            "who judges? Pass either --endpoint MODEL (a server's) or --judge NAME (on this machine)"
+        )
+    return judge(
+        read_pairs(options.samples[0], options.samples[-1], options.model_a, options.model_b),
+        _judge(options),
+        price_in=options.price_in,
+        price_out=options.price_out,
+        out=folder,
+        quiet=options.json,
+    )
+
+
+def _judge(options: Options) -> Judge:
+    if not options.endpoint:
+        return LocalJudge(open_language_model(options.judge, options.place))
+    return Endpoint(
+        model=options.endpoint,
+        threads=options.concurrency,
+        timeout=options.timeout,
+        body=_body(options.body),
+    )
+
+
+def _body(text: str) -> dict[str, Any]:
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise ConfigError("--body must be a JSON object, such as '{\"top_p\": 1}'")
+    return body
+
+
+def table(result: dict[str, Any]) -> Table:
+    table = Table(title=f"A = {result['a']}, B = {result['b']}, judge {result['judge']}")
+    table.add_column("")
+    for name in ("pairs", "A", "B", "ties", "unparsed", "A wins % [95%]", "first %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = result["rows"] + ([{"configuration": "all", **result}] if len(result["rows"]) > 1 else [])
+    for row in rows:
+        rate = {name: 100 * value for name, value in row["win_rate"].items()}
+        decided = row["wins_a"] + row["wins_b"]
+        table.add_row(
+            row["configuration"],
+            *(str(row[name]) for name in ("pairs", "wins_a", "wins_b", "ties", "unparsed")),
+            "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**rate) if decided else "–",
+            f"{100 * row['first_position_share']:.1f}",
+        )
+    return table
+
+
+def notes(result: dict[str, Any]) -> list[str]:
+    notes = [
+        "A pair is won when both orders favour the same model; the rate is among the pairs won by either. "
+        "first %: how often the text shown first was chosen."
+    ]
+    if result["missing"]:
+        notes.append(f"{result['missing']} samples have no partner and were left out.")
+    share = result["first_position_share"]
+    if not 0.25 <= share <= 0.75:
+        which, often = ("first", share) if share > 0.5 else ("second", 1 - share)
+        notes.append(
+            f"This judge goes by position: {100 * often:.0f}% of its choices fell on the {which} text "
+            "shown. Such ties say nothing of the texts, and few pairs or none are left for the win rate."
+        )
+    if result["unparsed"]:
+        examples = ", ".join(map(repr, result["unparsed_examples"]))
+        notes.append(f"{result['unparsed']} answers were neither A, B nor tie, such as {examples}.")
+    if result["prompt_tokens"] is not None:
+        cost = "" if result["cost"] is None else f", cost {result['cost']:.4f}"
+        tokens = f"{result['prompt_tokens']} + {result['completion_tokens']} tokens"
+        notes.append(f"{result['requests']} requests, {tokens}{cost}.")
+    return notes

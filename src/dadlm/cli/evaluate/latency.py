@@ -1,0 +1,63 @@
+"""dadlm evaluate latency: time of a complete denoising step, and memory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from dadlm.cli.evaluate.common import Common, load_models
+from dadlm.evaluate import latency
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    model: tuple[str, ...] = ()
+    """Models to measure; one BD3LM among them makes ratios possible."""
+    batch_size: int = 32
+    """Texts side by side; the paper has 32."""
+    prompt_tokens: int | None = None
+    """Tokens of the random prompts; None: 64, or half a context below 128."""
+    new_tokens: int | None = None
+    """Length of the text whose memory is watched; None: to the end of the context."""
+    steps: int = 10
+    """Denoising steps that are measured."""
+    warmup: int = 10
+    """Denoising steps before them."""
+
+
+def measure(options: Options, folder: Path) -> dict[str, Any]:
+    return latency(
+        load_models(options.model, options.place),
+        prompt_tokens=options.prompt_tokens,
+        new_tokens=options.new_tokens,
+        batch_size=options.batch_size,
+        steps=options.steps,
+        warmup=options.warmup,
+        seed=options.seed,
+        out=folder,
+        quiet=options.json,
+    )
+
+
+def table(result: dict[str, Any]) -> Table:
+    table = Table("model", "N", "ms per step", "× BD3LM", "MiB start", "end", "peak")
+    for row in result["rows"]:
+        size, ratio, memory = row["model"].get("block_size"), row["ratio_to_bd3lm"], row["memory_mib"]
+        table.add_row(
+            row["model"]["name"],
+            "–" if size is None else str(size),
+            f"{row['ms_median']:.2f} [{row['ms_min']:.2f}, {row['ms_max']:.2f}]",
+            "–" if ratio is None else f"{ratio:.3f}",
+            *("–" if memory[when] is None else f"{memory[when]:.0f}" for when in ("start", "end", "peak")),
+        )
+    return table
+
+
+def notes(result: dict[str, Any]) -> list[str]:
+    return [
+        f"{result['device']}, {result['threads']} threads, batch size {result['batch_size']}; "
+        f"median, least and most of {result['steps']} steps after {result['warmup']}",
+        f"memory: {result['memory_kind']}",
+        "measurements are kept and shown again: remove their folder to measure anew",
+    ]

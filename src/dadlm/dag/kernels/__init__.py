@@ -1,0 +1,22 @@
+"""Triton twins of the algorithms over a chain of groups: one launch each instead of a loop of small ones.
+
+The functions of `dag` call them by themselves for fp32 and narrower tensors on CUDA; `usable` says when.
+Everything here works on flat batches: emissions [B, N, K], transitions [B, N, K, K], contiguous.
+"""
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+_HAS_TRITON = find_spec("triton") is not None
+MAX_CANDIDATES = 32  # a tile holds K² transitions of several chains
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Whether the kernels can take these tensors: on CUDA, with Triton there, and not in double precision."""
+    return (
+        all(tensor.is_cuda and tensor.dtype != torch.float64 for tensor in tensors)
+        and tensors[0].shape[-1] <= MAX_CANDIDATES
+        and _HAS_TRITON
+    )

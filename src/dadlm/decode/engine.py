@@ -1,0 +1,152 @@
+"""Runs the acts of decoding on a set of rows: begin a block, denoise, commit.
+
+Each act is a function of state on the device that changes it in place. On CUDA an act is launched kernel by
+kernel the first time, captured the second time, and replayed from then on: a decoding step is a few hundred
+small kernels, and launching them one by one takes many times longer than running them. The lengths of the
+texts are read on the device, so one capture serves the whole text; only a smaller batch needs a new one.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Generic, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dadlm.decode.block import Block, Step, denoise_step
+from dadlm.decode.predict import Predictor
+from dadlm.decode.rows import Rows
+from dadlm.decode.settings import DecodeSettings
+from dadlm.model import Model
+
+Result = TypeVar("Result")
+_TOKENS_BETWEEN_LOOKS = 16
+
+
+class Act(Generic[Result]):
+    """A function without arguments, replayed as a CUDA graph from its second call on if `graphs`."""
+
+    def __init__(self, function: Callable[[], Result], graphs: bool) -> None:
+        self.function, self.graphs, self.calls = function, graphs, 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> Result:
+        self.calls += 1
+        if not self.graphs or self.calls == 1:
+            return self.function()
+        if self.graph is None and not self._captured():
+            return self.function()
+        assert self.graph is not None
+        self.graph.replay()
+        return self.result
+
+    def _captured(self) -> bool:
+        """Capture the function; where that cannot be done, say so once and go on kernel by kernel."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self.result = self.function()
+        except RuntimeError as error:
+            first_line = str(error).split("\n")[0]
+            warnings.warn(f"decoding without CUDA graphs, more slowly: {first_line}", stacklevel=2)
+            self.graphs = False
+            return False
+        self.graph = graph
+        return True
+
+
+class Engine:
+    """The acts on a set of rows that shrinks when texts are finished."""
+
+    def __init__(
+        self, model: Model, rows: Rows, predictor: Predictor, settings: DecodeSettings, graphs: bool
+    ) -> None:
+        self.model, self.rows, self.predictor, self.settings = model, rows, predictor, settings
+        self.graphs, self.blocks = graphs, 0
+        self._start(rows.next_block())
+
+    def _start(self, block: Block) -> None:
+        self.block = block
+        self.begin = Act(self._begin, self.graphs)
+        self.step = Act(self._step, self.graphs)
+        self.commit = Act(self._commit, self.graphs)
+        self.write = Act(self._write, self.graphs)
+
+    def passes(self) -> Iterator[None]:
+        """Once for each forward pass that the block in work needs.
+
+        Where that does not depend on the tokens, it is known from the start and nothing waits for the device.
+        """
+        settings = self.settings
+        if self.rows.block == 1:
+            yield
+        elif settings.infill is None and settings.sampler != "confidence":
+            for _ in range(int(self._count().max())):
+                yield
+        else:
+            while bool(self.block.masked.any()):
+                yield
+
+    def drop_finished(self) -> None:
+        """Let go of finished rows: at once, or with graphs when that halves the batch.
+
+        Asking the device costs a wait, so single tokens are asked after in groups.
+        """
+        self.blocks += 1
+        if (
+            self.rows.block == 1
+            and self.blocks % _TOKENS_BETWEEN_LOOKS
+            and self.blocks < self.rows.most_blocks
+        ):
+            return
+        finished = self.rows.finished.tolist()
+        going_on = [index for index, ended in enumerate(finished) if not ended]
+        few = not self.graphs or len(going_on) <= len(finished) // 2
+        if len(going_on) == len(finished) or not few:
+            return
+        self.rows.keep(going_on)
+        self.predictor.keep(torch.tensor(going_on, dtype=torch.int64, device=self.model.device))
+        self._start(Block(*(getattr(self.block, field.name)[going_on] for field in fields(Block))))
+
+    def _count(self) -> Tensor:
+        """[B]: passes of a sampler that does not look at the tokens."""
+        if self.settings.sampler == "first-hitting":
+            return self.block.masked.sum(1)
+        steps = torch.where(self.block.masked, self.block.reveal, -1).sort(1).values
+        before = F.pad(steps[:, :-1], (1, 0), value=-1)
+        return (steps != before).sum(1)  # as many as there are different steps
+
+    def _begin(self) -> None:
+        self._set(self.rows.next_block())
+
+    def _step(self) -> Step:
+        # A row takes part in a forward pass while it has something to decide.
+        self.rows.forward_passes += self.block.masked.any(1)
+        block = self.block
+        if self.graphs:  # what a step saw must not change under whoever looks at it
+            block = replace(
+                block, ids=block.ids.clone(), masked=block.masked.clone(), step=block.step.clone()
+            )
+        after, step = denoise_step(self.model, self.predictor, block, self.settings)
+        self._set(after)
+        return step
+
+    def _commit(self) -> None:
+        self.rows.commit(self.block)
+
+    def _write(self) -> None:
+        self.predictor.commit(self.block.ids, self.block.first)
+        if self.predictor.cache_writes:
+            self.rows.cache_passes += ~self.rows.finished
+
+    def _set(self, block: Block) -> None:
+        """Change the block in work; with graphs its tensors stay where these will look for them."""
+        if not self.graphs:
+            self.block = block
+            return
+        for name in (field.name for field in fields(Block)):
+            old, new = getattr(self.block, name), getattr(block, name)
+            if old is not new:
+                old.copy_(new)

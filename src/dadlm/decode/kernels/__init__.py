@@ -1,0 +1,1 @@
+"""Triton twins of what decoding does besides the network: random numbers and drawing tokens."""

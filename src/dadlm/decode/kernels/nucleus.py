@@ -1,0 +1,168 @@
+"""Draw tokens from the nucleus of a large vocabulary without sorting it: a dozen short passes.
+
+The nucleus is all tokens above a threshold and the first few of those that equal it. The threshold is found
+by its bits, three at a time: a pass sums the mass above seven thresholds at once. The draw is the inverse CDF
+in the order of ids. A row is cut into segments with a program each, so that a single row does not keep the
+whole device waiting; what the segments found is joined at the start of the next pass. `sample.draw_tokens`
+is the torch twin.
+
+n rows, V vocabulary, S segments of a row.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_SEGMENT = 4096
+_TURNS = 10  # of three bits; weights are at most 1.0, whose bits stay below 2 ** 30
+
+
+def draw(logits: Tensor, uniform: Tensor, temperature: float, top_p: float, crossing: bool) -> Tensor:
+    """Ids [n] from fp32 logits [n, V]; `crossing` keeps the token that crosses top_p (the standard rule)."""
+    (n, V), device = logits.shape, logits.device
+    S = triton.cdiv(V, _SEGMENT)
+    P = triton.next_power_of_2(S)
+    scale = 1.0 / temperature
+    tops = torch.empty(n, P, device=device, dtype=torch.float32)
+    sums = torch.empty(n, P, device=device, dtype=torch.float64)
+    _top[(n, P)](logits, tops, V, P, _SEGMENT)
+    _sum[(n, P)](logits, tops, sums, V, P, scale, _SEGMENT)
+    # Every turn reads what the one before it wrote and writes beside it.
+    threshold = torch.zeros(_TURNS + 1, n, device=device, dtype=torch.int32)
+    masses = torch.empty(_TURNS, n, P, 8, device=device, dtype=torch.float64)
+    common = (logits, tops, sums, threshold, masses, V, P, n, scale, top_p)
+    for turn in range(_TURNS if top_p < 1 else 0):
+        _turn[(n, P)](*common, turn, _SEGMENT)
+    above = torch.empty(n, P, device=device, dtype=torch.float64)
+    ties = torch.empty(n, P, device=device, dtype=torch.int32)
+    _count[(n, P)](*common, above, ties, top_p < 1, _TURNS, _SEGMENT)
+    out = torch.empty(n, device=device, dtype=torch.int64)
+    _pick[(n,)](*common, above, ties, uniform, out, top_p < 1, crossing, _TURNS, _SEGMENT)
+    return out
+
+
+@triton.jit
+def _load(logits, row, segment, V, SIZE: tl.constexpr):
+    place = segment * SIZE + tl.arange(0, SIZE)
+    return place, tl.load(logits + row.to(tl.int64) * V + place, mask=place < V, other=-float("inf"))
+
+
+@triton.jit
+def _weights(logits, tops, row, segment, V, P, scale, SIZE: tl.constexpr):
+    """Places and weights of a segment: exp of logits below the row's maximum, with bits in order of value."""
+    place, x = _load(logits, row, segment, V, SIZE)
+    # A loop over the segments' maxima would need their number at compile time; a vector does not.
+    top = tl.max(
+        tl.load(tops + row * P + tl.arange(0, 64), mask=tl.arange(0, 64) < P, other=-float("inf")), 0
+    )
+    return place, tl.exp((x - top) * scale)
+
+
+@triton.jit
+def _row_sum(values, row, P):
+    lane = tl.arange(0, 64)
+    return tl.sum(tl.load(values + row * P + lane, mask=lane < P, other=0.0), 0)
+
+
+@triton.jit
+def _threshold_after(turn, threshold, masses, sums, row, P, n, top_p):
+    """The threshold when `turn` turns are over: as many eighths up as still hold enough mass."""
+    before = tl.load(threshold + (turn - 1) * n + row)
+    wanted = _row_sum(sums, row, P) * top_p
+    lane, part = tl.arange(0, 64)[:, None], tl.arange(0, 8)[None, :]
+    found = tl.load(
+        masses + (((turn - 1) * n + row) * P + lane) * 8 + part, mask=(lane < P) & (part > 0), other=0.0
+    )
+    enough = (tl.sum(found, 0) >= wanted) & (tl.arange(0, 8) > 0)
+    return before + (tl.sum(enough.to(tl.int32), 0) << (27 - 3 * (turn - 1)))
+
+
+@triton.jit
+def _top(logits, tops, V, P, SIZE: tl.constexpr):
+    row, segment = tl.program_id(0), tl.program_id(1)
+    _, x = _load(logits, row, segment, V, SIZE)
+    tl.store(tops + row * P + segment, tl.max(x, 0))
+
+
+@triton.jit
+def _sum(logits, tops, sums, V, P, scale, SIZE: tl.constexpr):
+    row, segment = tl.program_id(0), tl.program_id(1)
+    _, w = _weights(logits, tops, row, segment, V, P, scale, SIZE)
+    tl.store(sums + row * P + segment, tl.sum(w.to(tl.float64), 0))
+
+
+@triton.jit
+def _turn(logits, tops, sums, threshold, masses, V, P, n, scale, top_p, turn, SIZE: tl.constexpr):
+    row, segment = tl.program_id(0), tl.program_id(1)
+    _, w = _weights(logits, tops, row, segment, V, P, scale, SIZE)
+    low = 0
+    if turn > 0:
+        low = _threshold_after(turn, threshold, masses, sums, row, P, n, top_p)
+        if segment == 0:
+            tl.store(threshold + turn * n + row, low)
+    part = (w.to(tl.int32, bitcast=True) - low) >> (27 - 3 * turn)
+    here = masses + ((turn * n + row) * P + segment) * 8
+    w = w.to(tl.float64)
+    for eighth in tl.static_range(1, 8):
+        tl.store(here + eighth, tl.sum(tl.where(part >= eighth, w, 0.0), 0))
+
+
+@triton.jit
+def _count(
+    logits, tops, sums, threshold, masses, V, P, n, scale, top_p, above, ties,
+    CUT: tl.constexpr, TURNS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """The mass of a segment above the threshold, and how many of its tokens equal it."""
+    row, segment = tl.program_id(0), tl.program_id(1)
+    place, w = _weights(logits, tops, row, segment, V, P, scale, SIZE)
+    low = 0
+    if CUT:
+        low = _threshold_after(TURNS, threshold, masses, sums, row, P, n, top_p)
+        if segment == 0:
+            tl.store(threshold + TURNS * n + row, low)
+    bits = w.to(tl.int32, bitcast=True)
+    tl.store(above + row * P + segment, tl.sum(tl.where(bits > low, w, 0.0).to(tl.float64), 0))
+    tl.store(ties + row * P + segment, tl.sum(((bits == low) & (place < V) & (w > 0)).to(tl.int32), 0))
+
+
+@triton.jit
+def _pick(
+    logits, tops, sums, threshold, masses, V, P, n, scale, top_p, above, ties, uniform, out,
+    CUT: tl.constexpr, CROSSING: tl.constexpr, TURNS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    lane = tl.arange(0, 64)
+    low = tl.load(threshold + TURNS * n + row)
+    segment_above = tl.load(above + row * P + lane, mask=lane < P, other=0.0)
+    segment_ties = tl.load(ties + row * P + lane, mask=lane < P, other=0)
+    edge = tl.sum((tl.zeros([1], tl.int32) + low).to(tl.float32, bitcast=True).to(tl.float64), 0)
+    equals = 0  # how many of the tokens that equal the threshold belong to the nucleus, lowest ids first
+    if CUT:
+        total_above = tl.sum(segment_above, 0)
+        room = (_row_sum(sums, row, P) * top_p - total_above) / edge
+        if CROSSING:
+            equals = tl.ceil(room).to(tl.int32)
+        else:
+            equals = tl.floor(room).to(tl.int32)
+            # The most probable token always stays.
+            equals = tl.where(total_above == 0.0, tl.maximum(equals, 1), equals)
+    ties_before = tl.cumsum(segment_ties, 0) - segment_ties
+    in_ties = tl.minimum(tl.maximum(equals - ties_before, 0), segment_ties)
+    mass = segment_above + in_ties.to(tl.float64) * edge
+    reached = tl.cumsum(mass, 0)
+    goal = tl.load(uniform + row).to(tl.float64) * tl.sum(mass, 0)
+    # Rounding must not step past the last possible segment, nor past its last possible token.
+    segment = tl.sum((reached <= goal).to(tl.int32), 0)
+    segment = tl.minimum(segment, tl.max(tl.where(mass > 0, lane, 0), 0))
+    chosen = lane == segment
+    passed = tl.sum(tl.where(chosen, reached - mass, 0.0), 0)
+    before = tl.sum(tl.where(chosen, ties_before, 0), 0)
+    place, w = _weights(logits, tops, row, segment, V, P, scale, SIZE)
+    bits = w.to(tl.int32, bitcast=True)
+    tie = ((bits == low) & (place < V) & (w > 0)).to(tl.int32)
+    inside = (bits > low) | ((tie == 1) & (before + tl.cumsum(tie, 0) - tie < equals))
+    q = tl.where(inside, w, 0.0).to(tl.float64)
+    found = segment * SIZE + tl.sum((passed + tl.cumsum(q, 0) <= goal).to(tl.int32), 0)
+    last = tl.max(tl.where(inside, place, 0), 0)
+    tl.store(out + row, tl.minimum(found, last).to(tl.int64))

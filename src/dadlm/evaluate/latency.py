@@ -1,0 +1,201 @@
+"""Time of a complete denoising update, and memory, by the paper's protocol.
+
+First-hitting without infilling, sampled paths; an update is the network, the choice of path and tokens, and
+remasking. An update that begins a block also waits for the prompt or for the keys and values of the block
+before it: such ones are left out. Knows nothing of how a step is made: it watches `decode` from outside.
+
+B rows side by side, N block size, P prompt tokens.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+
+from dadlm import counter
+from dadlm.decode import DecodeSettings
+from dadlm.decode.generate import decode, start_rows
+from dadlm.errors import ConfigError
+from dadlm.evaluate.presets import default_prompt_tokens
+from dadlm.evaluate.subject import describe
+from dadlm.evaluate.work import Work
+from dadlm.model import Model
+
+_MIB = 2**20
+_PREPARING = 2  # updates of a text that launch, then capture, what the others replay (CUDA graphs)
+_ATTEMPTS = 20  # texts that may end at once before we give up
+_STATM = Path("/proc/self/statm")
+
+
+def latency(
+    models: Mapping[str, Model],
+    *,
+    prompt_tokens: int | None = None,
+    new_tokens: int | None = None,
+    batch_size: int = 32,
+    steps: int = 10,
+    warmup: int = 10,
+    seed: int = 0,
+    out: str | Path | None = None,
+    quiet: bool = True,
+) -> dict[str, Any]:
+    """Median milliseconds of an update of each model, MiB of a whole generation, ratios to BD3LM.
+
+    Prompts are random tokens. `new_tokens` (None: to the end of the context) bounds the generation whose
+    memory is watched.
+    """
+    if not models:
+        raise ConfigError("no models to measure")
+    if batch_size < 1 or steps < 1 or warmup < 0:
+        raise ConfigError(
+            "batch_size and steps must be at least 1 and warmup at least 0, "
+            f"got {batch_size}, {steps} and {warmup}"
+        )
+    context = min(model.config.context for model in models.values())
+    prompt_tokens = default_prompt_tokens(context) if prompt_tokens is None else prompt_tokens
+    if not 0 < prompt_tokens < context:
+        raise ConfigError(f"prompt_tokens must be in 1..{context - 1}, got {prompt_tokens}")
+    new_tokens = context - prompt_tokens if new_tokens is None else new_tokens
+    subject = {
+        "device": device_name(next(iter(models.values()))),
+        "batch_size": batch_size,
+        "prompt_tokens": prompt_tokens,
+        "new_tokens": new_tokens,
+        "steps": steps,
+        "warmup": warmup,
+        "threads": torch.get_num_threads(),
+        "seed": seed,
+        "models": [describe(model, name) for name, model in models.items()],
+    }
+    with Work("latency", subject, out, quiet) as work:
+        for (name,) in work.batches(list(models), 1, "latency"):
+            prompts = random_prompts(models[name], batch_size, prompt_tokens, seed)
+            took = time_updates(models[name], prompts, steps=steps, warmup=warmup, seed=seed)
+            if not took:
+                raise ConfigError(
+                    f"no step of {name} could be timed: among {batch_size} texts one always ends at once; "
+                    "use a smaller batch size or shorter prompts"
+                )
+            memory = watch_memory(models[name], prompts, new_tokens, seed)
+            work.add([(name, {**_summary(took), "memory_mib": memory})])
+        measured = [
+            {"model": facts, **values}
+            for facts, values in zip(subject["models"], work.values(models), strict=True)
+        ]
+        return work.finish({"rows": _with_ratios(measured), "memory_kind": _memory_kind(models)})
+
+
+def time_updates(
+    model: Model, prompts: Sequence[Sequence[int]], *, steps: int = 10, warmup: int = 10, seed: int = 0
+) -> list[float]:
+    """Milliseconds of `steps` updates of the whole batch after `warmup` others; prompts are of one length.
+
+    Fewer come back where texts end so soon that there are no more to time.
+    """
+    took: list[float] = []
+    fruitless = 0
+    while len(took) < warmup + steps and fruitless < _ATTEMPTS:
+        before = len(took)
+        took += islice(_updates(model, prompts, seed), warmup + steps - before)
+        seed += len(prompts)  # the next texts are others
+        fruitless = fruitless + 1 if len(took) == before else 0
+    return took[warmup:]
+
+
+def _updates(model: Model, prompts: Sequence[Sequence[int]], seed: int) -> Iterator[float]:
+    """Milliseconds of the updates of one batch of texts that do not begin a block, while all rows go on."""
+    settings = DecodeSettings(max_new_tokens=model.config.context - len(prompts[0]))
+    stepping = decode(model, start_rows(model, prompts, settings, seed), settings)
+    number = 0
+    while True:
+        _wait(model)
+        start = time.perf_counter()
+        step = next(stepping, None)
+        _wait(model)
+        took = 1000 * (time.perf_counter() - start)
+        if step is None or int(step.kept.any(1).sum()) < len(prompts):  # over, or some text is
+            return
+        if number >= _PREPARING and not begins_block(number, len(prompts[0]), model.config.block):
+            yield took
+        number += 1
+
+
+def begins_block(number: int, prompt_tokens: int, block: int) -> bool:
+    """Whether first-hitting's update `number`, which decides that token after the prompt, is a block's first.
+
+    In blocks of one token (AR) each is; they are told from the prompt's only.
+    """
+    return number == 0 or (block > 1 and (prompt_tokens + number) % block == 0)
+
+
+def watch_memory(
+    model: Model, prompts: Sequence[Sequence[int]], new_tokens: int, seed: int
+) -> dict[str, float | None]:
+    """MiB before the prompt is read, while the last block is there, and the most in between."""
+    settings = DecodeSettings(max_new_tokens=new_tokens)
+    rows = start_rows(model, prompts, settings, seed)
+    if model.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(model.device)
+    start = end = peak = _memory(model)
+    for _ in decode(model, rows, settings):
+        end = _memory(model)
+        peak = None if peak is None or end is None else max(peak, end)
+    if model.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(model.device) / _MIB
+    return {"start": start, "end": end, "peak": peak}
+
+
+def random_prompts(model: Model, rows: int, length: int, seed: int) -> list[list[int]]:
+    """Ids that end no text."""
+    config = model.config
+    row, place = torch.arange(rows)[:, None], torch.arange(length)
+    ids = (counter.uniform(seed, row, place) * (config.vocab_size - 2)).long()
+    return (ids + (ids >= config.eot_id)).tolist()
+
+
+def device_name(model: Model) -> str:
+    if model.device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(model.device)})"
+    return model.device.type
+
+
+def _wait(model: Model) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+
+
+def _memory(model: Model) -> float | None:
+    """MiB in use now; None where the system does not tell."""
+    if model.device.type == "cuda":
+        return torch.cuda.memory_allocated(model.device) / _MIB
+    if not _STATM.exists():
+        return None
+    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / _MIB
+
+
+def _memory_kind(models: Mapping[str, Model]) -> str:
+    if any(model.device.type == "cuda" for model in models.values()):
+        return "allocated by tensors on the GPU"
+    return "resident in the process, other models of this run included; looked at after each update"
+
+
+def _summary(took: list[float]) -> dict[str, float]:
+    return {"ms_median": median(took), "ms_mean": fmean(took), "ms_min": min(took), "ms_max": max(took)}
+
+
+def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each row with its time over that of the first BD3LM of the same block size."""
+    reference: dict[int, float] = {}
+    for row in rows:
+        if row["model"]["family"] == "bd3lm":
+            reference.setdefault(row["model"]["block_size"], row["ms_median"])
+    return [
+        row | {"ratio_to_bd3lm": row["ms_median"] / base if base is not None else None}
+        for row in rows
+        for base in [reference.get(row["model"].get("block_size", 0))]
+    ]

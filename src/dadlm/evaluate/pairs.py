@@ -1,0 +1,138 @@
+"""Samples of two models → pairs of continuations of the same prompt.
+
+Samples are JSON Lines with "prompt", "text", "model", "configuration" and "index", as `generation` writes
+them. Two belong together when configuration and index are equal. Knows nothing of judges.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dadlm.errors import DataError
+from dadlm.evaluate.jsonl import find_jsonl, read_jsonl
+from dadlm.evaluate.subject import NAMES, essence
+from dadlm.tokens.records import field_of
+
+_FIELDS = ("model", "configuration", "prompt", "text", "index")
+Place = tuple[str, int]
+"""Configuration and index of a sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One prompt and how the two models went on."""
+
+    configuration: str
+    index: int
+    prompt: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """All pairs of models A and B."""
+
+    a: str
+    """Name of model A."""
+    b: str
+    pairs: tuple[Pair, ...]
+    """Sorted by configuration and index: neither depends on the order of files or lines."""
+    model_a: dict[str, Any] | None = None
+    """Family, block size and scale of model A, where its samples tell."""
+    model_b: dict[str, Any] | None = None
+    missing: int = 0
+    """Samples of either model without a partner."""
+
+
+@dataclass(frozen=True)
+class _Sample:
+    where: str
+    model: str
+    place: Place
+    prompt: str
+    text: str
+    facts: dict[str, Any] | None
+
+
+def read_pairs(a: str | Path, b: str | Path, model_a: str = "", model_b: str = "") -> Pairs:
+    """Match the samples of file or folder `a` with those of `b`; where one holds several models, name one."""
+    side_a, side_b = _side(a, model_a), _side(b, model_b)
+    if side_a == side_b:
+        raise DataError(f"both sides are the same samples of {a}: name two models, or give a second file")
+    common = sorted(side_a.keys() & side_b.keys())
+    if not common:
+        raise DataError(
+            f"no sample of {a} has a partner in {b}: equal configuration and index are needed; "
+            f"configurations there: {_configurations(side_a)}, and {_configurations(side_b)}"
+        )
+    first_a, first_b = (next(iter(side.values())) for side in (side_a, side_b))
+    names = [first_a.model, first_b.model]
+    if names[0] == names[1]:  # two runs of one model
+        names = [f"{name} ({source})" for name, source in zip(names, (a, b), strict=True)]
+    return Pairs(
+        a=names[0],
+        b=names[1],
+        pairs=tuple(_pair(side_a[place], side_b[place]) for place in common),
+        model_a=first_a.facts,
+        model_b=first_b.facts,
+        missing=len(side_a.keys() ^ side_b.keys()),
+    )
+
+
+def _side(source: str | Path, model: str) -> dict[Place, _Sample]:
+    """The samples of one model."""
+    samples = list(_samples(source))
+    models = sorted({sample.model for sample in samples})
+    if not samples:
+        raise DataError(f"{source} holds no samples")
+    if model not in models and (model or len(models) > 1):
+        wanted = f"not of {model}" if model else "name the one to compare"
+        raise DataError(f"{source} holds samples of {', '.join(models)}: {wanted}")
+    side: dict[Place, _Sample] = {}
+    for sample in samples:
+        if sample.model == (model or models[0]):
+            other = side.setdefault(sample.place, sample)
+            if other is not sample:
+                raise DataError(
+                    f"{sample.where}: sample {sample.place[1]} of {sample.place[0]} is already "
+                    f"in {other.where}; remove one of them"
+                )
+    return side
+
+
+def _samples(source: str | Path) -> Iterator[_Sample]:
+    for file in find_jsonl(source):
+        for number, record in read_jsonl(file):
+            yield _sample(record, f"{file}, line {number}")
+
+
+def _sample(record: Any, where: str) -> _Sample:
+    missing = _FIELDS if not isinstance(record, dict) else [name for name in _FIELDS if name not in record]
+    if missing:
+        raise DataError(f"{where}: not a sample: no {', '.join(missing)}")
+    model, configuration, prompt, text = (field_of(record, name, where) for name in _FIELDS[:-1])
+    index = record["index"]
+    if not isinstance(index, int) or isinstance(index, bool):
+        raise DataError(f"{where}: field 'index' must be a whole number, found {index!r}")
+    return _Sample(where, model, (configuration, index), prompt, text, _facts(record))
+
+
+def _facts(record: dict[str, Any]) -> dict[str, Any] | None:
+    """What a sample says of its model; those that others made need not say anything."""
+    facts = essence(record)
+    scale = (facts["context"], facts["parameters"])
+    known = facts["family"] in tuple(NAMES) and all(isinstance(number, int) for number in scale)
+    return facts if known else None
+
+
+def _pair(a: _Sample, b: _Sample) -> Pair:
+    if a.prompt != b.prompt:
+        raise DataError(f"{a.where} and {b.where}: the prompts differ, so the texts cannot be compared")
+    configuration, index = a.place
+    return Pair(configuration=configuration, index=index, prompt=a.prompt, a=a.text, b=b.text)
+
+
+def _configurations(side: dict[Place, _Sample]) -> str:
+    return ", ".join(sorted({configuration for configuration, _ in side}))

@@ -1,0 +1,200 @@
+"""The paper's figure: quality over tokens per forward pass, one panel for each block size.
+
+For each model the configurations that no other one beats in both are its frontier. Its tail, drawn dashed,
+lies beyond the last of them that keeps a tenth of the best quality. The operating regime of DA-DLM, shaded,
+reaches from its first frontier point to the start of its tail. Reads the JSON of `generation`, nothing else.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from dadlm.decode.picture import new_figure
+from dadlm.errors import DataError
+from dadlm.evaluate.subject import NAMES
+
+Quality = Literal["mauve", "judge_perplexity"]
+_AXIS = {"mauve": "MAUVE", "judge_perplexity": "judge perplexity (lower is better)"}
+_COLOURS = {"bd3lm": "#1971c2", "dadlm": "#e8590c", "mdlm": "#2b8a3e"}
+_GREY = "#495057"
+_MARKERS = "os^Dv"
+_TAIL = 0.1
+
+
+@dataclass(frozen=True)
+class Point:
+    """One configuration of a model."""
+
+    speed: float
+    """Tokens per forward pass: adjusted, or raw where that is not known."""
+    value: float
+    low: float
+    high: float
+    infilled: bool
+    quality: float
+    """The value, or its inverse where less is better."""
+
+
+class Style(NamedTuple):
+    """One colour for a family; the marker tells models of one family and block size apart."""
+
+    family: str
+    marker: str
+
+    @property
+    def colour(self) -> str:
+        return _COLOURS[self.family]
+
+
+def draw_pareto(result: Mapping[str, Any], path: str | Path, quality: Quality | None = None) -> None:
+    """Draw PATH.svg and PATH.png; quality is MAUVE where it was measured, else perplexity under the judge."""
+    quality = quality or ("mauve" if _measured(result, "mauve") else "judge_perplexity")
+    rows = _measured(result, quality)
+    if not rows:
+        raise DataError(f"no row has a {_AXIS[quality]}: there is nothing to draw")
+    sizes = sorted({row["block_size"] or 0 for row in rows if row["family"] != "ar"}, reverse=True) or [0]
+    styles = _styles(rows)
+    figure = new_figure(1.3 + 2.9 * len(sizes), 3.6)
+    panels = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
+    for axes, size in zip(panels, sizes, strict=True):
+        _panel(axes, [row for row in rows if (row["block_size"] or 0) == size], styles, quality)
+        axes.set_title(f"block size {size}" if size else "no blocks", fontsize=10)
+        _references(axes, [row for row in rows if row["family"] == "ar"], quality)
+    panels[0].set_ylabel(_AXIS[quality])
+    _scale(panels[0], quality)
+    figure.tight_layout()
+    _legend(figure, styles, {row["family"] for row in rows})
+    with warnings.catch_warnings():  # a name in a script that the font lacks is drawn as boxes
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        for ending in ("svg", "png"):
+            figure.savefig(f"{path}.{ending}", bbox_inches="tight", dpi=200)
+
+
+def frontier(points: Sequence[Point]) -> list[Point]:
+    """The points that no other beats in both, from slow to fast; of equal ones the first."""
+    best: list[Point] = []
+    for point in sorted(points, key=lambda point: (-point.speed, -point.quality)):
+        if not best or point.quality > best[-1].quality:
+            best.append(point)
+    return best[::-1]
+
+
+def tail_start(points: Sequence[Point]) -> int:
+    """Index of the last frontier point that is still good; what follows it is the tail."""
+    enough = _TAIL * max(point.quality for point in points)
+    return max(index for index, point in enumerate(points) if point.quality >= enough)
+
+
+def _named(style: Style, styles: Mapping[str, Style]) -> str:
+    """The family, or the models' own names where a panel has several of it."""
+    if len({other for other in styles.values() if other.family == style.family}) == 1:
+        return NAMES[style.family]
+    same = [model for model, other in styles.items() if other == style]
+    return ", ".join(same).lstrip("_")  # with a leading underscore the entry would be hidden
+
+
+def _measured(result: Mapping[str, Any], quality: Quality) -> list[Mapping[str, Any]]:
+    return [row for row in result["rows"] if row[quality] is not None]
+
+
+def _styles(rows: Sequence[Mapping[str, Any]]) -> dict[str, Style]:
+    """How each model is drawn; AR models are lines, not points."""
+    styles: dict[str, Style] = {}
+    seen: list[tuple[str, int | None]] = []
+    for row in rows:
+        if row["model"] not in styles and row["family"] != "ar":
+            kind = (row["family"], row["block_size"])
+            styles[row["model"]] = Style(row["family"], _MARKERS[seen.count(kind) % len(_MARKERS)])
+            seen.append(kind)
+    return styles
+
+
+def _points(rows: Sequence[Mapping[str, Any]], quality: Quality) -> list[Point]:
+    return [
+        Point(
+            speed=row["raw_tpf"] if row["adjusted_tpf"] is None else row["adjusted_tpf"],
+            value=row[quality]["mean"],
+            low=row[quality]["low"],
+            high=row[quality]["high"],
+            infilled=row["infill"] is not None,
+            quality=row[quality]["mean"] if quality == "mauve" else 1 / row[quality]["mean"],
+        )
+        for row in rows
+    ]
+
+
+def _panel(axes, rows: Sequence[Mapping[str, Any]], styles: Mapping[str, Style], quality: Quality) -> None:
+    shaded = False
+    for model, style in styles.items():
+        points = _points([row for row in rows if row["model"] == model], quality)
+        if points:
+            best = _draw_model(axes, points, style)
+            if style.family == "dadlm" and not shaded:  # of several, the first
+                regime = best[0].speed, best[tail_start(best)].speed
+                axes.axvspan(*regime, color=style.colour, alpha=0.09, lw=0, zorder=0)
+                shaded = True
+    adjusted = all(row["adjusted_tpf"] is not None for row in rows)
+    axes.set_xlabel("adjusted TPF" if adjusted else "raw TPF" if _all_raw(rows) else "TPF, adjusted if known")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _all_raw(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return all(row["adjusted_tpf"] in (None, row["raw_tpf"]) for row in rows)
+
+
+def _draw_model(axes, points: Sequence[Point], style: Style) -> list[Point]:
+    best, colour = frontier(points), style.colour
+    start = tail_start(best)
+    for part, line in ((best[: start + 1], "-"), (best[start:], "--")):
+        axes.plot([p.speed for p in part], [p.value for p in part], line, color=colour, lw=1.4, zorder=2)
+    for point in points:
+        how = {"color": colour, "alpha": 1.0 if point in best else 0.3}
+        axes.plot([point.speed] * 2, [point.low, point.high], **how, lw=0.8, zorder=1)
+        face = "white" if point.infilled else colour
+        axes.plot(point.speed, point.value, style.marker, **how, mfc=face, ms=5, zorder=3)
+    return best
+
+
+def _references(axes, rows: Sequence[Mapping[str, Any]], quality: Quality) -> None:
+    """An AR model writes one token a pass: a line to look up to."""
+    for row in rows:
+        axes.axhline(row[quality]["mean"], color=_GREY, ls=":", lw=1.2, zorder=1)
+
+
+def _scale(axes, quality: Quality) -> None:
+    from matplotlib.ticker import LogFormatter
+
+    if quality == "mauve":
+        axes.set_ylim(0, 1.03)
+        return
+    axes.set_yscale("log")
+    axes.invert_yaxis()
+    axes.yaxis.set_major_formatter(LogFormatter())  # plain numbers, and no more of them than fit
+    axes.yaxis.set_minor_formatter(LogFormatter())
+
+
+def _legend(figure, styles: Mapping[str, Style], families: set[str]) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    entries: list[Any] = [
+        Line2D([], [], color=style.colour, marker=style.marker, ms=5, label=_named(style, styles))
+        for style in dict.fromkeys(styles.values())
+    ]
+    if "ar" in families:
+        entries.append(Line2D([], [], color=_GREY, ls=":", label="AR"))
+    how = {"color": _GREY, "ms": 5, "marker": "o", "ls": ""}
+    entries += [
+        Line2D([], [], **how, mfc="white", label="with infilling"),
+        Line2D([], [], **how, alpha=0.3, label="dominated"),
+        Line2D([], [], color=_GREY, ls="--", label="tail"),
+    ]
+    if "dadlm" in families:
+        entries.append(Patch(color=_COLOURS["dadlm"], alpha=0.15, lw=0, label="operating regime"))
+    legend = figure.legend(
+        handles=entries, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=4, frameon=False, fontsize=9
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)

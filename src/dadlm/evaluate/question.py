@@ -1,0 +1,71 @@
+"""What a judge is asked about two continuations, and how its answer is read.
+
+The paper gives the criteria and the caps but not the wording; the wording is ours. The judge never learns
+which model wrote what. Knows nothing of who answers.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["A", "B", "tie"]
+
+PROMPT_CHARACTERS = 1_200
+TEXT_CHARACTERS = 6_000
+
+_INSTRUCTIONS = """\
+You compare two continuations of the same text. Judge which one is better by
+- continuity with the prompt,
+- coherence and logical flow,
+- fluency and readability,
+- specificity,
+- absence of generation artifacts, such as repetition, broken words or stray symbols.
+The order of the continuations means nothing, and neither does their length. They may break off at the end."""
+_ANSWER = "Which continuation is better? Answer with exactly one word: A, B or tie."
+# The word alone, perhaps dressed: "**A**", "Answer: B.", "Continuation A". Anything longer is not guessed at:
+# "A clear tie" begins with an A.
+_FORM = re.compile(
+    r"(?:(?:final )?(?:answer|verdict)(?: is)?\W+)?(?:continuation\W+)?(a|b|tie)", re.IGNORECASE
+)
+_DRESS = " \t\r\n.,:;!*_`'\"“”‘’()[]{}<>#"
+
+
+@dataclass(frozen=True)
+class Question:
+    """Two continuations in the order in which the judge sees them."""
+
+    prompt: str
+    first: str
+    second: str
+
+    @property
+    def text(self) -> str:
+        """The question in words. Of a long prompt the end is kept: there the continuations set in."""
+        return (
+            f"{_INSTRUCTIONS}\n\n"
+            f"[Prompt]\n{self.prompt[-PROMPT_CHARACTERS:]}\n\n"
+            f"[Continuation A]\n{self.first[:TEXT_CHARACTERS]}\n\n"
+            f"[Continuation B]\n{self.second[:TEXT_CHARACTERS]}\n\n"
+            f"{_ANSWER}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came back, and what it took."""
+
+    text: str
+    requests: int = 1
+    """Requests sent until the answer came, those that failed included."""
+    prompt_tokens: int | None = None
+    """None: the judge does not say."""
+    completion_tokens: int | None = None
+
+
+def verdict_of(answer: str) -> Verdict | None:
+    """A, B or tie; None for anything else."""
+    found = _FORM.fullmatch(answer.strip(_DRESS))
+    if found is None:
+        return None
+    word = found[1].lower()
+    return "tie" if word == "tie" else "A" if word == "a" else "B"

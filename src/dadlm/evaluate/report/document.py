@@ -1,0 +1,113 @@
+"""A report as plain data: sections of tables and figures, and how numbers are written.
+
+All text here is plain; whoever writes it as HTML or Markdown escapes it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NONE = "–"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value, what stands small beside it (its interval), and whether the interval shows it to be best."""
+
+    text: str
+    beside: str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    group: str = ""
+    """Neighbours of one group share a heading above their own."""
+    paper: bool = False
+    """The paper's numbers, set apart from ours."""
+    words: bool = False
+    """Text, not numbers."""
+
+
+@dataclass(frozen=True)
+class Row:
+    cells: tuple[Cell, ...]
+    """The first one names the row."""
+    paper: bool = False
+    rule: bool = False
+    """Starts a group of rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One thing in which ours is not the paper's setting."""
+
+    what: str
+    ours: str
+    paper: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    differences: tuple[Difference, ...] | None = ()
+    """None: the paper has no such table."""
+    notes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    """The results it was made from."""
+    commands: tuple[str, ...] = ()
+    """The commands that made those, where they say so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    svg: bytes
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    anchor: str
+    title: str
+    about: str
+    parts: tuple[Table | Figure, ...]
+    short: tuple[str, ...] = ()
+    """What a reader in a hurry should know."""
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Fixed digits, thousands apart, a real minus; −0 is 0."""
+    if value is None:
+        return NONE
+    text = f"{value:,.{digits}f}"
+    return text.lstrip("-") if float(text.replace(",", "")) == 0 else text.replace("-", "−")
+
+
+def whole(value: float | None) -> str:
+    return number(value, 0)
+
+
+def between(interval: Mapping[str, Any], digits: int = 2, scale: float = 1) -> str:
+    return f"[{number(interval['low'] * scale, digits)}, {number(interval['high'] * scale, digits)}]"
+
+
+def plain(value: float | None, digits: int = 2) -> Cell:
+    return Cell(number(value, digits))
+
+
+def measured(
+    interval: Mapping[str, Any] | None, digits: int = 2, *, scale: float = 1, best: bool = False
+) -> Cell:
+    """A mean with its interval beside it."""
+    if interval is None:
+        return Cell(NONE)
+    return Cell(number(interval["mean"] * scale, digits), between(interval, digits, scale), best)
+
+
+def apart(one: Mapping[str, Any] | None, others: list[Mapping[str, Any] | None]) -> bool:
+    """Whether an interval lies above all the others, so that its mean may be called the highest."""
+    known = [other for other in others if other is not None]
+    return one is not None and bool(known) and all(one["low"] > other["high"] for other in known)

@@ -1,0 +1,126 @@
+"""The paper's table of MAUVE and adjusted TPF for one block size, its numbers beside ours."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from dadlm.evaluate import paper
+from dadlm.evaluate.report.configurations import Key, key_of, paper_mauve, paper_name, paper_tpf, write_key
+from dadlm.evaluate.report.differences import data_differs, models_differ, value_differs
+from dadlm.evaluate.report.document import (
+    NONE,
+    Cell,
+    Column,
+    Difference,
+    Row,
+    Table,
+    apart,
+    measured,
+    number,
+    plain,
+)
+from dadlm.evaluate.report.gather import Found
+from dadlm.evaluate.report.subjects import Facts, block_size, rank, table
+
+Grid = dict[Key, dict[str, Facts]]
+"""Configuration → name of a model → its row."""
+
+_TPF, _MAUVE = "Adjusted TPF ↑", "MAUVE ↑"
+
+
+def block_sizes(result: Facts) -> list[int | None]:
+    """Those with a table of their own, large ones first; None: MDLM. AR is a reference for all."""
+    sizes = {block_size(row) for row in result["rows"] if row["family"] != "ar"}
+    return sorted(sizes, key=lambda size: -(size or 0))
+
+
+def grid_of(result: Facts, size: int | None) -> Grid:
+    """The rows of one block size, models in the paper's order."""
+    grid: Grid = {}
+    for row in sorted(result["rows"], key=rank):
+        if row["family"] != "ar" and block_size(row) == size:
+            grid.setdefault(key_of(row), {})[row["model"]] = row
+    return grid
+
+
+def grid_table(one: Found, size: int | None, where: str) -> Table:
+    grid = grid_of(one.result, size)
+    columns, cells_of = zip(*_columns(grid, size), strict=True)
+    groups = {column.group for column in columns}
+    rows, before = [], ""
+    for key in grid:
+        rows.append(Row(tuple(cell_of(key) for cell_of in cells_of), rule=key[0] != before))
+        before = key[0]
+    return table(
+        [one],
+        rows,
+        caption=f"{'MAUVE and adjusted TPF' if _MAUVE in groups else 'Adjusted TPF'}, "
+        f"{f'block size {size}' if size else 'no blocks'}{where}.",
+        columns=columns,
+        differences=tuple(_differences(one.result)) if any(column.paper for column in columns) else None,
+        notes=tuple(_notes(one.result, _MAUVE in groups)),
+    )
+
+
+def _columns(grid: Grid, size: int | None) -> Iterator[tuple[Column, Callable[[Key], Cell]]]:
+    """Columns, and what each says of a configuration; the paper's stand where it has numbers."""
+    families = {name: row["family"] for rows in grid.values() for name, row in rows.items()}
+    yield Column("Denoising"), lambda key: Cell(write_key(key))
+    for name, family in families.items():
+        yield Column(name, _TPF), partial(_tpf, grid, name)
+        theirs = {key: paper_tpf(family, size, key) for key in grid}
+        if any(theirs.values()):
+            yield Column(f"{paper_name(family, name)}, paper", _TPF, paper=True), partial(_from, theirs, 2)
+    for name, family in families.items():
+        if any(rows[name]["mauve"] for rows in grid.values() if name in rows):
+            yield Column(name, _MAUVE), partial(_mauve, grid, name)
+            theirs = {key: paper_mauve(family, name, size, key) for key in grid}
+            if any(theirs.values()):
+                title = f"{paper_name(family, name)}, paper"
+                yield Column(title, _MAUVE, paper=True), partial(_from, theirs, 3)
+
+
+def _from(values: dict[Key, float | None], digits: int, key: Key) -> Cell:
+    return plain(values[key], digits)
+
+
+def _tpf(grid: Grid, name: str, key: Key) -> Cell:
+    row = grid[key].get(name)
+    if row is None:
+        return Cell(NONE)
+    adjusted = row["adjusted_tpf"]
+    return Cell(number(row["raw_tpf"]), "raw") if adjusted is None else plain(adjusted)
+
+
+def _mauve(grid: Grid, name: str, key: Key) -> Cell:
+    if name not in grid[key]:
+        return Cell(NONE)
+    ours = grid[key][name]["mauve"]
+    others = [row["mauve"] for other, row in grid[key].items() if other != name]
+    return measured(ours, 3, best=apart(ours, others))
+
+
+def _differences(result: Facts) -> Iterator[Difference]:
+    yield from data_differs(result["data"], "OpenWebText")
+    yield from models_differ(result["models"])
+    yield from value_differs("prompt tokens", result["prompt_tokens"], paper.PROMPT_TOKENS)
+    yield from value_differs("new tokens", result["new_tokens"], paper.NEW_TOKENS)
+    yield from value_differs("samples", result["samples"], paper.SAMPLES)
+    embedder = result["embedder"]
+    if embedder and "gpt2large" not in embedder.lower().replace("-", "").replace(" ", ""):
+        yield Difference(what="embedder of MAUVE", ours=embedder, paper=paper.EMBEDDER)
+    times = list((result.get("latency") or {}).values())
+    if times and "A800" not in times[0]["device"]:
+        yield Difference(what="device", ours=times[0]["device"], paper=paper.DEVICE)
+
+
+def _notes(result: Facts, has_mauve: bool) -> Iterator[str]:
+    if has_mauve:
+        yield "Bold: an interval above all others of its row."
+    for row in result["rows"]:
+        if row["family"] == "ar" and row["mauve"]:
+            cell = measured(row["mauve"], 3)
+            yield f"{row['model']}, for reference: MAUVE {cell.text} {cell.beside} (paper {paper.AR_MAUVE})."
+    if times := result.get("latency"):
+        told = ", ".join(f"{name} {number(time['ms_median'])}" for name, time in times.items())
+        yield f"Milliseconds per step at batch size {next(iter(times.values()))['batch_size']}: {told}."
+    yield from map(str, result.get("notes") or ())

@@ -1,0 +1,119 @@
+"""The paper's tables of the judge: win rates among decided pairs, by decoding configuration."""
+
+from collections.abc import Iterator
+
+from dadlm.evaluate import paper
+from dadlm.evaluate.report.configurations import Key, key_of, paper_row, rank_key, write_key
+from dadlm.evaluate.report.differences import models_differ, value_differs
+from dadlm.evaluate.report.document import (
+    NONE,
+    Cell,
+    Column,
+    Difference,
+    Row,
+    Section,
+    Table,
+    measured,
+    number,
+    plain,
+    whole,
+)
+from dadlm.evaluate.report.gather import Found
+from dadlm.evaluate.report.subjects import Facts, block_size, table
+
+
+def section(found: list[Found]) -> Section:
+    return Section(
+        anchor="judge",
+        title="Language model as judge",
+        about="Two continuations of the same prompt, shown in both orders, names hidden. A model wins a pair "
+        "only if it is preferred in both orders; all else is a tie. Win rates are among decided pairs, with "
+        "Wilson intervals.",
+        parts=tuple(map(_table, found)),
+        short=tuple(_sentence(one.result) for one in found if _decided(one.result)),
+    )
+
+
+def _paper_side(result: Facts) -> tuple[str, int]:
+    """On which side DA-DLM stands, if the other is BD3LM, and the block size of both; none: ("", 0)."""
+    a, b = result.get("model_a"), result.get("model_b")
+    if a and b and block_size(a) == block_size(b) in paper.GENERATION:
+        for side, one, other in (("a", a, b), ("b", b, a)):
+            if (one["family"], other["family"]) == ("dadlm", "bd3lm"):
+                return side, one["block_size"]
+    return "", 0
+
+
+def _table(one: Found) -> Table:
+    result = one.result
+    side, size = _paper_side(result)
+    rows, before = [], ""
+    for row in sorted(result["rows"], key=lambda row: rank_key(key_of(row))):
+        key = key_of(row)
+        theirs = [_paper_rate(size, key, side)] if side else []
+        rows.append(Row((Cell(write_key(key)), *_verdict(row), *theirs), rule=key[0] != before))
+        before = key[0]
+    if len(rows) > 1:
+        rows.append(Row((Cell("all"), *_verdict(result), *([Cell(NONE)] if side else [])), rule=True))
+    return table(
+        [one],
+        rows,
+        caption=f"Win rate of {result['a']} against {result['b']}, judged by {result['judge']}.",
+        columns=(
+            Column("Denoising"),
+            Column("Win rate, %", "Ours"),
+            *(Column(name, "Ours") for name in ("Pairs", "Wins", "Losses", "Ties")),
+            *([Column(f"block size {size}, %", "Paper", paper=True)] if side else []),
+        ),
+        differences=tuple(_differences(result)) if side else None,
+        notes=tuple(_notes(result)),
+    )
+
+
+def _verdict(row: Facts) -> Iterator[Cell]:
+    rate = row["win_rate"]
+    best = not rate["low"] <= 0.5 <= rate["high"]
+    yield measured(rate, scale=100, best=best) if _decided(row) else Cell(NONE)
+    for name in ("pairs", "wins_a", "wins_b", "ties"):
+        yield plain(row[name], 0)
+
+
+def _paper_rate(size: int, key: Key, side: str) -> Cell:
+    row = paper_row(size, key)
+    if row is None:
+        return Cell(NONE)
+    rate, low, high = row.win_rate, row.win_low, row.win_high
+    if side == "b":  # the paper counts DA-DLM's wins, this table BD3LM's
+        rate, low, high = 100 - rate, 100 - high, 100 - low
+    return Cell(number(rate), f"[{number(low)}, {number(high)}]")
+
+
+def _differences(result: Facts) -> Iterator[Difference]:
+    if paper.JUDGE.lower() not in result["judge"].lower():
+        yield Difference(what="judge", ours=result["judge"], paper=paper.JUDGE)
+    pairs = max(row["pairs"] for row in result["rows"])
+    yield from value_differs("pairs per configuration", pairs, paper.SAMPLES)
+    yield from models_differ([result["model_a"], result["model_b"]])
+
+
+def _notes(result: Facts) -> Iterator[str]:
+    yield "Bold: the interval leaves out 50%."
+    share = number(100 * result["first_position_share"], 1)
+    yield f"The continuation shown first was chosen in {share}% of the answers; 50% would be no preference."
+    if result["unparsed"]:
+        yield f"{whole(result['unparsed'])} answers were neither A, B nor tie; their pairs count as ties."
+    if result.get("cost") is not None:
+        yield f"Cost: {number(result['cost'], 4)} for {whole(result.get('requests'))} requests."
+
+
+def _sentence(result: Facts) -> str:
+    cell = measured(result["win_rate"], scale=100)
+    return (
+        f"Judge ({result['judge']}): {result['a']} wins {cell.text}% {cell.beside} of "
+        f"{whole(_decided(result))} decided pairs against {result['b']}."
+    )
+
+
+def _decided(row: Facts) -> int:
+    """Pairs that were no tie; without any there is no rate."""
+    return row["wins_a"] + row["wins_b"]

@@ -1,0 +1,52 @@
+"""Perplexity of every family on the same text: exact for AR, bounds for the others. Not in the paper."""
+
+from dadlm.evaluate.intervals import caution
+from dadlm.evaluate.report.document import Cell, Column, Row, Section, Table, measured, plain
+from dadlm.evaluate.report.gather import Found
+from dadlm.evaluate.report.subjects import by_data, count_of, labels, rank, rows_of, table
+
+
+def section(found: list[Found]) -> Section:
+    return Section(
+        anchor="perplexity",
+        title="Perplexity",
+        about="Not in the paper, which gives no perplexity for DA-DLM. AR: exact. MDLM, BD3LM and DA-DLM: "
+        "upper bounds, DA-DLM's through its node marginals; they hold for first-hitting decoding with "
+        "sampled paths at temperature 1, top-p 1 and without infilling.",
+        parts=tuple(_table(group) for group in by_data(found)),
+    )
+
+
+def _table(group: list[Found]) -> Table:
+    group = sorted(group, key=lambda one: rank(one.result["model"]))
+    names = labels([(one.result["model"]["name"], one.folder) for one in group])
+    rows = []
+    for one, name in zip(group, names, strict=True):
+        cells = (
+            Cell(name),
+            Cell("upper bound" if one.result["is_bound"] else "exact"),
+            measured(one.result["perplexity"]),
+            measured(one.result["nll"], 3),
+            measured(one.result["nll_by_time"], 3),
+            plain(one.result["tokens"], 0),
+        )
+        rows.append(Row(cells))
+    return table(
+        group,
+        rows,
+        caption=f"Perplexity ↓ on {rows_of(group[0].result)}.",
+        columns=(
+            Column("Model"),
+            Column("Form", words=True),
+            Column("Perplexity ↓"),
+            Column("low-variance form", "Nats per token ↓"),
+            Column("sampled times", "Nats per token ↓"),
+            Column("Tokens"),
+        ),
+        differences=None,
+        # No value is marked as best: of two upper bounds the lower one need not belong to the better model.
+        notes=(
+            "An upper bound above an exact value does not show that the model is worse.",
+            *caution(count_of(group[0].result)),
+        ),
+    )

@@ -1,0 +1,147 @@
+"""Prompts from rows of text, their completions by a model, and how the rows really go on.
+
+Sample i continues the first tokens of row i with seed + i: the same prompts and random numbers for every
+model and configuration, whatever the batch. Knows nothing of what is measured on the texts.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dadlm.decode import generate
+from dadlm.errors import ConfigError
+from dadlm.evaluate.presets import Configuration, default_prompt_tokens
+from dadlm.evaluate.subject import essence
+from dadlm.evaluate.work import Work, whole_file
+from dadlm.model import Model
+from dadlm.tokens import Rows, Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is to be continued, how often and how far."""
+
+    rows: Rows
+    """Of prompt and true continuation; where they are fewer than the samples, they are used again."""
+    tokenizer: Tokenizer
+    prompt_tokens: int
+    new_tokens: int
+    samples: int
+    seed: int
+
+    def prompt(self, index: int) -> list[int]:
+        return self.rows[index % len(self.rows)][: self.prompt_tokens].tolist()
+
+    @cached_property
+    def prompts(self) -> list[str]:
+        return [self.tokenizer.decode(self.prompt(index)) for index in range(self.samples)]
+
+    @cached_property
+    def truth(self) -> list[list[int]]:
+        """How each row goes on, once; cut at an end-of-text, as completions are."""
+        end = self.prompt_tokens + self.new_tokens
+        rows = (self.rows[index] for index in range(min(self.samples, len(self.rows))))
+        return [_cut(row[self.prompt_tokens : end].tolist(), self.tokenizer.eot_id) for row in rows]
+
+
+def task_for(
+    models: Mapping[str, Model],
+    rows: Rows,
+    prompt_tokens: int | None,
+    new_tokens: int | None,
+    samples: int,
+    seed: int,
+) -> Task:
+    """The task that all models can do."""
+    context = min(rows.context, *(model.config.context for model in models.values()))
+    prompt_tokens = default_prompt_tokens(context) if prompt_tokens is None else prompt_tokens
+    new_tokens = context - prompt_tokens if new_tokens is None else new_tokens
+    if prompt_tokens < 1 or new_tokens < 1 or prompt_tokens + new_tokens > context:
+        raise ConfigError(
+            f"a prompt of {prompt_tokens} tokens and {new_tokens} new ones do not fit: each must be "
+            f"at least 1, both together at most {context}, the shortest of the rows and the models' contexts"
+        )
+    return Task(
+        rows=rows,
+        tokenizer=shared_tokenizer(models),
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        samples=samples,
+        seed=seed,
+    )
+
+
+def shared_tokenizer(models: Mapping[str, Model]) -> Tokenizer:
+    """The one that all models share: the rows are ids of it, and TPF counts its tokens."""
+    (first, model), *others = models.items()
+    if model.tokenizer is None:
+        raise ConfigError(f"{first} has no tokenizer: put its tokenizer.json into the model's folder")
+    for name, other in others:
+        if other.tokenizer != model.tokenizer:
+            raise ConfigError(
+                f"{first} and {name} have different tokenizers, so neither prompts nor tokens per forward "
+                "pass can be compared: evaluate them one by one, each into its own --out"
+            )
+    return model.tokenizer
+
+
+def make_samples(
+    work: Work, task: Task, name: str, model: Model, configuration: Configuration, batch_size: int
+) -> list[dict[str, Any]]:
+    """The samples of one configuration: those that `work` lacks are made now and kept batch by batch."""
+    settings = replace(configuration.settings, max_new_tokens=task.new_tokens)
+    keys = [f"{name}|{configuration.label}|{index}" for index in range(task.samples)]
+    for batch in work.batches(keys, batch_size, f"{name}, {configuration.label}"):
+        indices = [int(key.rpartition("|")[2]) for key in batch]
+        made = generate(
+            model,
+            [task.prompt(index) for index in indices],
+            seed=[task.seed + index for index in indices],
+            batch_size=batch_size,
+            settings=settings,
+        )
+        columns = (made.tokens, made.texts, made.forward_passes, made.cache_passes)
+        names = ("tokens", "text", "forward_passes", "cache_passes")
+        samples = (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
+        work.add(zip(batch, samples, strict=True))
+    return work.values(keys)
+
+
+def write_samples(
+    folder: Path,
+    task: Task,
+    model: Mapping[str, Any],
+    configuration: Configuration,
+    samples: Sequence[Mapping[str, Any]],
+) -> None:
+    """One JSON object a line, for people and for the judge; `model` is what `describe` says of it."""
+    lines = (
+        {
+            "model": model["name"],
+            **essence(model),
+            "configuration": configuration.label,
+            "index": index,
+            "seed": task.seed + index,
+            "prompt": prompt,
+            "text": sample["text"],
+            "tokens": len(sample["tokens"]),
+            "forward_passes": sample["forward_passes"],
+            "cache_passes": sample["cache_passes"],
+        }
+        for index, (prompt, sample) in enumerate(zip(task.prompts, samples, strict=True))
+    )
+    with whole_file(folder / f"{file_name(model['name'], configuration.label)}.jsonl") as handle:
+        handle.writelines((json.dumps(line, ensure_ascii=False) + "\n").encode() for line in lines)
+
+
+def file_name(*words: str) -> str:
+    """Words as a name that every file system takes."""
+    return re.sub(r"[^\w.=]+", "-", "-".join(words)).strip("-.")
+
+
+def _cut(ids: list[int], eot_id: int) -> list[int]:
+    return ids[: ids.index(eot_id) + 1] if eot_id in ids else ids

@@ -1,0 +1,103 @@
+"""Rows scored by a model under random masks: what validation and every evaluation of likelihood reads.
+
+A mask depends on the seed, the row and the number of rows, never on the batch: the same for every model
+with the same block size. Knows nothing of results, files or intervals.
+
+R rows, B rows of a batch, L tokens of a row, G blocks.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dadlm.errors import CheckpointError
+from dadlm.model import Model
+from dadlm.noise import NoiseConfig, draw_noise
+from dadlm.objective import losses
+from dadlm.tokens import Rows
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """Nats per token of each row [R], and what the search for a clipped schedule needs of each block."""
+
+    reconstruction: Tensor
+    bound: Tensor
+    time: Tensor
+    """[R·G]: noise level of each block."""
+    fraction: Tensor
+    """[R·G]: share of the block that was masked."""
+    block_loss: Tensor
+    """[R·G]: weighted loss per token of the block."""
+
+    @property
+    def gap(self) -> float:
+        """What the graph adds: the bound minus the reconstruction; 0 for factorised models."""
+        return float((self.bound - self.reconstruction).mean())
+
+
+def score_rows(
+    model: Model, rows: Rows, *, count: int | None = None, seed: int = 0, batch_size: int = 16
+) -> RowScores:
+    """Score the first `count` rows once each, with times over the whole range, stratified over all rows."""
+    count = len(rows) if count is None else min(count, len(rows))
+    batches = []
+    with evaluating(model):
+        for first in range(0, count, batch_size):
+            index = torch.arange(first, min(first + batch_size, count))
+            batches.append(score_batch(model, rows.batch(index), index, count, seed))
+    return RowScores(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+
+
+@contextmanager
+def evaluating(*models: Model) -> Iterator[None]:
+    """Without dropout and gradients; afterwards a model in training goes on training."""
+    training = [model.training for model in models]
+    try:
+        for model in models:
+            model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for model, before in zip(models, training, strict=True):
+            model.train(before)
+
+
+def score_batch(
+    model: Model, ids: Tensor, index: Tensor, count: int, seed: int, step: int = 0
+) -> tuple[Tensor, ...]:
+    """What `RowScores` holds, for some of the rows; another step draws other noise."""
+    (B, L), block = ids.shape, block_of(model, ids.shape[1])
+    noise = None
+    if model.config.family != "ar":
+        noise = draw_noise(
+            NoiseConfig(),
+            seed=seed,
+            step=step,
+            rows=index.to(model.device),
+            batch_rows=count,
+            length=L,
+            block_size=block,
+        )
+    loss = losses(model, ids.to(model.device), noise)
+    per_row = [part.sum(1).double().cpu() / (L - 1) for part in (loss.reconstruction, loss.bound)]
+    if noise is None:
+        return *per_row, *(torch.zeros(0) for _ in range(3))
+    fraction = noise.masked.view(B, -1, block).float().mean(-1)
+    blocks = (noise.time, fraction, loss.reconstruction / block)
+    return *per_row, *(part.flatten().cpu() for part in blocks)
+
+
+def block_of(model: Model, length: int) -> int:
+    """Tokens that are masked together; a row of an MDLM is one block, also where it is short."""
+    return length if model.config.family == "mdlm" else model.config.block
+
+
+def finite(values: Tensor) -> Tensor:
+    """The values, if a model's weights are sound."""
+    if not bool(values.isfinite().all()):
+        raise CheckpointError("the model gives a text no finite probability: its weights are damaged")
+    return values

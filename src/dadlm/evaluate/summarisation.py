@@ -1,0 +1,163 @@
+"""How well a model summarises: ROUGE with intervals, tokens per forward pass, the lead-sentence baseline.
+
+Works with any model that has a tokenizer; whether it was trained to summarise is not asked. References are
+scored whole, so that models of different contexts are measured by the same texts. Knows nothing of files.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dadlm.decode import DecodeSettings, generate
+from dadlm.errors import ConfigError
+from dadlm.evaluate.documents import Documents
+from dadlm.evaluate.intervals import bootstrap
+from dadlm.evaluate.rouge import NAMES, lead_sentence, rouge_scorer
+from dadlm.evaluate.subject import describe
+from dadlm.evaluate.work import Work
+from dadlm.model import Model
+
+
+def summarisation(
+    model: Model,
+    documents: Documents,
+    *,
+    settings: DecodeSettings | None = None,
+    document_tokens: int | None = None,
+    summary_tokens: int | None = None,
+    seed: int = 0,
+    batch_size: int = 16,
+    name: str = "",
+    out: str | Path | None = None,
+    quiet: bool = True,
+) -> dict[str, Any]:
+    """Summarise every document; None: the paper's decoding, 3/4 of the context to read, the rest to write."""
+    document_tokens, summary_tokens = _lengths(model, document_tokens, summary_tokens)
+    settings = replace(settings or paper_settings(model.config.family), max_new_tokens=summary_tokens)
+    subject = {
+        "model": describe(model, name),
+        "data": {
+            "source": documents.source,
+            "pairs": len(documents.pairs),
+            "fingerprint": documents.fingerprint,
+        },
+        "seed": seed,
+        "settings": asdict(settings),
+        "document_tokens": document_tokens,
+        "summary_tokens": summary_tokens,
+    }
+    rouge = rouge_scorer()
+    with Work("summarisation", subject, out, quiet) as work:
+        keys = [str(row) for row in range(len(documents.pairs))]
+        for batch in work.batches(keys, batch_size, "summarising"):
+            pairs = [documents.pairs[int(key)] for key in batch]
+            written = _write(
+                model, pairs, settings, document_tokens, seeds=[seed + int(key) for key in batch]
+            )
+            for (document, reference), piece in zip(pairs, written, strict=True):
+                piece["rouge"] = rouge(reference, piece["text"])
+                piece["lead"] = rouge(reference, lead_sentence(document))
+            work.add(zip(batch, written, strict=True))
+        return work.finish(
+            {
+                **_gather(work.values(keys)),
+                "skipped": len(documents.skipped),
+                "skipped_lines": list(documents.skipped),
+                "batch_size": batch_size,
+            }
+        )
+
+
+def prompt_of(model: Model, document: str, document_tokens: int) -> tuple[list[int], bool]:
+    """What a summary follows: the document and end-of-text, together at most `document_tokens` ids.
+
+    Also says whether the document was cut to fit. Training on summaries has to use this very function.
+    """
+    ids = _encode(model, document)
+    room = document_tokens - 1
+    return [*ids[:room], model.config.eot_id], len(ids) > room
+
+
+def paper_settings(
+    family: str, *, threshold: float = 0.9, infill: tuple[int, float] | None = None
+) -> DecodeSettings:
+    """How the paper decodes summaries: greedily; diffusion models keep what is sure enough at each step."""
+    if family != "ar":
+        return DecodeSettings(sampler="confidence", threshold=threshold, path="viterbi", infill=infill)
+    if infill is not None:
+        raise ConfigError("an AR model writes one token after the other and leaves no gaps: omit infill")
+    return DecodeSettings(temperature=0.0)
+
+
+def _lengths(model: Model, document: int | None, summary: int | None) -> tuple[int, int]:
+    """How many ids to read and to write; what one of them does not use is left to the other."""
+    context = model.config.context
+    if document is None:
+        document = context * 3 // 4 if summary is None else context - summary
+    if summary is None:
+        summary = context - document
+    if document < 2 or summary < 1 or document + summary > context:
+        raise ConfigError(
+            f"document_tokens {document} (at least 2) and summary_tokens {summary} (at least 1) "
+            f"must fit into the context of {context} together"
+        )
+    return document, summary
+
+
+def _write(
+    model: Model,
+    pairs: Sequence[tuple[str, str]],
+    settings: DecodeSettings,
+    document_tokens: int,
+    seeds: list[int],
+) -> list[dict[str, Any]]:
+    """The summaries of one batch and what they took."""
+    prompts = [prompt_of(model, document, document_tokens) for document, _ in pairs]
+    start = time.perf_counter()  # `generate` ends with tokens on the CPU, so the device has finished too
+    out = generate(model, [ids for ids, _ in prompts], seed=seeds, batch_size=len(pairs), settings=settings)
+    ms = 1000 * (time.perf_counter() - start) / len(pairs)
+    return [
+        {
+            "text": out.texts[row],
+            "tokens": len(out.tokens[row]),
+            "forward_passes": out.forward_passes[row],
+            "cache_passes": out.cache_passes[row],
+            "truncated": cut,
+            "reference_too_long": len(_encode(model, reference)) > (settings.max_new_tokens or 0),
+            "ms": ms,
+        }
+        for row, ((_, cut), (_, reference)) in enumerate(zip(prompts, pairs, strict=True))
+    ]
+
+
+def _gather(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    tokens, passes = (sum(piece[name] for piece in pieces) for name in ("tokens", "forward_passes"))
+    return {
+        **_intervals([piece["rouge"] for piece in pieces]),
+        "tpf": tokens / passes,
+        "lead": _intervals([piece["lead"] for piece in pieces]),
+        "tokens": tokens,
+        "forward_passes": passes,
+        "cache_passes": sum(piece["cache_passes"] for piece in pieces),
+        "truncated": sum(piece["truncated"] for piece in pieces),
+        "references_too_long": sum(piece["reference_too_long"] for piece in pieces),
+        "empty": sum(not piece["text"].strip() for piece in pieces),
+        "ms_per_summary": sum(piece["ms"] for piece in pieces) / len(pieces),
+    }
+
+
+def _intervals(scores: list[list[float]]) -> dict[str, dict[str, float]]:
+    """Each score and the average of the three, over all pairs."""
+    table = torch.tensor(scores, dtype=torch.float64)
+    columns = dict(zip(NAMES, table.unbind(1), strict=True)) | {"average": table.mean(1)}
+    return {name: asdict(bootstrap(column)) for name, column in columns.items()}
+
+
+def _encode(model: Model, text: str) -> list[int]:
+    if model.tokenizer is None:
+        raise ConfigError("this model has no tokenizer, so it cannot read documents")
+    return model.tokenizer.encode(text)

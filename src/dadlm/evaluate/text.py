@@ -1,0 +1,82 @@
+"""A source of text as the rows that an evaluation of a model reads, the same ones training validates on.
+
+Knows neither masks nor what is measured.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dadlm.errors import ConfigError, DataError
+from dadlm.model import Model
+from dadlm.tokens import Rows, prepare
+
+
+def rows_of(
+    model: Model,
+    source: str,
+    *,
+    length: int | None = None,
+    cache: str = ".dadlm-cache",
+    text_field: str = "text",
+    quiet: bool = True,
+) -> tuple[Rows, dict[str, Any]]:
+    """The rows of a text file, folder, pattern or hf:NAME, and what a result says of them.
+
+    Rows have `length` tokens, or the model's context; a text shorter than one row is one shorter row.
+    """
+    if not source:
+        raise ConfigError("no text: pass --data FILE (.txt, .jsonl, .jsonl.zst, .parquet, or hf:NAME)")
+    if model.tokenizer is None:
+        raise ConfigError("this model has no tokenizer: put its tokenizer.json into the model's folder")
+    length = model.config.context if length is None else length
+    check_length(model, length)
+    shards = prepare(
+        source, model.tokenizer, cache, text_field=text_field, split="validation", progress=not quiet
+    )
+    unit = _unit(model)
+    longest = shards.tokens // unit * unit
+    if longest < 2:
+        raise DataError(
+            f"{source} has {shards.tokens} tokens where a row needs at least {max(2, unit)}; give more text"
+        )
+    rows = Rows.from_shards(shards, min(length, longest))
+    return rows, about(rows, source) | {"bytes_per_token": shards.index.text_bytes / shards.tokens}
+
+
+def about(rows: Rows, source: str | None = None) -> dict[str, Any]:
+    """What a result says of the rows it was measured on."""
+    return {
+        "source": source,
+        "rows": len(rows),
+        "row_length": rows.context,
+        "fingerprint": rows.fingerprint()[:16],
+    }
+
+
+def in_words(result: Mapping[str, Any]) -> str:
+    """How much of which text a result is of."""
+    data = result["data"]
+    return f"{result['tokens']:,} tokens: {result['count']} rows of {data['row_length']}, {data['source']}"
+
+
+def take(rows: Rows, count: int | None) -> int:
+    """How many rows to evaluate: the first `count`, or all there are."""
+    if count is not None and count < 1:
+        raise ConfigError(f"count must be at least 1, got {count}")
+    return len(rows) if count is None else min(count, len(rows))
+
+
+def check_length(model: Model, length: int) -> None:
+    """Refuse rows that do not fit a model."""
+    config, unit = model.config, _unit(model)
+    if not 2 <= length <= config.context or length % unit:
+        multiple = f" and a multiple of its block size {unit}" if unit > 1 else ""
+        raise ConfigError(
+            f"rows of {length} tokens do not fit this {config.family} model: "
+            f"their length must be 2 to {config.context}{multiple}; choose it with --length"
+        )
+
+
+def _unit(model: Model) -> int:
+    """A row is made of whole blocks; where it is one block itself (MDLM) it may have any length."""
+    return model.config.block_size if model.config.family in ("bd3lm", "dadlm") else 1

@@ -1,0 +1,13 @@
+"""Triton twins of the network's parts, for CUDA without gradients (decoding and validation)."""
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+HAS_TRITON = find_spec("triton") is not None
+
+
+def usable(x: Tensor) -> bool:
+    """Whether a forward-only kernel may stand in for torch here; compiled code is fused already."""
+    return x.is_cuda and HAS_TRITON and not torch.is_grad_enabled() and not torch.compiler.is_compiling()

@@ -1,0 +1,137 @@
+"""The vocabulary head and cross-entropy in one: log-probabilities of targets, never all logits at once.
+
+Logits are made a piece at a time in the precision of the matrix product, reduced to one number per node,
+and made again for the gradient; a set that fits one piece is kept instead. Rows of the weights are padded
+to a multiple of 64, because matrix products over a vocabulary of odd size fall back to slow kernels.
+
+n nodes, D width, V tokens without the mask, P padded vocabulary.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_PIECE = 1 << 30  # logits of one piece
+
+
+def target_logp(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, tokens: int) -> Tensor:
+    """fp32 log-probability [n] of target ids [n] among the first `tokens` of the vocabulary.
+
+    hidden [n, D]; weight [·, D] and bias [·] are the parameters, cast as autocast would.
+    """
+    dtype = hidden.dtype
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+    return _TargetLogp.apply(hidden, weight, bias, target, tokens, dtype)  # type: ignore[return-value]
+
+
+class _TargetLogp(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, tokens: int, dtype: Any
+    ) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            h = hidden.to(dtype)
+            w, b = _padded(weight, bias, tokens, dtype)
+            logp, lse = (torch.empty(len(h), device=h.device, dtype=torch.float32) for _ in range(2))
+            cuts = _cuts(len(h), len(w))
+            for cut in cuts:
+                logits = _logits(h[cut], w, b)
+                _reduce[(len(logits),)](
+                    logits, target[cut], logp[cut], lse[cut], tokens, len(w), 4096, num_warps=8
+                )
+            ctx.kept = logits if len(cuts) == 1 else None
+            ctx.save_for_backward(hidden, weight, bias, target, lse)
+            ctx.tokens, ctx.dtype = tokens, dtype
+            return logp
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, target, lse = ctx.saved_tensors
+        with torch.autocast(hidden.device.type, enabled=False):
+            h = hidden.to(ctx.dtype)
+            w, b = _padded(weight, bias, ctx.tokens, ctx.dtype)
+            to_hidden = torch.empty_like(h)
+            to_weight = torch.zeros(w.shape, device=w.device, dtype=torch.float32)
+            to_bias = None if bias is None else torch.zeros(len(w), device=w.device, dtype=torch.float32)
+            grad = grads[0].contiguous()
+            for cut in _cuts(len(h), len(w)):
+                logits = _logits(h[cut], w, b) if ctx.kept is None else ctx.kept
+                _differentiate[(len(logits),)](
+                    logits, target[cut], lse[cut], grad[cut], ctx.tokens, len(w), 4096, num_warps=8
+                )
+                torch.mm(logits, w, out=to_hidden[cut])
+                to_weight += logits.t() @ h[cut]
+                if to_bias is not None:
+                    to_bias += logits.sum(0, dtype=torch.float32)
+            ctx.kept = None
+            rows = len(weight)
+            return (
+                to_hidden.to(hidden.dtype),
+                _fit(to_weight, rows).to(weight.dtype),
+                None if bias is None or to_bias is None else _fit(to_bias, rows).to(bias.dtype),
+                None,
+                None,
+                None,
+            )
+
+
+def _cuts(n: int, P: int) -> list[slice]:
+    size = max(1, _PIECE // P // 128 * 128)
+    return [slice(first, min(first + size, n)) for first in range(0, n, size)]
+
+
+def _padded(weight: Tensor, bias: Tensor | None, tokens: int, dtype: Any) -> tuple[Tensor, Tensor | None]:
+    """The rows of the tokens, and zeros up to a multiple of 64."""
+    spare = -tokens % 64
+    w = F.pad(weight[:tokens].to(dtype), (0, 0, 0, spare))
+    return w, None if bias is None else F.pad(bias[:tokens].to(dtype), (0, spare))
+
+
+def _fit(x: Tensor, rows: int) -> Tensor:
+    """As many rows as the parameter has: the padding goes, the mask's row gets zeros (or was padding)."""
+    return x[:rows] if len(x) >= rows else F.pad(x, (*[0] * (2 * x.dim() - 1), rows - len(x)))
+
+
+def _logits(h: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    return h @ w.t() if b is None else torch.addmm(b, h, w.t())
+
+
+@triton.jit
+def _reduce(logits, target, logp, lse, V, P, CHUNK: tl.constexpr):
+    """Log normaliser of a row, and its target's log-probability."""
+    row = tl.program_id(0)
+    logits += row.to(tl.int64) * P
+    lane = tl.arange(0, CHUNK)
+    top = tl.full([CHUNK], -float("inf"), tl.float32)
+    total = tl.zeros([CHUNK], tl.float32)
+    for first in range(0, V, CHUNK):
+        x = tl.load(logits + first + lane, mask=first + lane < V, other=-float("inf")).to(tl.float32)
+        higher = tl.maximum(top, x)
+        base = tl.where(higher == -float("inf"), 0.0, higher)
+        total = total * tl.exp(top - base) + tl.exp(x - base)
+        top = higher
+    highest = tl.max(top, 0)
+    normaliser = highest + tl.log(tl.sum(total * tl.exp(top - highest), 0))
+    tl.store(lse + row, normaliser)
+    tl.store(logp + row, tl.load(logits + tl.load(target + row)).to(tl.float32) - normaliser)
+
+
+@triton.jit
+def _differentiate(logits, target, lse, grad, V, P, CHUNK: tl.constexpr):
+    """Replace a row of logits by the gradient: grad · (1 at the target − probability)."""
+    row = tl.program_id(0)
+    logits += row.to(tl.int64) * P
+    lane = tl.arange(0, CHUNK)
+    wanted = tl.load(target + row)
+    g = tl.load(grad + row).to(tl.float32)
+    normaliser = tl.load(lse + row)
+    for first in range(0, P, CHUNK):
+        place = first + lane
+        x = tl.load(logits + place, mask=place < V, other=-float("inf")).to(tl.float32)
+        change = g * (tl.where(place == wanted, 1.0, 0.0) - tl.exp(x - normaliser))
+        tl.store(logits + place, change.to(logits.dtype.element_ty), mask=place < P)

@@ -1,0 +1,1 @@
+"""Triton twin of the move between slots and packed nodes."""

@@ -1,0 +1,59 @@
+"""`dadlm bench` on a CPU: every system is measured, the floors are floors, the file says where it was made."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dadlm.bench.train import step_flops
+from dadlm.cli import main
+from dadlm.recipes import recipe
+
+
+def bench(kind: str, tmp_path: Path, *words: str) -> dict:
+    file = tmp_path / "results" / f"{kind}.json"
+    assert main(["bench", kind, "--device", "cpu", "--out", str(file), *words]) == 0
+    result = json.loads(file.read_text(encoding="utf-8"))
+    assert result["kind"] == kind and result["device"] and result["versions"]["torch"]
+    assert result["ceilings"]["tflops"] > 0 and result["ceilings"]["gbytes"] > 0
+    return result
+
+
+def test_decode(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    result = bench("decode", tmp_path, "--scale", "tour", "--block-sizes", "4", "--batches", "2", "1")
+    systems = ["AR", "BD3LM N=4", "DA-DLM N=4 K=4", "DA-DLM N=4 K=4 late"]
+    assert [row["system"] for row in result["steps"]] == [name for name in systems for _ in range(2)]
+    assert all(0 < row["floor_ms"] < row["ms"] for row in result["steps"])
+    assert {row["decoding"] for row in result["texts"]} == {"nucleus", "FH", "T=4", "T=2", "T=1"}
+    assert all(row["tokens_per_second"] > 0 for row in result["texts"])
+    assert "DA-DLM N=4 K=4 late" in capfd.readouterr().out
+
+
+def test_train(tmp_path: Path) -> None:
+    result = bench("train", tmp_path, "--scale", "tour", "--rows", "2", "--only", "BD3LM", "late")
+    assert [row["system"] for row in result["steps"]] == ["BD3LM N=4", "DA-DLM N=4 K=4 late"]
+    assert all(0 < row["flop_use"] < 1 for row in result["steps"])
+
+
+def test_kernels(tmp_path: Path) -> None:
+    result = bench("kernels", tmp_path, "--rows", "1")
+    assert len(result["pieces"]) == 4 and all(row["ms"] > 0 for row in result["pieces"])
+
+
+def test_flops_of_a_step_by_hand() -> None:
+    """Two layers, width 64, 32 tokens a row, vocabulary 34; one row."""
+    layer, head = 12 * 64 * 64, 34 * 64
+    mdlm = 6 * 2 * 32 * layer + 12 * 2 * 32 * 32 * 64 + 6 * 16 * head
+    assert step_flops(recipe("tour-mdlm").model, 1) == mdlm
+    nodes = 32 * (
+        1.25 + 2 * (2.5 + 1 / 4)
+    )  # clean stream without most of its last layer; K = 4 nodes per mask
+    dadlm = 6 * nodes * layer + 12 * nodes * 16 * 64 + 6 * 16 * 4 * head
+    assert step_flops(recipe("tour-dadlm").model, 1) == pytest.approx(dadlm)
+
+
+@pytest.mark.parametrize("words", [[], ["speed"], ["--help"]])
+def test_usage(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *words]) == (0 if words == ["--help"] else 2)
+    said = capfd.readouterr()
+    assert "decode|train|kernels" in said.out + said.err

@@ -1,0 +1,126 @@
+"""The acts of decoding as CUDA would run them, in place and at fixed shapes, against the plain way.
+
+Capturing needs CUDA; what surrounds it does not. Here an act is called instead of replayed.
+"""
+
+import importlib
+
+import pytest
+import torch
+from tests.decode.tiny import FAMILIES, silence_eot, tiny
+from torch import Tensor
+
+from dadlm.decode import DecodeSettings, Generated, block, engine, generate
+from dadlm.decode.generate import decode, start_rows
+from dadlm.errors import ConfigError
+from dadlm.model import Model
+
+WAYS = [
+    {},
+    {"sampler": "random"},
+    {"sampler": "random", "steps": 2, "infill": (2, 0.25)},
+    {"infill": (1, 0.0)},
+    {"sampler": "confidence", "path": "viterbi", "threshold": 0.5},
+    {"sampler": "confidence", "temperature": 0.7},
+]
+PROMPTS = [[1, 2, 3], [4] * 9, [5] * 12, [7], [8] * 5]
+
+
+def run(model: Model, **how) -> Generated:
+    if model.config.family == "ar":
+        how.pop("steps", None)
+    return generate(model, PROMPTS, max_new_tokens=21, seed=3, **how)
+
+
+@pytest.fixture
+def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """State in place, and positions whose number does not depend on the data."""
+    start = engine.Engine.__init__
+
+    def with_graphs(self, model, rows, predictor, settings, graphs):
+        start(self, model, rows, predictor, settings, True)
+
+    def fixed(wanted: Tensor, settings: DecodeSettings) -> Tensor:
+        B, N = wanted.shape
+        if settings.sampler == "first-hitting" and settings.infill is None:
+            return wanted.int().argmax(1) + N * torch.arange(B)
+        return torch.arange(B * N)
+
+    monkeypatch.setattr(engine.Engine, "__init__", with_graphs)
+    monkeypatch.setattr(engine.Act, "__call__", lambda self: self.function())
+    monkeypatch.setattr(block, "places", fixed)
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_place_and_at_fixed_shapes_the_texts_are_the_same(
+    family: str, how: dict, request: pytest.FixtureRequest
+) -> None:
+    model = tiny(family)
+    plain = run(model, **how)
+    request.getfixturevalue("as_on_cuda")
+    assert run(model, **how) == plain
+
+
+def test_what_a_step_showed_does_not_change_afterwards(as_on_cuda: None) -> None:
+    model = tiny("dadlm")
+    settings = DecodeSettings(max_new_tokens=8)
+    seen = []
+    for step in decode(model, start_rows(model, [[1]], settings, 0), settings):
+        seen.append((step.block.masked, step.block.masked.clone(), int(step.block.masked.sum())))
+    assert all(torch.equal(now, then) for now, then, _ in seen)
+    assert [count for _, _, count in seen] == [3, 2, 1, *[4, 3, 2, 1] * 2]
+
+
+def test_finished_rows_leave_when_that_halves_the_batch(
+    as_on_cuda: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    step = engine.Engine._step
+    monkeypatch.setattr(engine.Engine, "_step", lambda self: sizes.append(len(self.block.ids)) or step(self))
+    model = silence_eot(tiny("bd3lm"))
+    prompts = [[1] * 8] * 5  # each may write a block more than the one before
+    settings = [
+        start_rows(model, [p], DecodeSettings(max_new_tokens=4 * (row + 1)), 0)
+        for row, p in enumerate(prompts)
+    ]
+    for _ in decode(
+        model, [one for rows in settings for one in rows], DecodeSettings(sampler="random", steps=1)
+    ):
+        pass
+    assert sizes == [5, 5, 5, 2, 1]
+
+
+class Refuses:
+    """A capture that cannot be."""
+
+    def __init__(self, graph: object) -> None: ...
+
+    def __enter__(self) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def test_a_capture_that_fails_is_told_once_and_decoding_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", Refuses)
+    calls: list[int] = []
+    act = engine.Act(lambda: calls.append(1), graphs=True)
+    act()
+    with pytest.warns(UserWarning, match="without CUDA graphs.*not permitted") as told:
+        act()
+    act()
+    assert len(calls) == 3 and len(told) == 1
+
+
+def test_out_of_memory_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("dadlm.decode.generate")
+
+    def full(*_: object, **__: object):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+        yield
+
+    monkeypatch.setattr(module, "decode", full)
+    with pytest.raises(ConfigError, match=r"out of memory: 4 rows of 9 tokens .* batch_size 1"):
+        generate(tiny("bd3lm"), [[1]] * 4, max_new_tokens=8, batch_size=4)

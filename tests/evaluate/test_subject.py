@@ -1,0 +1,39 @@
+"""What a result says of its model, and that the hash tells models apart."""
+
+import pytest
+import torch
+from tests.model.tiny import tiny_model
+
+from dadlm.evaluate.subject import describe, fingerprint
+from dadlm.model import load, save
+
+
+def test_each_family_is_described_by_what_it_has():
+    assert describe(tiny_model("ar")).keys() == {"name", "family", "context", "parameters", "weights"}
+    block = describe(tiny_model("bd3lm"), "mine")
+    assert (block["name"], block["family"], block["block_size"], block["context"]) == ("mine", "bd3lm", 4, 16)
+    graph = describe(tiny_model("dadlm", expand_at=1))
+    assert (graph["name"], graph["candidates"], graph["expand_at"]) == ("DA-DLM", 3, 1)
+    assert graph["parameters"] > block["parameters"]
+
+
+@pytest.mark.parametrize("family", ["ar", "mdlm", "bd3lm", "dadlm"])
+def test_any_changed_weight_changes_the_hash(family, tmp_path):
+    model = tiny_model(family)
+    before = fingerprint(model)
+    assert fingerprint(tiny_model(family)) == before
+    save(model, tmp_path / "model")
+    assert fingerprint(load(tmp_path / "model")) == before
+    for parameter in model.parameters():
+        kept = parameter.detach().clone()
+        with torch.no_grad():
+            parameter.view(-1)[-1] += 1e-6 + 1e-6 * kept.view(-1)[-1].abs()
+        assert fingerprint(model) != before
+        with torch.no_grad():
+            parameter.copy_(kept)
+    assert fingerprint(model) == before
+
+
+def test_the_hash_does_not_depend_on_training_mode():
+    model = tiny_model()
+    assert fingerprint(model.train()) == fingerprint(model.eval())

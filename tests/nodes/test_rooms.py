@@ -1,0 +1,58 @@
+"""Room for nodes decided before the device begins: enough, of few sizes, and empty room changes nothing."""
+
+import pytest
+import torch
+from tests.model.tiny import every_kind_of_mask, random_ids, random_noise, tiny_model
+
+from dadlm.nodes import Rooms, make_rooms, select
+from dadlm.objective import losses
+
+
+def test_selection_takes_out_and_puts_back() -> None:
+    wanted = torch.tensor([True, False, True, True, False])
+    x = torch.arange(10.0).view(5, 2).requires_grad_()
+    exact, roomy = select(wanted), select(wanted, 5)
+    assert exact.take(x).tolist() == [[0, 1], [4, 5], [6, 7]]
+    assert roomy.take(x).tolist() == [[0, 1], [4, 5], [6, 7], [0, 0], [0, 0]]
+    back = roomy.put(roomy.take(x))
+    assert back.tolist() == [[0, 1], [0, 0], [4, 5], [6, 7], [0, 0]]
+    (grad,) = torch.autograd.grad((back * torch.arange(5.0)[:, None]).sum(), x)
+    assert grad[:, 0].tolist() == [0, 0, 2, 3, 0]
+
+
+def test_nothing_selected() -> None:
+    nothing = select(torch.zeros(4, dtype=torch.bool))
+    assert not nothing.put(nothing.take(torch.ones(4))).any()
+
+
+@pytest.mark.parametrize("family", ["mdlm", "bd3lm", "dadlm"])
+def test_empty_room_changes_no_loss(family: str) -> None:
+    model = tiny_model(family)
+    ids, noise = random_ids(model.config), random_noise(model)
+    rooms = Rooms(nodes=16 * 3 + 4 + 9, masked=4 * 16 * 3 + 5)
+    for a, b in zip(
+        vars(losses(model, ids, noise)).values(),
+        vars(losses(model, ids, noise, rooms=rooms)).values(),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("candidates", "start"), [(1, False), (4, True), (3, True)])
+def test_rooms_are_large_enough_and_few(candidates: int, start: bool) -> None:
+    seen = set()
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        masked = torch.rand(8, 256, generator=generator) < torch.rand(8, 1, generator=generator)
+        rooms = make_rooms(masked, 16, candidates, start)
+        nodes = 256 + (candidates - 1) * masked.sum(1) + (16 if start else 0)
+        assert rooms.nodes >= int(nodes.max()) and rooms.masked >= int(masked.sum()) * candidates
+        assert rooms.nodes % 128 == 0
+        seen.add(rooms)
+    assert len(seen) <= 24
+
+
+def test_room_for_masks_of_every_kind() -> None:
+    model = tiny_model("dadlm")
+    masked = every_kind_of_mask(model.config)
+    assert make_rooms(masked * 0 == 1, 4, 3, True).masked > 0, "a step without any mask has a shape too"

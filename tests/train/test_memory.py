@@ -1,0 +1,71 @@
+"""Less memory: recomputed layers, few blocks, parts of a batch; and what is said when it does not suffice."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tests.train.runs import FAMILIES, config, text, tokenizer
+
+from dadlm.errors import ConfigError, TrainingError
+from dadlm.train import TrainConfig
+from dadlm.train.loop import Trainer
+from dadlm.train.start import fresh_model
+
+
+def trainer(family: str, out: Path, **train) -> Trainer:
+    run = config(family, out, **train)
+    return Trainer(run, fresh_model(run.model, tokenizer(), 0), text(8, 0), text(8, 1), quiet=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recomputed_layers_give_the_same_losses(family: str, tmp_path: Path) -> None:
+    kept, recomputed = (trainer(family, tmp_path / str(on), checkpointing=on) for on in (False, True))
+    assert [kept.step() for _ in range(3)] == [recomputed.step() for _ in range(3)]
+
+
+@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
+def test_learning_from_few_blocks(family: str, tmp_path: Path) -> None:
+    one = trainer(family, tmp_path, block_share=0.5)
+    noise = one._noise(torch.arange(4))
+    assert noise is not None and noise.blocks is not None and noise.blocks.shape == (4, 2)
+    losses = [float(one.step()) for _ in range(12)]
+    assert all(loss > 0 for loss in losses)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5, -1.0])
+def test_a_share_that_is_none(share: float) -> None:
+    with pytest.raises(ConfigError, match="block_share"):
+        TrainConfig(block_share=share)
+
+
+@pytest.mark.parametrize(
+    ("room", "told"), [(3, "2 do: pass --train.accumulate 2"), (1, "1 do: .*accumulate 4")]
+)
+def test_out_of_memory_names_the_part_that_fits(
+    room: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = trainer("dadlm", tmp_path)
+    real = one._backward
+
+    def small(ids, *how):
+        if len(ids) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(ids, *how)
+
+    monkeypatch.setattr(one, "_backward", small)
+    with pytest.raises(TrainingError, match=f"out of memory: 4 rows at once do not fit cpu, {told}"):
+        one.step()
+
+
+def test_out_of_memory_with_a_single_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = trainer("bd3lm", tmp_path)
+
+    def never(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(one, "_backward", never)
+    with pytest.raises(
+        TrainingError, match=re.escape("not even one row fits cpu; try --train.checkpointing")
+    ):
+        one.step()
