@@ -1,4 +1,4 @@
-"""Write the performance tables of README.md and docs/performance.md anew from the files in benchmarks/results.
+"""Write the performance tables of README.md and docs/performance.md from the files in benchmarks/results.
 
 python benchmarks/tables.py
 

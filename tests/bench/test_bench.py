@@ -1,4 +1,4 @@
-"""`dadlm bench` on a CPU: every system is measured, the floors are floors, the file says where it was made."""
+"""`dadlm bench` on a CPU: every system is measured, floors are floors, the file says where it was made."""
 
 import json
 from pathlib import Path
