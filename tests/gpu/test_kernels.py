@@ -132,6 +132,37 @@ def test_attention_over_prefix_and_block(C: int, L: int, E: int, dtype: torch.dt
     torch.testing.assert_close(lse.double(), before[1].double().transpose(1, 2), atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("N", "K"), [(4, 3), (16, 1), (16, 4), (5, 7)])
+def test_attention_inside_a_block_joined_with_the_prefix(N: int, K: int, packed: bool) -> None:
+    from dadlm.model import attention
+    from dadlm.model.kernels.inside import attend_inside
+
+    torch.manual_seed(7)
+    B, G, H, E = 3, 5, 2, 32
+    masked = torch.rand(B, G, N, device="cuda") < torch.rand(B, G, 1, device="cuda")
+    masked[0, 0], masked[1, 1] = False, True
+    first = (torch.arange(G, device="cuda") * N).expand(B, -1).contiguous()
+    nodes = layout.lay_out(masked, first, candidates=K, start=K > 1, packed=packed)
+    C = nodes.position.shape[1]
+    qkv = torch.randn(B, C, 3, H, E, device="cuda", requires_grad=True)
+    average = torch.randn(B, C, H, E, device="cuda", requires_grad=True)
+    normaliser = torch.randn(B, C, H, device="cuda").masked_fill((nodes.visible == 0)[..., None], -torch.inf)
+    normaliser.requires_grad_()
+    real = torch.ones(B, C, dtype=torch.bool, device="cuda")
+    if nodes.slot_of_node is not None:
+        real = nodes.slot_of_node >= 0
+    probe = torch.randn(B, C, H, E, device="cuda") * real[..., None, None]
+    inside = attention._inside(*qkv.unbind(2), nodes, softmax_average)
+    slow = merge((average, normaliser), inside)
+    fast = attend_inside(*qkv.unbind(2), nodes, (average, normaliser))
+    torch.testing.assert_close(fast[real], slow[real], atol=1e-4, rtol=1e-4)
+    inputs = (qkv, average, normaliser)
+    grads = [torch.autograd.grad((out * probe).sum(), inputs) for out in (fast, slow)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b.nan_to_num(), atol=1e-3, rtol=1e-3)
+
+
 @torch.no_grad()
 def test_pointwise_parts() -> None:
     from dadlm.model.kernels import pointwise

@@ -20,20 +20,27 @@ from dadlm.nodes import Nodes
 Average = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def attend_read(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, pattern: str | None) -> Tensor:
+def attend_read(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, block: int | None) -> Tensor:
     """Queries [B, C, H, E] over keys [B, L, H, E], each seeing the first visible [B, C] of them.
 
-    pattern "causal" or "full" says that `visible` has that form for the whole sequence, for which torch
-    has kernels that need no mask.
+    `block` says that these are whole sequences of which every token sees the blocks up to its own: there are
+    kernels that need no mask for blocks of one token and for one block, and a static mask does for the others.
     """
-    if pattern is None and kernels.usable(q):
+    whole = block == 1 or block == q.shape[1]
+    if block is not None and not whole and q.is_cuda and torch.is_grad_enabled():
+        from dadlm.model import attention_flex
+
+        if attention_flex.fits(q.shape[1], k.shape[1]):
+            mask = attention_flex.blockwise_mask(len(q), q.shape[1], block, q.device)
+            return attention_flex.prefix_flex(q, k, v, mask)[0]
+    if not whole and kernels.usable(q):
         from dadlm.model.kernels.attend import attend, fits
 
         if fits(q.shape[-1]):
             return attend(q, k, v, visible)[0]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    if pattern is not None:
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=pattern == "causal")
+    if whole:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=block == 1)
     else:
         key = torch.arange(k.shape[2], device=k.device)
         mask = (key < visible[..., None])[:, None]
@@ -58,10 +65,14 @@ def attend_nodes(
 
         if fits(q.shape[-1]):
             return attend(q, *prefix, nodes.visible, (k, v, nodes.is_key[:, 0]))[0]
+    seen = None if prefix is None else _prefix(q, *prefix, nodes)
+    if q.is_cuda and kernels.HAS_TRITON:
+        from dadlm.model.kernels.inside import attend_inside, fits
+
+        if fits(nodes, q.shape[-1]):
+            return attend_inside(q, k, v, nodes, seen)
     inside = _inside(q, k, v, nodes, average or softmax_average)
-    if prefix is None:
-        return inside[0]
-    return merge(_prefix(q, *prefix, nodes), inside)
+    return inside[0] if seen is None else merge(seen, inside)
 
 
 def merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:

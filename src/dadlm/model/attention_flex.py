@@ -42,6 +42,13 @@ def prefix_mask(visible: Tensor, keys: int) -> BlockMask:
 
 
 @cache
+def blockwise_mask(rows: int, length: int, block: int, device: torch.device) -> BlockMask:
+    """The mask of whole sequences in which a token sees the blocks up to its own: the same in every step."""
+    place = torch.arange(length, device=device)
+    return prefix_mask(((place // block + 1) * block).expand(rows, -1).contiguous(), length)
+
+
+@cache
 def _flex():
     """Compiled at first use: importing this module must cost nothing."""
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # a shape each

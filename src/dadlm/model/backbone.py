@@ -66,9 +66,7 @@ class Backbone(nn.Module):
         `position` [B, C] the ids are whole sequences. Returns the final hidden states [B, C, D]; with
         `only_context` the last layer stops at its keys and values, and what comes back has no meaning.
         """
-        pattern = (
-            {1: "causal", ids.shape[1]: "full"}.get(block) if position is None and visible is None else None
-        )
+        in_order = block if position is None and visible is None else None
         if position is None:
             position = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         if visible is None:
@@ -82,7 +80,7 @@ class Backbone(nn.Module):
                 return x
 
             def attend(q: Tensor, k: Tensor, v: Tensor, index: int = index) -> Tensor:
-                return attend_read(q, *context.store(index, k, v, position), visible, pattern)
+                return attend_read(q, *context.store(index, k, v, position), visible, in_order)
 
             x = self._pass(layer, x, turn, condition, attend)
         return self._finish(x, condition)

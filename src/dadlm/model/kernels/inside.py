@@ -1,0 +1,197 @@
+"""Attention of nodes over the nodes of their own block, joined with what they saw of the prefix; with gradient.
+
+A program takes one block and head: its nodes are loaded straight from packed storage, all against all in one
+tile, and the prefix enters as one more key whose score is its log normaliser. Nothing of the size nodes ×
+nodes reaches memory, and no node is moved to a slot and back. `attention._inside` and `merge` are the twin.
+
+B rows, C packed nodes, G blocks, M slots per block, H heads, E head width, T tile.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dadlm.nodes import Nodes
+
+_LARGEST = 128  # slots of a block that fit a tile
+
+
+def fits(nodes: Nodes, head_width: int) -> bool:
+    return nodes.slots <= _LARGEST and head_width in (16, 32, 64, 128)
+
+
+def attend_inside(
+    q: Tensor, k: Tensor, v: Tensor, nodes: Nodes, prefix: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """Node queries, keys, values [B, C, H, E] and the prefix's average [B, C, H, E] and log normaliser [B, C, H]."""
+    before, before_lse = (None, None) if prefix is None else prefix
+    return _Inside.apply(q, k, v, before, before_lse, nodes)  # type: ignore[return-value]
+
+
+class _Inside(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        before: Tensor | None,
+        before_lse: Tensor | None,
+        nodes: Nodes,
+    ) -> Tensor:
+        B, C, H, E = q.shape
+        # Spare room of packed storage belongs to no block: it must be zero, not undefined.
+        make = torch.empty if nodes.node_of_slot is None else torch.zeros
+        out = make(B, C, H, E, device=q.device, dtype=v.dtype)
+        lse = make(B, C, H, device=q.device, dtype=torch.float32)
+        _run(_forward, q, k, v, before, before_lse, nodes, (out, lse))
+        ctx.save_for_backward(q, k, v, before, before_lse, out, lse)
+        ctx.nodes = nodes
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, before, before_lse, out, lse = ctx.saved_tensors
+        make = torch.empty if ctx.nodes.node_of_slot is None else torch.zeros
+        to_q, to_k, to_v = (make(q.shape, device=q.device, dtype=q.dtype) for _ in range(3))
+        to_before = to_lse = None
+        if before is not None:
+            to_before = make(q.shape, device=q.device, dtype=before.dtype)
+            to_lse = make(lse.shape, device=q.device, dtype=torch.float32)
+        spare = (to_q if to_before is None else to_before, lse if to_lse is None else to_lse)
+        more = (out, lse, grads[0].contiguous(), to_q, to_k, to_v, *spare)
+        _run(_backward, q, k, v, before, before_lse, ctx.nodes, more)
+        return to_q, to_k, to_v, to_before, to_lse, None
+
+
+def _run(
+    kernel: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    before: Tensor | None,
+    before_lse: Tensor | None,
+    nodes: Nodes,
+    others: tuple[Tensor, ...],
+) -> None:
+    """`others` are contiguous [B, C, H(, E)]; the rest may have any strides but that of the last dimension."""
+    B, C, H, E = q.shape
+    G, M = nodes.first.shape[1], nodes.slots
+    has_prefix = before is not None
+    if before is None or before_lse is None:
+        before, before_lse = q, others[1]
+    packed = nodes.node_of_slot is not None
+    where = nodes.node_of_slot if nodes.node_of_slot is not None else nodes.first
+    tile = max(16, triton.next_power_of_2(M))
+    kernel[(B * G, H)](
+        *(q, k, v, before, before_lse, where.contiguous(), nodes.is_key.contiguous(), *others),
+        *(q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2)),
+        *(v.stride(0), v.stride(1), v.stride(2), before.stride(0), before.stride(1), before.stride(2)),
+        *(before_lse.stride(0), before_lse.stride(1), before_lse.stride(2), G, M, C, H, E**-0.5),
+        *(packed, has_prefix, E, tile),
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=8 if tile == 128 else 4,
+    )
+
+
+@triton.jit
+def _nodes(where, is_key, pair, G, M, C, PACKED: tl.constexpr, T: tl.constexpr):
+    """The nodes of a block's slots, which of them exist, and which are keys."""
+    slot = tl.arange(0, T)
+    there = slot < M
+    node = (pair % G) * M + slot
+    if PACKED:
+        node = tl.load(where + pair * M + slot, mask=there, other=-1).to(tl.int32)
+        there = there & (node >= 0)
+    counts = tl.load(is_key + pair * M + slot, mask=slot < M, other=0) != 0
+    return tl.where(there, node, 0), there, counts & there
+
+
+@triton.jit
+def _rows(x, row, node, head, there, x_row, x_node, x_head, E: tl.constexpr):
+    place = row * x_row + node[:, None] * x_node + head * x_head + tl.arange(0, E)[None, :]
+    return tl.load(x + place, mask=there[:, None], other=0.0)
+
+
+@triton.jit
+def _forward(
+    q, k, v, before, before_lse, where, is_key, out, lse,
+    q_row, q_node, q_head, k_row, k_node, k_head, v_row, v_node, v_head, b_row, b_node, b_head,
+    l_row, l_node, l_head, G, M, C, H, scale,
+    PACKED: tl.constexpr, PREFIX: tl.constexpr, E: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    pair, head = tl.program_id(0), tl.program_id(1)
+    row = (pair // G).to(tl.int64)
+    node, there, counts = _nodes(where, is_key, pair, G, M, C, PACKED, T)
+    queries = _rows(q, row, node, head, there, q_row, q_node, q_head, E)
+    keys = _rows(k, row, node, head, there, k_row, k_node, k_head, E)
+    values = _rows(v, row, node, head, there, v_row, v_node, v_head, E)
+    scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+    scores = tl.where(counts[None, :], scores, -float("inf"))
+    top = tl.max(scores, 1)
+    if PREFIX:
+        seen = tl.load(
+            before_lse + row * l_row + node * l_node + head * l_head, mask=there, other=-float("inf")
+        )
+        top = tl.maximum(top, seen)
+    base = tl.where(top == -float("inf"), 0.0, top)
+    weight = tl.exp(scores - base[:, None])
+    total = tl.sum(weight, 1)
+    acc = tl.dot(weight.to(values.dtype), values, input_precision=PRECISION)
+    if PREFIX:
+        share = tl.exp(seen - base)
+        total += share
+        average = _rows(before, row, node, head, there, b_row, b_node, b_head, E).to(tl.float32)
+        # Where nothing of the prefix was seen its average may be anything.
+        acc += tl.where(share[:, None] > 0, share[:, None] * average, 0.0)
+    safe = tl.where(total > 0, total, 1.0)
+    place = (row * C + node) * H + head
+    result = (acc / safe[:, None]).to(out.dtype.element_ty)
+    tl.store(out + place[:, None] * E + tl.arange(0, E)[None, :], result, mask=there[:, None])
+    tl.store(lse + place, base + tl.log(safe), mask=there)
+
+
+@triton.jit
+def _backward(
+    q, k, v, before, before_lse, where, is_key, out, lse, grad, to_q, to_k, to_v, to_before, to_lse,
+    q_row, q_node, q_head, k_row, k_node, k_head, v_row, v_node, v_head, b_row, b_node, b_head,
+    l_row, l_node, l_head, G, M, C, H, scale,
+    PACKED: tl.constexpr, PREFIX: tl.constexpr, E: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    pair, head = tl.program_id(0), tl.program_id(1)
+    row = (pair // G).to(tl.int64)
+    node, there, counts = _nodes(where, is_key, pair, G, M, C, PACKED, T)
+    width = tl.arange(0, E)[None, :]
+    place = (row * C + node) * H + head
+    flat = place[:, None] * E + width
+    queries = _rows(q, row, node, head, there, q_row, q_node, q_head, E)
+    keys = _rows(k, row, node, head, there, k_row, k_node, k_head, E)
+    values = _rows(v, row, node, head, there, v_row, v_node, v_head, E)
+    arrives = tl.load(grad + flat, mask=there[:, None], other=0.0)
+    result = tl.load(out + flat, mask=there[:, None], other=0.0).to(tl.float32)
+    normaliser = tl.load(lse + place, mask=there, other=0.0)
+    delta = tl.sum(arrives.to(tl.float32) * result, 1)
+    scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+    weight = tl.where(counts[None, :] & there[:, None], tl.exp(scores - normaliser[:, None]), 0.0)
+    to_weight = tl.dot(arrives, tl.trans(values), input_precision=PRECISION)
+    to_scores = (weight * (to_weight - delta[:, None]) * scale).to(queries.dtype)
+    kind = to_q.dtype.element_ty
+    change_q = tl.dot(to_scores, keys, input_precision=PRECISION)
+    tl.store(to_q + flat, change_q.to(kind), mask=there[:, None])
+    change_k = tl.dot(tl.trans(to_scores), queries, input_precision=PRECISION)
+    tl.store(to_k + flat, change_k.to(kind), mask=there[:, None])
+    change_v = tl.dot(tl.trans(weight.to(arrives.dtype)), arrives, input_precision=PRECISION)
+    tl.store(to_v + flat, change_v.to(kind), mask=there[:, None])
+    if PREFIX:
+        seen = tl.load(
+            before_lse + row * l_row + node * l_node + head * l_head, mask=there, other=-float("inf")
+        )
+        average = _rows(before, row, node, head, there, b_row, b_node, b_head, E).to(tl.float32)
+        share = tl.exp(seen - normaliser)
+        change = share[:, None] * arrives.to(tl.float32)
+        tl.store(to_before + flat, change.to(to_before.dtype.element_ty), mask=there[:, None])
+        along = tl.sum(tl.where(share[:, None] > 0, arrives.to(tl.float32) * average, 0.0), 1)
+        tl.store(to_lse + place, share * (along - delta), mask=there)
