@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.model.tiny import random_ids, random_noise, tiny_config, tiny_model
 
-from dadlm.errors import CheckpointError, DadlmError
+from dadlm.errors import CheckpointError, ConfigError, DadlmError
 from dadlm.model import Model, checkpoint, files, load, save
 from dadlm.objective import losses
 from dadlm.tokens import Tokenizer, word_level
@@ -352,3 +352,12 @@ def test_a_place_that_cannot_be_made_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="could not write"):
         save(tiny_model(), tmp_path / "file" / "model")
+
+
+def test_a_model_in_bfloat16(tmp_path: Path) -> None:
+    model = tiny_model("dadlm")
+    save(model, tmp_path / "model")
+    half = load(tmp_path / "model", dtype="bfloat16")
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+    with pytest.raises(ConfigError, match="float32, bfloat16"):
+        load(tmp_path / "model", dtype="float8")

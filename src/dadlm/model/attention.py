@@ -23,8 +23,8 @@ Average = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 def attend_read(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, block: int | None) -> Tensor:
     """Queries [B, C, H, E] over keys [B, L, H, E], each seeing the first visible [B, C] of them.
 
-    `block` says that these are whole sequences of which every token sees the blocks up to its own: there are
-    kernels that need no mask for blocks of one token and for one block, and a static mask does for the others.
+    `block` says that these are whole sequences of which every token sees the blocks up to its own: blocks of
+    one token and a single block have kernels that need no mask, and for the others a static one does.
     """
     whole = block == 1 or block == q.shape[1]
     if block is not None and not whole and q.is_cuda and torch.is_grad_enabled():

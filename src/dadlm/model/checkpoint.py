@@ -120,8 +120,21 @@ def find_device(name: str | torch.device) -> torch.device:
     return device
 
 
-def load(name_or_folder: str | Path, device: str | torch.device = "cpu") -> Model:
-    """Load a model of any family from a folder or a Hugging Face repository name."""
+def _find_dtype(name: str | torch.dtype) -> torch.dtype:
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    dtype = known.get(name) if isinstance(name, str) else name
+    if dtype not in known.values():
+        raise ConfigError(f"dtype must be one of {', '.join(known)}, got {name!r}")
+    return dtype  # type: ignore[return-value]
+
+
+def load(
+    name_or_folder: str | Path, device: str | torch.device = "cpu", dtype: str | torch.dtype = "float32"
+) -> Model:
+    """Load a model of any family from a folder or a Hugging Face repository name.
+
+    bfloat16 is several times faster on a GPU; only in float32 is a row's text the same in every batch.
+    """
     folder = _locate(name_or_folder)
     config = read_config(folder)
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
@@ -139,7 +152,7 @@ def load(name_or_folder: str | Path, device: str | torch.device = "cpu") -> Mode
     expected = _read_facts(folder).get("weights_sha256")
     if expected is not None and expected != digest(folder / WEIGHTS):
         raise CheckpointError(f"{folder / WEIGHTS} was changed after it was saved: its checksum differs")
-    return model.to(device).eval()
+    return model.to(device, _find_dtype(dtype)).eval()
 
 
 def _locate(name_or_folder: str | Path) -> Path:

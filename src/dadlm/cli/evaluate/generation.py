@@ -30,7 +30,7 @@ class Options(OnText):
 
 
 def measure(options: Options, folder: Path) -> dict[str, Any]:
-    models = load_models(options.model, options.place)
+    models = load_models(options.model, options)
     shortest = min(models.values(), key=lambda model: model.config.context)
     rows, data = options.rows(shortest)
     return generation(

@@ -28,7 +28,7 @@ class Options(Common):
 
 def measure(options: Options, folder: Path) -> dict[str, Any]:
     return latency(
-        load_models(options.model, options.place),
+        load_models(options.model, options),
         prompt_tokens=options.prompt_tokens,
         new_tokens=options.new_tokens,
         batch_size=options.batch_size,

@@ -25,7 +25,7 @@ class Options(OnText):
 
 
 def measure(options: Options, folder: Path) -> dict[str, Any]:
-    model = load_model(options.model, options.place)
+    model = load_model(options.model, options)
     rows, data = options.rows(model, options.length)
     return perplexity(
         model,

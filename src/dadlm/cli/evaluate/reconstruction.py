@@ -25,8 +25,8 @@ class Options(OnText):
 
 
 def measure(options: Options, folder: Path) -> dict[str, Any]:
-    model = load_model(options.model, options.place)
-    against = load_model(options.against, options.place) if options.against else None
+    model = load_model(options.model, options)
+    against = load_model(options.against, options) if options.against else None
     length = options.length
     if length is None and against is not None:
         length = min(model.config.context, against.config.context)

@@ -40,7 +40,7 @@ def measure(options: Options, folder: Path) -> dict[str, Any]:
         raise ConfigError('no data: pass --data FILE, JSON Lines of {"document": ..., "summary": ...}')
     if options.pairs is not None and options.pairs < 1:
         raise ConfigError(f"--pairs must be at least 1, got {options.pairs}")
-    model = load_model(options.model, options.place)
+    model = load_model(options.model, options)
     return summarisation(
         model,
         read_documents(options.data, count=options.pairs),

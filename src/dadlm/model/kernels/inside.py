@@ -1,4 +1,4 @@
-"""Attention of nodes over the nodes of their own block, joined with what they saw of the prefix; with gradient.
+"""Attention of nodes over the nodes of their own block, joined with what they saw of the prefix.
 
 A program takes one block and head: its nodes are loaded straight from packed storage, all against all in one
 tile, and the prefix enters as one more key whose score is its log normaliser. Nothing of the size nodes ×
@@ -26,7 +26,7 @@ def fits(nodes: Nodes, head_width: int) -> bool:
 def attend_inside(
     q: Tensor, k: Tensor, v: Tensor, nodes: Nodes, prefix: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """Node queries, keys, values [B, C, H, E] and the prefix's average [B, C, H, E] and log normaliser [B, C, H]."""
+    """Node queries, keys, values [B, C, H, E], and the prefix: average [B, C, H, E], normaliser [B, C, H]."""
     before, before_lse = (None, None) if prefix is None else prefix
     return _Inside.apply(q, k, v, before, before_lse, nodes)  # type: ignore[return-value]
 
@@ -77,7 +77,7 @@ def _run(
     nodes: Nodes,
     others: tuple[Tensor, ...],
 ) -> None:
-    """`others` are contiguous [B, C, H(, E)]; the rest may have any strides but that of the last dimension."""
+    """`others` are contiguous [B, C, H(, E)]; of the rest only the last dimension has to be."""
     B, C, H, E = q.shape
     G, M = nodes.first.shape[1], nodes.slots
     has_prefix = before is not None
