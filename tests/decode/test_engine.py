@@ -8,9 +8,8 @@ import importlib
 import pytest
 import torch
 from tests.decode.tiny import FAMILIES, silence_eot, tiny
-from torch import Tensor
 
-from dadlm.decode import DecodeSettings, Generated, block, engine, generate
+from dadlm.decode import DecodeSettings, Generated, engine, generate
 from dadlm.decode.generate import decode, start_rows
 from dadlm.errors import ConfigError
 from dadlm.model import Model
@@ -34,21 +33,14 @@ def run(model: Model, **how) -> Generated:
 
 @pytest.fixture
 def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """State in place, and positions whose number does not depend on the data."""
+    """State in place, and room whose size does not depend on the data."""
     start = engine.Engine.__init__
 
     def with_graphs(self, model, rows, predictor, settings, graphs):
         start(self, model, rows, predictor, settings, True)
 
-    def fixed(wanted: Tensor, settings: DecodeSettings) -> Tensor:
-        B, N = wanted.shape
-        if settings.sampler == "first-hitting" and settings.infill is None:
-            return wanted.int().argmax(1) + N * torch.arange(B)
-        return torch.arange(B * N)
-
     monkeypatch.setattr(engine.Engine, "__init__", with_graphs)
     monkeypatch.setattr(engine.Act, "__call__", lambda self: self.function())
-    monkeypatch.setattr(block, "places", fixed)
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
@@ -77,7 +69,9 @@ def test_finished_rows_leave_when_that_halves_the_batch(
 ) -> None:
     sizes = []
     step = engine.Engine._step
-    monkeypatch.setattr(engine.Engine, "_step", lambda self: sizes.append(len(self.block.ids)) or step(self))
+    monkeypatch.setattr(
+        engine.Engine, "_step", lambda self, room: sizes.append(len(self.block.ids)) or step(self, room)
+    )
     model = silence_eot(tiny("bd3lm"))
     prompts = [[1] * 8] * 5  # each may write a block more than the one before
     settings = [
@@ -124,3 +118,22 @@ def test_out_of_memory_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "decode", full)
     with pytest.raises(ConfigError, match=r"out of memory: 4 rows of 9 tokens .* batch_size 1"):
         generate(tiny("bd3lm"), [[1]] * 4, max_new_tokens=8, batch_size=4)
+
+
+def test_room_is_what_each_pass_keeps_in_few_sizes(as_on_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    step = engine.Engine.step
+
+    def look(self, room):
+        done = step(self, room)
+        seen.append((room, int(done.kept.sum())))
+        return done
+
+    monkeypatch.setattr(engine.Engine, "step", look)
+    model = silence_eot(tiny("bd3lm", block=8))
+    generate(model, [[1] * 8] * 3, max_new_tokens=32, seed=0, sampler="random", steps=4)
+    assert all(kept <= room for room, kept in seen) and {room for room, _ in seen} <= {3, 6, 12, 24}
+    assert len({room for room, _ in seen}) > 1
+    seen.clear()
+    generate(model, [[1] * 8] * 3, max_new_tokens=16, seed=0)
+    assert seen == [(3, 3)] * 16

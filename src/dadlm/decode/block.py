@@ -18,6 +18,7 @@ from dadlm.decode.predict import Prediction, Predictor, at_path
 from dadlm.decode.sample import draw_tokens, most_probable
 from dadlm.decode.settings import DecodeSettings
 from dadlm.model import Model
+from dadlm.nodes import select
 
 
 @dataclass(frozen=True)
@@ -66,27 +67,35 @@ class Step:
 
 
 def denoise_step(
-    model: Model, predictor: Predictor, block: Block, settings: DecodeSettings
+    model: Model, predictor: Predictor, block: Block, settings: DecodeSettings, room: int | None = None
 ) -> tuple[Block, Step]:
-    """Predict the graph, choose a path and its tokens, keep some of them, remask the rest."""
+    """Predict the graph, choose a path and its tokens, keep some of them, remask the rest.
+
+    `room` is how many tokens are drawn, if their number must not depend on the data.
+    """
     prediction = predictor.predict(block.ids, block.masked, block.first)
     infilled = torch.zeros_like(block.masked)
     if settings.infill is not None:
         infilled = short_gaps(block.masked, block.inside, *settings.infill)
     if settings.sampler == "confidence":  # what is kept depends on what was drawn
-        path, drawn, emitted = choose(model, prediction, block, block.masked, settings)
+        path, drawn, emitted = choose(model, prediction, block, block.masked, settings, room)
         sure = composite(emitted, prediction.transition_logp, path, settings.transition_weight)
         kept, at = remask.confident(block.masked, infilled, sure, settings.threshold), block.step
     else:  # what is kept does not: only that is drawn
         kept, at = keep(block, infilled, settings)
-        path, drawn, _ = choose(model, prediction, block, kept, settings)
+        path, drawn, _ = choose(model, prediction, block, kept, settings, room)
     ids = torch.where(kept, drawn, block.ids)
     after = replace(block, ids=ids, masked=block.masked & ~kept, step=at + 1)
     return after, Step(block, prediction, path, kept, infilled, at, ids)
 
 
 def choose(
-    model: Model, prediction: Prediction, block: Block, wanted: Tensor, settings: DecodeSettings
+    model: Model,
+    prediction: Prediction,
+    block: Block,
+    wanted: Tensor,
+    settings: DecodeSettings,
+    room: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The path [B, N]; the tokens of its nodes [B, N] and their untempered probabilities [B, N].
 
@@ -101,17 +110,23 @@ def choose(
         return path, tokens, logp.exp()
     # Path first, head second: the path depends on the transitions alone.
     path = dag.sample_path(prediction.transition_logp, block.uniform(counter.PATH))
-    place = places(wanted, settings)
-    hidden, node = at_path(prediction.hidden, path).flatten(0, 1)[place], path.flatten()[place]
+    place = places(wanted, room)
+    some = place.clamp(max=wanted.numel() - 1)  # what spare room holds is not looked at
+    hidden, node = at_path(prediction.hidden, path).flatten(0, 1)[some], path.flatten()[some]
     logits = model.head.token_logits(hidden, node)
-    uniform = block.uniform(counter.TOKEN).flatten()[place]
+    uniform = block.uniform(counter.TOKEN).flatten()[some]
     drawn = draw_tokens(logits, uniform, settings.temperature, settings.top_p, settings.nucleus)
-    tokens = torch.zeros_like(block.ids).flatten().index_copy(0, place, drawn).view_as(path)
+    tokens = _put(drawn, place, wanted)
     if settings.sampler != "confidence":
         return path, tokens, torch.ones_like(tokens, dtype=torch.float32)
     probability = logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
-    emitted = torch.zeros_like(tokens, dtype=torch.float32).flatten().index_copy(0, place, probability)
-    return path, tokens, emitted.view_as(path)
+    return path, tokens, _put(probability, place, wanted)
+
+
+def _put(values: Tensor, place: Tensor, wanted: Tensor) -> Tensor:
+    """Values [n] at flat places of [B, N], zeros elsewhere; spare ones fall off the end."""
+    flat = values.new_zeros(wanted.numel() + 1).index_copy(0, place, values)
+    return flat[:-1].view_as(wanted)
 
 
 def best_tokens(model: Model, prediction: Prediction) -> tuple[Tensor, Tensor]:
@@ -124,18 +139,12 @@ def best_tokens(model: Model, prediction: Prediction) -> tuple[Tensor, Tensor]:
     return torch.stack(logp, -1), torch.stack(token, -1)
 
 
-def places(wanted: Tensor, settings: DecodeSettings) -> Tensor:
-    """Flat indices [n] that cover the wanted positions of [B, N].
-
-    On the CPU exactly these. On CUDA their number must not depend on the data: one position of each row
-    where a step keeps at most one, else all.
-    """
-    B, N = wanted.shape
-    if not wanted.is_cuda:
+def places(wanted: Tensor, room: int | None) -> Tensor:
+    """Flat indices [n] of the wanted positions of [B, N]: exactly these, or `room` with spare ones at B·N."""
+    if room is None:
         return wanted.flatten().nonzero().squeeze(1)
-    if settings.sampler == "first-hitting" and settings.infill is None:
-        return wanted.int().argmax(1) + N * torch.arange(B, device=wanted.device)
-    return torch.arange(B * N, device=wanted.device)
+    place = select(wanted.flatten(), room).place[0]
+    return torch.where(place < 0, wanted.numel(), place)
 
 
 def composite(emitted: Tensor, transition_logp: Tensor, path: Tensor, weight: float) -> Tensor:

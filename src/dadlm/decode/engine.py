@@ -9,11 +9,11 @@ texts are read on the device, so one capture serves the whole text; only a small
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from dadlm.decode.block import Block, Step, denoise_step
 from dadlm.decode.predict import Predictor
@@ -70,24 +70,37 @@ class Engine:
     def _start(self, block: Block) -> None:
         self.block = block
         self.begin = Act(self._begin, self.graphs)
-        self.step = Act(self._step, self.graphs)
+        self.steps: dict[int | None, Act[Step]] = {}
         self.commit = Act(self._commit, self.graphs)
         self.write = Act(self._write, self.graphs)
 
-    def passes(self) -> Iterator[None]:
-        """Once for each forward pass that the block in work needs.
+    def passes(self) -> Iterator[int | None]:
+        """Once for each forward pass that the block in work needs: room for the tokens that it keeps.
 
         Where that does not depend on the tokens, it is known from the start and nothing waits for the device.
         """
-        settings = self.settings
+        settings, (B, N) = self.settings, self.block.ids.shape
         if self.rows.block == 1:
-            yield
+            yield self._room(B)
         elif settings.infill is None and settings.sampler != "confidence":
-            for _ in range(int(self._count().max())):
-                yield
+            for kept in self._kept():
+                yield self._room(kept)
         else:
             while bool(self.block.masked.any()):
-                yield
+                yield self._room(B * N)
+
+    def step(self, room: int | None) -> Step:
+        """One forward pass and what follows from it; see `passes`."""
+        if room not in self.steps:
+            self.steps[room] = Act(partial(self._step, room), self.graphs)
+        return self.steps[room]()
+
+    def _room(self, kept: int) -> int | None:
+        """Few different sizes are captured; without graphs exactly what is kept is drawn."""
+        if not self.graphs:
+            return None
+        B, N = self.block.ids.shape
+        return next((B << doubling for doubling in range(N) if B << doubling >= kept), B * N)
 
     def drop_finished(self) -> None:
         """Let go of finished rows: at once, or with graphs when that halves the batch.
@@ -110,18 +123,20 @@ class Engine:
         self.predictor.keep(torch.tensor(going_on, dtype=torch.int64, device=self.model.device))
         self._start(Block(*(getattr(self.block, field.name)[going_on] for field in fields(Block))))
 
-    def _count(self) -> Tensor:
-        """[B]: passes of a sampler that does not look at the tokens."""
+    def _kept(self) -> list[int]:
+        """How many tokens each pass keeps, of a sampler that does not look at them."""
+        masked = self.block.masked
         if self.settings.sampler == "first-hitting":
-            return self.block.masked.sum(1)
-        steps = torch.where(self.block.masked, self.block.reveal, -1).sort(1).values
-        before = F.pad(steps[:, :-1], (1, 0), value=-1)
-        return (steps != before).sum(1)  # as many as there are different steps
+            return [len(masked)] * int(masked.sum(1).max())
+        steps = torch.where(masked, self.block.reveal, -1).cpu().sort(1).values
+        # The passes of a row are its different steps, in order.
+        number = (steps != F.pad(steps[:, :-1], (1, 0), value=-1)).cumsum(1) - 1
+        return number[steps >= 0].bincount().tolist()
 
     def _begin(self) -> None:
         self._set(self.rows.next_block())
 
-    def _step(self) -> Step:
+    def _step(self, room: int | None) -> Step:
         # A row takes part in a forward pass while it has something to decide.
         self.rows.forward_passes += self.block.masked.any(1)
         block = self.block
@@ -129,7 +144,7 @@ class Engine:
             block = replace(
                 block, ids=block.ids.clone(), masked=block.masked.clone(), step=block.step.clone()
             )
-        after, step = denoise_step(self.model, self.predictor, block, self.settings)
+        after, step = denoise_step(self.model, self.predictor, block, self.settings, room)
         self._set(after)
         return step
 

@@ -136,8 +136,8 @@ def _decode(model: Model, texts: list[Row], settings: DecodeSettings, cache: boo
     engine = Engine(model, rows, predictor, settings, graphs=cache and model.device.type == "cuda")
     while rows.texts:
         engine.begin()
-        for _ in engine.passes():
-            yield engine.step()
+        for room in engine.passes():
+            yield engine.step(room)
         engine.commit()
         engine.drop_finished()
         if rows.texts:
