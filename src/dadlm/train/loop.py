@@ -124,7 +124,11 @@ class Trainer:
             while state.step < train.steps and not stop:
                 loss = self.step()
                 ends = state.step == train.steps
+                validates = ends or state.step % train.valid_every == 0
+                saves = ends or state.step % train.save_every == 0
                 values = None
+                if validates or saves or self._logs(state.step):
+                    self._notice()  # nothing of a spoilt step is shown or kept
                 if self._logs(state.step):
                     now = time.perf_counter()
                     rate = self._tokens * (state.step - logged_at) / (now - since)
@@ -137,13 +141,12 @@ class Trainer:
                     if name == "dadlm":
                         values["gap"] = float(self._gap)
                 log.step(state.step, values)
-                if ends:
-                    self._notice()
-                improved = (state.step % train.valid_every == 0 or ends) and self._validate(log)
-                if improved or state.step % train.save_every == 0 or ends:
+                improved = validates and self._validate(log)
+                if improved or saves:
                     save_state(state, self.config, self.out, improved)
                     saved_at = state.step
             if state.step > saved_at:
+                self._notice()
                 save_state(state, self.config, self.out, False)
         return Finished(self.out, state.step, state.step < train.steps, state.best)
 
