@@ -35,14 +35,13 @@ def steps() -> str:
         [
             name,
             *(f"{found[name, batch]['ms']:.2f}" for batch in batches),
-            f"{found[name, batches[0]]['ratio_to_floor']:.1f}×",
             f"{found[name, batches[0]]['peak_mib']:,.0f}",
         ]
         for name in names
     ]
     head = [f"{result['device']}, {result['dtype']}, prefix {result['prefix']}"]
     head += [f"ms, batch {batch}" for batch in batches]
-    return table([*head, f"above the floor, batch {batches[0]}", f"peak MiB, batch {batches[0]}"], rows)
+    return table([*head, f"peak MiB, batch {batches[0]}"], rows)
 
 
 def texts() -> str:

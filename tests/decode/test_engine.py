@@ -3,13 +3,17 @@
 Capturing needs CUDA; what surrounds it does not. Here an act is called instead of replayed.
 """
 
+import gc
 import importlib
+import weakref
+from contextlib import nullcontext
+from itertools import zip_longest
 
 import pytest
 import torch
 from tests.decode.tiny import FAMILIES, silence_eot, tiny
 
-from dadlm.decode import DecodeSettings, Generated, engine, generate
+from dadlm.decode import DecodeSettings, Generated, engine, generate, stream
 from dadlm.decode.generate import decode, start_rows
 from dadlm.errors import ConfigError
 from dadlm.model import Model
@@ -40,7 +44,7 @@ def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         start(self, model, rows, predictor, settings, True)
 
     monkeypatch.setattr(engine.Engine, "__init__", with_graphs)
-    monkeypatch.setattr(engine.Act, "__call__", lambda self: self.function())
+    monkeypatch.setattr(engine.Act, "__call__", lambda self, function: function())
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
@@ -99,12 +103,14 @@ class Refuses:
 def test_a_capture_that_fails_is_told_once_and_decoding_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(torch.cuda, "graph", Refuses)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     calls: list[int] = []
-    act = engine.Act(lambda: calls.append(1), graphs=True)
-    act()
+    act = engine.Act(graphs=True)
+    act(lambda: calls.append(1))
     with pytest.warns(UserWarning, match="without CUDA graphs.*not permitted") as told:
-        act()
-    act()
+        act(lambda: calls.append(1))
+    act(lambda: calls.append(1))
     assert len(calls) == 3 and len(told) == 1
 
 
@@ -137,3 +143,31 @@ def test_room_is_what_each_pass_keeps_in_few_sizes(as_on_cuda: None, monkeypatch
     seen.clear()
     generate(model, [[1] * 8] * 3, max_new_tokens=16, seed=0)
     assert seen == [(3, 3)] * 16
+
+
+def test_nothing_of_a_text_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A circle of references would keep the cache of keys and values until Python looks for circles."""
+    kept = []
+    start = engine.Engine.__init__
+
+    def look(self, model, rows, predictor, settings, graphs):
+        kept.append(weakref.ref(predictor))
+        start(self, model, rows, predictor, settings, graphs)
+
+    monkeypatch.setattr(engine.Engine, "__init__", look)
+    gc.disable()
+    try:
+        run(tiny("dadlm"))
+        assert kept and all(one() is None for one in kept)
+    finally:
+        gc.enable()
+
+
+def test_two_texts_at_once_do_not_disturb_each_other() -> None:
+    model = tiny("dadlm", architecture="bd3lm", tie_embedding=False)
+    how = {"max_new_tokens": 8, "seed": 1}
+    alone = [[event.ids for event in stream(model, prompt, **how)] for prompt in ([1, 2], [3])]
+    both = [stream(model, prompt, **how) for prompt in ([1, 2], [3])]
+    turns = list(zip_longest(*both))
+    assert [[pair[side].ids for pair in turns if pair[side]] for side in (0, 1)] == alone
+    assert model.head.kept is None and model.backbone.modulation.kept is None

@@ -48,6 +48,7 @@ def perplexity(family: str = "dadlm", size: int | None = 16, nll: float = 4.411)
         "nll": interval(nll, 0.015),
         "perplexity": interval(2.718281828**nll, 1.3),
         "nll_by_time": interval(nll + 0.004, 0.021) if bound else None,
+        "bits_per_byte": interval(nll / 3, 0.005),
         "note": "",
     }
 
@@ -102,6 +103,7 @@ def _sampled(
         "distinct": {"1": 0.082, "2": 0.431, "3": 0.766},
         "entropy": 4.87,
         "repetition": 0.031,
+        "ms_per_step": 24.2 / speed,
         "tokens": 192_000,
         "forward_passes": round(192_000 / tpf),
         "cache_passes": 12_000,
@@ -122,12 +124,14 @@ def judge(a: str = "DA-DLM 16", b: str = "BD3LM 16", size: int = 16) -> dict[str
     whole = {"kind": "judge", "judge": "a-judge-model", "a": a, "b": b}
     whole |= {"model_a": model("dadlm", size), "model_b": model("bd3lm", size)}
     whole |= _verdicts(wins_a, wins_b, 190 * len(rows))
-    return whole | {"rows": rows, "unparsed": 7, "cost": 1.27}
+    del whole["win_rate"]
+    return whole | {"rows": rows, "unparsed": 7, "cost": 1.27, "source": "wikipedia.jsonl"}
 
 
 def _verdicts(wins_a: int, wins_b: int, ties: int) -> dict[str, Any]:
     return {
         "pairs": wins_a + wins_b + ties,
+        "prompts": wins_a + wins_b + ties,
         "wins_a": wins_a,
         "wins_b": wins_b,
         "ties": ties,
@@ -142,15 +146,18 @@ def _verdicts(wins_a: int, wins_b: int, ties: int) -> dict[str, Any]:
 
 
 def summarisation(family: str = "dadlm", infill: bool = False, rouge: float = 30.0) -> dict[str, Any]:
-    settings = {"sampler": "confidence", "steps": None, "threshold": 0.9, "temperature": 1.0}
+    settings = {"sampler": "confidence", "steps": None, "threshold": 0.9, "transition_weight": 0.5}
+    settings |= {"path": "viterbi", "top_p": 0.9, "temperature": 1.0, "nucleus": "standard"}
     if family == "ar":
-        settings |= {"sampler": "first-hitting", "temperature": 0.0}
+        settings |= {"sampler": "first-hitting", "path": "sample", "temperature": 0.0}
     return {
         "kind": "summarisation",
         "model": model(family, None if family == "ar" else 16),
         "data": {"source": "news.jsonl", "pairs": 500},
         "seed": 0,
-        "settings": settings | {"infill": [2, 0.5] if infill else None},
+        "settings": settings | {"infill": [2, 0.5] if infill else None, "max_new_tokens": 64},
+        "document_tokens": 192,
+        "summary_tokens": 64,
         **_rouge(rouge),
         "tpf": 1.0 if family == "ar" else 1.43 + 0.4 * infill,
         "lead": _rouge(22.0),

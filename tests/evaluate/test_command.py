@@ -65,7 +65,7 @@ def test_the_result_says_by_which_command_it_was_made(cli: Cli) -> None:  # noqa
     assert told == json.loads(Path("evaluation/perplexity/perplexity.json").read_text(encoding="utf-8"))
     assert told["model"]["name"] == "a model"
     shown = cli("evaluate", "perplexity", "--model", "a model", "--data", "a text.txt").out
-    assert f"Only {told['count']} rows" in shown and "evaluation/perplexity/perplexity.json" in shown
+    assert f"Only {told['groups']} documents" in shown and "evaluation/perplexity/perplexity.json" in shown
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dadlm.cli import main
-from dadlm.errors import ConfigError, EndpointError
+from dadlm.errors import ConfigError, DataError, EndpointError
 from dadlm.evaluate.endpoint import Endpoint
 from dadlm.evaluate.judge import judge
 from dadlm.evaluate.pairs import Pair, Pairs
@@ -121,6 +121,11 @@ def test_the_request_is_what_such_servers_expect(server: Server) -> None:
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
 
 
+def test_null_leaves_a_field_out(server: Server) -> None:
+    ask(body={"max_tokens": None, "temperature": None, "max_completion_tokens": 16})
+    assert server.requests[0].keys() == {"path", "model", "messages", "max_completion_tokens"}
+
+
 def test_without_a_key_none_is_sent(server: Server) -> None:
     ask(key="")
     assert "Authorization" not in server.headers[0]
@@ -159,7 +164,7 @@ def test_a_pause_of_hours_is_left_to_a_later_run(server: Server) -> None:
 
 def test_it_gives_up_after_the_last_repetition(server: Server) -> None:
     server.script = [(503, {}, b"down for repair")]
-    with pytest.raises(EndpointError, match=r"503.*down for repair.*asked 4 times"):
+    with pytest.raises(EndpointError, match=r"503.*down for repair.*times asked: 4"):
         ask()
     assert len(server.requests) == 4
 
@@ -195,7 +200,7 @@ def test_odd_contents_are_answers_that_mean_nothing(server: Server, content: Any
 def test_no_server_at_all() -> None:
     with Server() as gone:
         address = gone.address
-    with pytest.raises(EndpointError, match=r"no answer.*[Rr]efused.*asked 2 times"):
+    with pytest.raises(EndpointError, match=r"no answer.*[Rr]efused.*times asked: 2"):
         ask(base_url=address, retries=1)
 
 
@@ -218,6 +223,35 @@ def test_what_cannot_succeed_fails_at_once(server: Server, code: int, told: str)
     with pytest.raises(ConfigError, match=rf"{code}.*key \[key\] is wrong.*{told}") as caught:
         ask()
     assert KEY not in str(caught.value) and len(server.requests) == 1
+
+
+SECRETS = {"auth": {"token": 'hush "quoted" secret'}, "keys": ["another-secret"], "max_tokens": 3}
+
+
+@pytest.mark.parametrize("code", [200, 307, 400, 429])
+def test_no_secret_is_repeated_in_a_message(server: Server, code: int) -> None:
+    """Whatever the server repeats of the request, and wherever: body, reason, address."""
+    said = json.dumps({"error": [f"Bearer {KEY}", SECRETS]}).encode()
+    server.script = [(code, {"Location": f"http://x/{KEY}"}, said)]
+    with pytest.raises((ConfigError, EndpointError)) as caught:
+        ask(body=SECRETS, retries=0)
+    assert "[key]" in str(caught.value) and "[hidden]" in str(caught.value)
+    assert not any(secret in str(caught.value) for secret in (KEY, "hush", "another-secret"))
+
+
+def test_no_secret_is_kept(server: Server, tmp_path: Path) -> None:
+    server.script = [chat(f"{KEY} another-secret")]
+    judges = [endpoint(body=SECRETS | {"seed": seed}) for seed in (1, 2)]
+    result = judge(pairs_of(1), judges[0], out=tmp_path)
+    for text in (repr(judges[0]), *(file.read_text() for file in tmp_path.iterdir())):
+        assert not any(secret in text for secret in (KEY, "hush", "another-secret"))
+    settings = result["judge_settings"]
+    assert (
+        settings["body"] == ["auth", "keys", "max_tokens", "seed"] and settings["base_url"] == server.address
+    )
+    assert settings["temperature"] == 0 and "max_tokens" not in settings
+    with pytest.raises(DataError, match="different: judge_settings"):  # another request, another judge
+        judge(pairs_of(1), judges[1], out=tmp_path)
 
 
 def test_redirects_do_not_carry_the_key_away(server: Server) -> None:
@@ -354,4 +388,7 @@ def test_the_key_is_in_no_file(server: Server, tmp_path: Path, monkeypatch, caps
     assert len(files) == 4
     for text in (said.out, said.err, *(path.read_text() for path in files)):
         assert KEY not in text
+    for body in (["--body", json.dumps(SECRETS)], [f"--body={json.dumps(SECRETS)}"]):
+        assert main([*words, *body, "--out", "secret"]) == 0
+        assert not any("another-secret" in path.read_text() for path in Path("secret").iterdir())
     assert main([*words, "--body", "[1]"]) == 2 and "--body must be" in capsys.readouterr().err

@@ -13,16 +13,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.decode.tiny import FAMILIES, force_eot, silence_eot, tiny
 from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 
 import dadlm
 from dadlm import Model
+from dadlm.decode import DecodeSettings
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.features import Reading
 from dadlm.evaluate.generation import generation
 from dadlm.evaluate.language_models import Scored
-from dadlm.evaluate.quality import perplexity
+from dadlm.evaluate.presets import Configuration
+from dadlm.evaluate.quality import alone, perplexity
+from dadlm.evaluate.text import about
 from dadlm.model import save
 from dadlm.tokens import Rows
 from dadlm.tokens.vocabularies import word_level
@@ -39,7 +43,8 @@ class Reader:
     """Says −log p = 2 nats a word; features are word counts. Counts what it is asked to read."""
 
     def __init__(self, name: str) -> None:
-        self.label, self.read = f"reader {name}", 0
+        self.label, self.identity, self.read = f"reader {name}", f"weights of {name}", 0
+        self.window = 1000
 
     def score(self, texts: Sequence[str], prompts: Sequence[str] | None = None) -> Scored:
         assert prompts is not None and len(prompts) == len(texts)
@@ -47,7 +52,7 @@ class Reader:
         counts = [Counter(f"{prompt} {text}".split()) for prompt, text in zip(prompts, texts, strict=True)]
         features = np.array([[one[word] for word in WORDS] for one in counts], dtype=np.float32)
         tokens = np.array([len(text.split()) for text in texts])
-        return Scored(features, 2.0 * tokens, tokens)
+        return Scored(features, 2.0 * tokens, tokens, tokens > self.window)
 
 
 @pytest.fixture
@@ -69,9 +74,13 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Reader]:
 
 
 @pytest.fixture
-def fast(readers: dict[str, Reader], monkeypatch: pytest.MonkeyPatch) -> dict[str, Reader]:
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dadlm.evaluate.step_times.time_updates", lambda *_, **__: [1.0])
+
+
+@pytest.fixture
+def fast(readers: dict[str, Reader], no_clock: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Reader]:
     """Readers, and neither clock nor figure."""
-    monkeypatch.setattr(module, "time_updates", lambda *_, **__: [1.0])
     monkeypatch.setattr(module, "draw_pareto", lambda *_: None)
     return readers
 
@@ -94,7 +103,8 @@ def models() -> dict[str, Model]:
 
 def without_latency(result: dict[str, Any]) -> dict[str, Any]:
     """What must be equal whenever and however it was computed."""
-    rows = [{key: value for key, value in row.items() if key != "adjusted_tpf"} for row in result["rows"]]
+    timed = ("adjusted_tpf", "ms_per_step")
+    rows = [{key: value for key, value in row.items() if key not in timed} for row in result["rows"]]
     return {key: value for key, value in result.items() if key != "latency"} | {"rows": rows}
 
 
@@ -157,11 +167,14 @@ def test_adjusted_tpf_is_scaled_by_the_times_of_a_step(
     everyone = models | {"AR": model_of("ar"), "lonely": model_of("dadlm", block=8)}
     took = {id(models["base"]): 27.59, id(models["graph"]): 29.60}
 
-    def timed(model: Model, prompts: list[list[int]], *, steps: int, **_: int) -> list[float]:
+    def timed(
+        model: Model, prompts: list[list[int]], settings: DecodeSettings, *, steps: int, **_: int
+    ) -> list[float]:
         assert len(prompts) == 4 and {len(prompt) for prompt in prompts} == {PROMPT}
+        assert settings.steps == (None if model.config.family == "ar" else 2)
         return [took.get(id(model), 1.0)] * steps
 
-    monkeypatch.setattr(module, "time_updates", timed)
+    monkeypatch.setattr("dadlm.evaluate.step_times.time_updates", timed)
     how: dict[str, Any] = {"embedder": None, "judge_lm": None, "batch_size": 4, "samples": 2}
     result = generation(everyone, text_rows(), configurations=["T=2"], **how)
     by_model = {row["model"]: row for row in result["rows"]}
@@ -170,10 +183,131 @@ def test_adjusted_tpf_is_scaled_by_the_times_of_a_step(
     assert graph["adjusted_tpf"] == pytest.approx(0.9321 * graph["raw_tpf"], rel=1e-4)
     assert by_model["AR"]["adjusted_tpf"] is by_model["lonely"]["adjusted_tpf"] is None
     assert by_model["AR"]["raw_tpf"] == 1 and by_model["AR"]["denoising"] == "AR"
-    assert result["latency"]["graph"] == {"ms_median": 29.60, "batch_size": 4, "device": "cpu"}
+    assert graph["ms_per_step"] == 29.60
+    assert result["latency"]["graph"] == {
+        "ms_median": None,  # first-hitting was not asked for
+        "batch_size": 4,
+        "device": "cpu",
+        "configurations": {"T=2": {"ms_median": 29.60, "updates": 12}},
+    }
     (note,) = (note for note in result["notes"] if "adjusted" in note)
-    assert "lonely" in note and "AR" not in note and "BD3LM of the same block size" in note
+    assert "lonely: 1" in note and "AR" not in note and "BD3LM of the same block size" in note
     assert by_model["base"]["mauve"] is by_model["base"]["judge_perplexity"] is None
+
+
+def test_each_configuration_has_its_own_times(
+    models: dict[str, Model], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Viterbi paths cost DA-DLM more than first-hitting, and a second BD3LM is no reference."""
+    everyone = models | {"big": model_of("bd3lm", layers=3)}
+    names = {id(model): name for name, model in everyone.items()}
+    took = {("base", "sample"): 2, ("base", "viterbi"): 3, ("graph", "sample"): 4, ("graph", "viterbi"): 12}
+    asked = []
+
+    def timed(model: Model, prompts: list[list[int]], settings: DecodeSettings, **_: int) -> list[float]:
+        asked.append((names[id(model)], settings.path))
+        return [float(took.get(asked[-1], 8))]
+
+    monkeypatch.setattr("dadlm.evaluate.step_times.time_updates", timed)
+    how: dict[str, Any] = {"embedder": None, "judge_lm": None, "samples": 2, "out": tmp_path}
+    grid = ["FH", "conf=0.9/path=viterbi"]
+    result = generation(everyone, text_rows(), configurations=grid, **how)
+    ratios = {
+        (row["model"], row["settings"]["path"]): row["adjusted_tpf"] / row["raw_tpf"]
+        for row in result["rows"]
+    }
+    assert ratios == pytest.approx(
+        {
+            ("base", "sample"): 1,
+            ("base", "viterbi"): 1,
+            ("graph", "sample"): 2 / 4,
+            ("graph", "viterbi"): 3 / 12,
+            ("big", "sample"): 2 / 8,
+            ("big", "viterbi"): 3 / 8,
+        }
+    )
+    assert result["latency"]["graph"]["ms_median"] == 4
+    assert asked[:3] == [("base", "sample"), ("graph", "sample"), ("big", "sample")] and len(asked) == 18
+    generation(everyone, text_rows(), configurations=[*grid, "T=2"], **how)
+    assert len(asked) == 18 + 9  # only what is new
+
+
+def test_no_adjusted_tpf_without_a_reference(no_clock: None) -> None:
+    models = {"base": model_of("bd3lm"), "graph": model_of("dadlm"), "other": model_of("dadlm", block=8)}
+    result = generation(models, text_rows(), samples=2, embedder=None, judge_lm=None)
+    lacking = [row["model"] for row in result["rows"] if row["adjusted_tpf"] is None]
+    assert lacking == ["other"] * 3 and any("other: 3" in note for note in result["notes"])
+
+
+def test_prompts_come_from_all_over_the_text(fast: dict[str, Reader], tmp_path: Path) -> None:
+    """Which rows, the seed decides; a sample belongs to its row however many there are."""
+    rows, how = text_rows(200), {"configurations": ["FH"], "out": tmp_path}
+    file = tmp_path / "samples" / "m-FH.jsonl"
+    model, found = {"m": model_of("bd3lm")}, []
+    for samples in (10, 20):
+        result = generation(model, rows, samples=samples, data=about(rows, "text.txt"), **how)
+        found.append({(one := json.loads(line))["index"]: one for line in file.read_text().splitlines()})
+    assert result["samples"] == len(found[1]) == 20
+    few, more = found
+    assert max(few) > 100 and list(few) == sorted(few) != list(range(10))
+    assert few == {index: more[index] for index in few}
+    for index, one in more.items():
+        assert one["prompt"] == TOKENIZER.decode(rows[index][:PROMPT].tolist())
+        assert (one["seed"], one["source"]) == (index, "text.txt")
+    generation(model, rows, samples=10, seed=1, configurations=["FH"], out=tmp_path / "other")
+    other = (tmp_path / "other" / "samples" / "m-FH.jsonl").read_text().splitlines()
+    assert {json.loads(line)["index"] for line in other} != set(few)
+
+
+def test_another_default_does_not_find_old_samples(
+    models: dict[str, Model], fast: dict[str, Reader], tmp_path: Path
+) -> None:
+    """The label does not tell a threshold where nothing is confident; the samples' keys do."""
+    for threshold in (0.8, 0.9):
+        configuration = Configuration(DecodeSettings(threshold=threshold))
+        generation(models, text_rows(), configurations=[configuration], samples=10, out=tmp_path)
+    kept = (tmp_path / "generation.pieces.jsonl").read_text().splitlines()[1:]
+    assert sum(json.loads(line)[0].startswith("base|FH|") for line in kept) == 20
+
+
+def test_another_reader_of_the_same_name_reads_anew(
+    models: dict[str, Model], fast: dict[str, Reader], tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {"configurations": ["FH"], "samples": 10, "out": tmp_path}
+    first = generation(models, text_rows(), **how)
+    assert first["readers"] == {"reader smollm2": "weights of smollm2"}
+    fast["smollm2"].read, fast["smollm2"].identity = 0, "other weights"
+    generation(models, text_rows(), **how)
+    assert fast["smollm2"].read == 30
+
+
+def test_texts_that_a_reader_cut_are_counted(models: dict[str, Model], fast: dict[str, Reader]) -> None:
+    generation(models, text_rows(), configurations=["FH"], samples=10)
+    fast["smollm2"].window = 5
+    result = generation(
+        {"base": silence_eot(model_of("bd3lm"))}, text_rows(), configurations=["FH"], samples=10
+    )
+    assert result["rows"][0]["cut"] == 10 and result["reference"]["cut"] == 9  # row 1 ends after four words
+    assert any("base FH: 10" in note and "longer than" in note for note in result["notes"])
+
+
+def test_ar_draws_as_the_grid_or_says_so(models: dict[str, Model], fast: dict[str, Reader]) -> None:
+    both = {"base": models["base"], "AR": model_of("ar")}
+    how: dict[str, Any] = {"samples": 10, "embedder": None, "judge_lm": None}
+    agreed = generation(both, text_rows(), configurations=["FH/top_p=0.5", "T=2/top_p=0.5"], **how)
+    assert agreed["rows"][-1]["settings"]["top_p"] == 0.5
+    assert not any("AR has the defaults" in note for note in agreed["notes"])
+    differing = generation(both, text_rows(), configurations=["FH/top_p=0.5", "T=2"], **how)
+    assert differing["rows"][-1]["settings"]["top_p"] == 0.9
+    assert any("AR has the defaults" in note for note in differing["notes"])
+
+
+def test_the_interval_of_tpf_draws_whole_documents() -> None:
+    """Ten samples of one document at 1 token a pass, ten of another at 4: both, or twice the same."""
+    samples = [{"tokens": [0] * tpf, "forward_passes": 1, "cache_passes": 1} for tpf in [1] * 10 + [4] * 10]
+    cost = module._cost(samples, torch.arange(20) // 10, 0.5)
+    assert cost["raw_tpf_interval"] == {"mean": 2.5, "low": 1.0, "high": 4.0}
+    assert (cost["raw_tpf"], cost["tpf_with_cache_passes"], cost["adjusted_tpf"]) == (2.5, 1.25, 1.25)
 
 
 def test_the_batch_size_changes_nothing(fast: dict[str, Reader]) -> None:
@@ -232,7 +366,7 @@ def test_features_cannot_belong_to_other_samples(
     assert without_latency(mixed) == without_latency(generation(models, text_rows(), seed=2, **how))
 
 
-def test_another_subject_is_refused(models: dict[str, Model], tmp_path: Path) -> None:
+def test_another_subject_is_refused(models: dict[str, Model], no_clock: None, tmp_path: Path) -> None:
     how: dict[str, Any] = {"embedder": None, "judge_lm": None, "samples": 1, "out": tmp_path}
     generation(models, text_rows(), **how)
     with pytest.raises(DataError, match="seed"):
@@ -308,14 +442,20 @@ def test_a_reader_without_probabilities_cannot_judge(
     models: dict[str, Model], fast: dict[str, Reader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def encode(self: Reader, texts: Sequence[str], prompts: Sequence[str] | None = None) -> Scored:
-        return Scored(np.zeros((len(texts), 2), dtype=np.float32), None, None)
+        return Scored(np.zeros((len(texts), 2), dtype=np.float32), None, None, np.zeros(len(texts), bool))
 
     monkeypatch.setattr(Reader, "score", encode)
     with pytest.raises(ConfigError, match=r"reader minilm.*cannot judge.*--judge-lm"):
         generation(models, text_rows(), embedder=None, judge_lm="minilm")
 
 
-def test_command(cli: Cli, readers: dict[str, Reader], models: dict[str, Model], tmp_path: Path) -> None:  # noqa: F811
+def test_command(
+    cli: Cli,  # noqa: F811
+    readers: dict[str, Reader],
+    no_clock: None,
+    models: dict[str, Model],
+    tmp_path: Path,
+) -> None:
     for name, model in models.items():
         save(model, tmp_path / name / "last")
     text = " ".join(WORDS[(7 * place) % 28] for place in range(20 * CONTEXT))
@@ -350,11 +490,14 @@ def test_command(cli: Cli, readers: dict[str, Reader], models: dict[str, Model],
 
 def test_perplexity_is_that_of_all_tokens_and_its_interval_is_a_bootstrap() -> None:
     """Two texts, one of 1 token at 4 nats and one of 3 at 1: every resample is known."""
-    reading = Reading(None, np.array([4.0, 3.0, 0.0]), np.array([1, 3, 0]))
-    found = perplexity(reading)
-    assert found is not None
+    reading = Reading(None, np.array([4.0, 3.0, 0.0]), np.array([1, 3, 0]), np.zeros(3, bool))
+    found = perplexity(reading, torch.tensor([0, 1, 2]))
     # 7/4 nats together; resamples give 4 (a quarter of the draws), 7/4 (a half) or 1 (a quarter).
     assert found == pytest.approx({"mean": math.exp(7 / 4), "low": math.e, "high": math.exp(4)})
+    # Two of one document are drawn together, and nothing else there is to draw.
+    together = perplexity(reading, torch.tensor([5, 5, 2]))
+    assert together == pytest.approx(dict.fromkeys(("mean", "low", "high"), math.exp(7 / 4)))
+    assert alone(reading, [[0]] * 3, torch.tensor([5, 5, 2]))["judge_perplexity"] == together
 
 
 @pytest.mark.parametrize("seed", [-1, 2**62])

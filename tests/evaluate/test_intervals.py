@@ -49,6 +49,35 @@ def test_same_seed_same_interval():
     assert bootstrap(values, draws=100, seed=4) != bootstrap(values, draws=100, seed=5)
 
 
+def test_rows_of_the_same_documents_cover_the_truth_only_when_documents_are_drawn():
+    """50 documents of 1 to 12 rows that share an effect as large as what a row adds."""
+    generator, trials, hits, naive = torch.Generator().manual_seed(3), 200, 0, 0
+    for trial in range(trials):
+        sizes = torch.randint(1, 13, (50,), generator=generator)
+        document = torch.arange(50).repeat_interleave(sizes)
+        values = torch.randn(50, generator=generator)[document] + torch.randn(
+            len(document), generator=generator
+        )
+        grouped = bootstrap(values, document, draws=200, seed=trial)
+        assert grouped.mean == float(values.double().mean())
+        alone = bootstrap(values, draws=200, seed=trial)
+        hits += grouped.low <= 0 <= grouped.high
+        naive += alone.low <= 0 <= alone.high
+    assert 0.89 <= hits / trials <= 0.98
+    assert naive / trials < 0.75
+
+
+def test_groups_of_one_row_are_rows():
+    values = torch.randn(40)
+    assert bootstrap(values, torch.arange(40) * 3 + 5) == bootstrap(values)
+
+
+def test_a_ratio_is_of_sums():
+    """Two groups, so a draw is one of them twice, or both."""
+    interval = bootstrap(torch.tensor([1.0, 2, 9]), torch.tensor([0, 0, 1]), per=torch.tensor([1.0, 1, 2]))
+    assert (interval.mean, interval.low, interval.high) == (3.0, 1.5, 4.5)
+
+
 def test_interval_is_printed_with_its_mean():
     assert str(Interval(1.23456, 1.0, 2.0)) == "1.2346 [1.0000, 2.0000]"
 

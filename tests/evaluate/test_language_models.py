@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -163,10 +164,54 @@ def test_long_texts_are_cut_to_what_the_model_reads(gpt2: tuple[LanguageModel, A
     cut, whole = gpt2[0].score(["ab" * 500], ["cd"]), gpt2[0].score(["ab" * 31], ["cd"])
     assert cut.tokens is not None and cut.tokens.tolist() == [62]  # 64 positions, 2 for the prompt
     np.testing.assert_allclose(cut.features, whole.features, atol=1e-5)
+    assert (cut.cut.tolist(), whole.cut.tolist()) == ([True], [False])
     short = gpt2[0].score(["ab" * 500], max_tokens=10)
     assert short.tokens is not None and short.tokens.tolist() == [9]
     with pytest.raises(ConfigError, match="shorten the prompt"):
         gpt2[0].score(["text"], ["p" * 64])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
+def test_cut_texts_are_counted_to_the_token(kind: str, request: pytest.FixtureRequest) -> None:
+    """64 positions; a start token takes one where the tokenizer puts it."""
+    model, room = request.getfixturevalue(kind)[0], 64 - (kind != "gpt2")
+    scored = model.score(["a" * (room - 2), "a" * (room - 1), ""], ["cd"] * 3)
+    assert scored.cut.tolist() == [False, True, False]
+    assert model.score(["a" * room, "a" * (room + 1)]).cut.tolist() == [False, True]
+
+
+def test_a_text_is_read_as_far_as_the_window_reaches(llama: tuple[LanguageModel, Any]) -> None:
+    """Not to a default that texts of many tokens would reach sooner."""
+    reader, network = llama
+    wide = LanguageModel("wide", "", reader._tokenizer, network)
+    wide.window = 1600
+    scored = wide.score(["a" * 1500, "b"])
+    assert scored.tokens is not None and scored.tokens.tolist() == [1500, 1] and not scored.cut.any()
+
+
+def test_an_identity_is_of_weights_configuration_and_tokenizer(
+    gpt2: tuple[LanguageModel, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(gpt2[0].label, folder)
+    before = language_model_files.identity(folder)
+    assert before == gpt2[0].identity
+    (folder / "README.md").write_text("says nothing of answers")
+    assert language_model_files.identity(folder) == before
+    seen = {before}
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        file = folder / name
+        time = file.stat().st_mtime_ns
+        content = bytearray(file.read_bytes())
+        content[-3] ^= 1  # same size, same time
+        file.write_bytes(content)
+        os.utime(file, ns=(time, time))
+        seen.add(language_model_files.identity(folder))
+    assert len(seen) == 4
+    (tmp_path / "one.gguf").write_bytes(b"weights")
+    assert language_model_files.identity(tmp_path / "one.gguf") not in seen
+    commit = tmp_path / "models--x" / "snapshots" / "0123456789abcdef0123"
+    assert language_model_files.identity(commit) == "0123456789abcdef"
 
 
 def test_answers_are_probabilities(gpt2: tuple[LanguageModel, Any]) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 from dadlm import Model
 from dadlm.decode import DecodeSettings, stream
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.latency import begins_block, latency, random_prompts, time_updates, watch_memory
+from dadlm.evaluate.latency import latency, random_prompts, time_updates, watch_memory
 from dadlm.model import save
 
 # The module itself: its name in the package is the function's.
@@ -31,21 +32,6 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("family", ["mdlm", "bd3lm", "dadlm"])
-@pytest.mark.parametrize("prompt_tokens", [1, 4, 7])
-def test_updates_that_begin_a_block_are_known(family: str, prompt_tokens: int) -> None:
-    """Against what decoding itself says: the number of the block it is in."""
-    model = silence_eot(tiny(family))
-    blocks = [event.block for event in stream(model, prompt_of(prompt_tokens), seed=0, max_new_tokens=12)]
-    changes = [index == 0 or blocks[index - 1] != block for index, block in enumerate(blocks)]
-    told = [begins_block(index, prompt_tokens, model.config.block) for index in range(len(blocks))]
-    assert told == changes and len(blocks) >= 12
-
-
-def test_in_blocks_of_one_token_only_the_prompts_update_is_left_out() -> None:
-    assert [begins_block(index, 5, 1) for index in range(4)] == [True, False, False, False]
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
@@ -53,11 +39,63 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-class Made:
-    """A step of rows [B] in which some decided a token."""
+@pytest.mark.parametrize("prompt_tokens", [1, 7])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("mdlm", {}),
+        ("bd3lm", {}),
+        ("dadlm", {"infill": (2, 0.5)}),
+        ("bd3lm", {"sampler": "random", "steps": 3}),
+        ("bd3lm", {"sampler": "random", "steps": 1}),
+        ("dadlm", {"sampler": "confidence", "threshold": 0.6, "path": "viterbi"}),
+        ("ar", {}),
+    ],
+)
+def test_what_is_timed_in_every_way_to_decode(
+    family: str,
+    options: dict[str, Any],
+    prompt_tokens: int,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Update n takes n ms; which ones begin a block, `stream` tells by the block's number."""
+    model, prompt = silence_eot(tiny(family)), prompt_of(prompt_tokens)
+    decode = module.decode
 
-    def __init__(self, rows: int, deciding: int) -> None:
-        self.kept = torch.arange(rows)[:, None] < torch.tensor([deciding, 0, 0, 0])
+    def ticking(*what: Any) -> Iterator[Any]:
+        for number, step in enumerate(decode(*what)):
+            clock.now += number / 1000
+            yield step
+
+    events = stream(model, prompt, seed=3, max_new_tokens=64 - prompt_tokens, **options)
+    blocks = [event.block for event in events]
+    inside = [number for number in range(2, len(blocks)) if blocks[number] == blocks[number - 1]]
+    if not inside:  # one update a block
+        inside = list(range(2, len(blocks)))
+    monkeypatch.setattr(module, "decode", ticking)
+    took = time_updates(model, [prompt], DecodeSettings(**options), steps=len(inside), warmup=0, seed=3)
+    assert took == pytest.approx(inside) and len(inside) > 10
+
+
+def test_rows_that_wait_for_others_in_their_block_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three texts that need different numbers of updates for a block: none is over, no others are begun."""
+    begun, start_rows = [], module.start_rows
+    monkeypatch.setattr(module, "start_rows", lambda *what: begun.append(what) or start_rows(*what))
+    prompts = [prompt_of(4, row) for row in range(3)]
+    settings = DecodeSettings(sampler="confidence", threshold=0.6, path="viterbi")
+    took = time_updates(silence_eot(tiny("dadlm")), prompts, settings, steps=30, warmup=0)
+    assert len(took) == 30 and len(begun) == 1
+
+
+class Made:
+    """A step of rows [B], some of which had something to decide when their block began."""
+
+    def __init__(self, rows: int, deciding: int, begins: bool) -> None:
+        self.block = SimpleNamespace(
+            step=torch.zeros(rows, dtype=torch.int64) if begins else torch.ones(rows, dtype=torch.int64),
+            masked=torch.arange(rows)[:, None] < torch.tensor([deciding, 0, 0, 0]),
+        )
 
 
 def test_only_updates_inside_a_block_are_timed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +106,7 @@ def test_only_updates_inside_a_block_are_timed(clock: Clock, monkeypatch: pytest
         for number in range(rows[0].new_tokens):
             writes = number == 0 or (len(rows[0].prompt) + number) % 4 == 0
             clock.now += number / 1000 + writes
-            yield Made(len(rows), len(rows))
+            yield Made(len(rows), len(rows), writes)
 
     monkeypatch.setattr(module, "decode", decoding)
     prompts = [prompt_of(6, row) for row in range(3)]
@@ -90,7 +128,7 @@ def test_a_batch_with_a_finished_text_is_left_for_another(
         for number in range(8):
             clock.now += 0.001 if number < 4 else 1.0
             working = len(rows) - (number >= 4)
-            yield Made(working if dropped else len(rows), working)
+            yield Made(working if dropped else len(rows), working, begins=number % 4 == 0)
 
     monkeypatch.setattr(module, "decode", decoding)
     took = time_updates(tiny("bd3lm"), [prompt_of(4, row) for row in range(5)], warmup=1, steps=5, seed=7)
@@ -103,6 +141,12 @@ def test_texts_that_end_at_once_are_not_tried_for_ever() -> None:
     assert time_updates(model, [prompt_of(4)], steps=1, warmup=0) == []
     with pytest.raises(ConfigError, match=r"mine could be timed.*smaller batch"):
         latency({"mine": model}, batch_size=2)
+
+
+def test_how_many_were_timed_is_told(models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "time_updates", lambda *_, **__: [1.0, 2.0])  # of ten
+    (row,) = latency({"bd3lm": models["bd3lm"]}, batch_size=1, new_tokens=4)["rows"]
+    assert row["updates"] == 2
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +163,7 @@ def test_every_family_is_measured(models: dict[str, Model], tmp_path: Path) -> N
     for row in rows.values():
         assert 0 < row["ms_min"] <= row["ms_median"] <= row["ms_max"]
         assert row["ms_min"] <= row["ms_mean"] <= row["ms_max"]
+        assert row["updates"] == 3
     assert rows["bd3lm"]["ratio_to_bd3lm"] == 1
     ratio = rows["dadlm"]["ms_median"] / rows["bd3lm"]["ms_median"]
     assert rows["dadlm"]["ratio_to_bd3lm"] == pytest.approx(ratio)

@@ -157,6 +157,23 @@ def test_an_ar_model_alone(tmp_path: Path) -> None:
     assert (tmp_path / "ar.png").exists()
 
 
+def test_a_figure_is_whole_or_the_old_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    draw_pareto(paper(), tmp_path / "figure")
+    before = {ending: (tmp_path / f"figure.{ending}").read_bytes() for ending in ("svg", "png")}
+    assert before["png"].startswith(b"\x89PNG") and b"<svg" in before["svg"]
+
+    def break_off(figure: Any, handle: Any, **options: Any) -> None:
+        handle.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Figure, "savefig", break_off)
+    with pytest.raises(KeyboardInterrupt):
+        draw_pareto(paper(), tmp_path / "figure")
+    assert (tmp_path / "figure.svg").read_bytes() == before["svg"]
+
+
 def test_nothing_to_draw(tmp_path: Path) -> None:
     empty = row("mine", "dadlm", 4, 1.0, 0.5, mauve=None, judge_perplexity=None)
     with pytest.raises(DataError, match="nothing to draw"):

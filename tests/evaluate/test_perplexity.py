@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from itertools import combinations, permutations, product
 from pathlib import Path
 
@@ -12,12 +13,15 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from dadlm.dag.naive import path_distribution
-from dadlm.errors import ConfigError
+from dadlm.errors import ConfigError, DataError
+from dadlm.evaluate.intervals import bootstrap
 from dadlm.evaluate.perplexity import draw_masks, perplexity, weigh
-from dadlm.evaluate.scores import block_of, score_rows
+from dadlm.evaluate.scores import block_of, score_batch, score_rows
+from dadlm.evaluate.strata import KINDS, level, strata
+from dadlm.evaluate.text import pick
 from dadlm.model import Context, Denoised, Model
 from dadlm.objective import losses
-from dadlm.tokens import Rows
+from dadlm.tokens import Rows, word_level
 
 V, N = 5, 3  # ids 0..3 and the mask
 
@@ -283,6 +287,16 @@ def test_the_time_form_is_the_bound_of_validation(family):
     assert_close(perplexity(model, rows, seed=5)["nll_by_time"]["mean"], bound, atol=1e-6, rtol=0)
 
 
+def test_forms_that_differ_do_not_agree(monkeypatch: pytest.MonkeyPatch):
+    model = toy()
+    rows = rows_from(texts(model, 60))
+    assert perplexity(model, rows)["forms_agree"] is True
+    assert perplexity(model, rows, count=5)["forms_agree"] is None  # too few to tell
+    module = sys.modules["dadlm.evaluate.perplexity"]  # its function has the same name
+    monkeypatch.setattr(module, "score_batch", lambda *how, **more: (None, score_batch(*how, **more)[1] * 2))
+    assert perplexity(model, rows)["forms_agree"] is False
+
+
 def test_more_draws_come_closer_in_both_forms():
     model = toy()
     rows = rows_from(texts(model, 4))
@@ -292,6 +306,54 @@ def test_more_draws_come_closer_in_both_forms():
         means = [[result[form]["mean"] for form in ("nll", "nll_by_time")] for result in results]
         spread.append(torch.tensor(means).std(0))
     assert (spread[1] < 0.6 * spread[0]).all()
+
+
+# How sure it is
+
+
+@pytest.mark.parametrize(("block", "blocks"), [(4, 8), (64, 1)])
+def test_the_interval_is_as_wide_as_the_mean_varies_over_seeds(block, blocks):
+    """A block's loss depends on its masks, but every number of masks comes equally often."""
+    R, means, widths, naive = 300, [], [], []
+    for seed in range(100):
+        generator = torch.Generator().manual_seed(seed)
+        m = draw_masks(seed, torch.arange(R), R, block * blocks, block).view(R, blocks, block).sum(-1)
+        loss = 4 * m / block + 0.2 * torch.randn(R, blocks, generator=generator)
+        stratum = strata(m, block, R)
+        nats, number = torch.zeros(2, R, KINDS, dtype=torch.float64)
+        nats.scatter_add_(1, stratum, loss.double())
+        number.scatter_add_(1, stratum, torch.ones(R, blocks).double())
+        rows, even = nats.sum(1), level(nats, number)
+        assert_close(even.mean(), loss.double().sum(1).mean(), atol=1e-6, rtol=0)
+        means.append(float(rows.mean()))
+        for values, kept in ((even, widths), (rows, naive)):
+            interval = bootstrap(values, draws=100)
+            kept.append((interval.high - interval.low) / 3.92)
+    spread, widths, naive = float(torch.tensor(means).std()), sum(widths) / 100, sum(naive) / 100
+    assert 0.75 * spread < widths < 1.3 * spread
+    assert naive > 1.6 * spread
+
+
+def test_whole_documents_are_drawn():
+    model = toy("ar")
+    ids = texts(model, 24) % 3  # no end of text
+    ids[3::4, -1] = model.config.eot_id  # but after every fourth row
+    result = perplexity(model, rows_from(ids))
+    rows = score_rows(model, rows_from(ids)).bound
+    expected = bootstrap(rows, torch.arange(24) // 4)
+    assert result["groups"] == 6
+    for side in ("mean", "low", "high"):
+        assert_close(result["nll"][side], getattr(expected, side), atol=1e-6, rtol=0)
+
+
+def test_blocks_are_of_a_kind_when_they_have_as_many_masks():
+    m = torch.tensor([[1, 1, 4], [3, 4, 2]])
+    assert strata(m, 4, 100).tolist() == [[1, 18, 21], [3, 21, 19]]
+    long = strata(torch.arange(1, 100)[:, None], 100, 1000)[:, 0]  # a row of 100 tokens: 99 can be masked
+    assert long.tolist() == sorted(long.tolist()) and long.unique().tolist() == list(range(1, 17))
+    few = strata(torch.arange(1, 100)[:, None], 100, 20)[:, 0]  # kinds of about ten blocks each
+    assert few.unique().tolist() == [1, 2]
+    assert strata(torch.tensor([[0, 1]]), 1, 50).tolist() == [[0, 18]]  # blocks of one token
 
 
 # Exact families
@@ -327,10 +389,10 @@ def test_blocks_of_one_token_have_one_order():
 @pytest.mark.parametrize("family", ["ar", *FAMILIES])
 def test_batch_size_and_a_stop_change_nothing(family, tmp_path: Path):
     model = toy(family)
-    rows, data = rows_from(texts(model, 7)), {"source": "made up", "bytes_per_token": 2.5}
+    rows, data = rows_from(texts(model, 7)), {"source": "made up"}
     whole = perplexity(model, rows, draws=2, out=tmp_path / "whole", data=data)
     assert json.loads((tmp_path / "whole" / "perplexity.json").read_text(encoding="utf-8")) == whole
-    assert_close(whole["bits_per_byte"]["high"] * 2.5 * math.log(2), whole["nll"]["high"])
+    assert whole["data"]["source"] == "made up"
     for batch_size in (1, 3):
         other = perplexity(model, rows, draws=2, batch_size=batch_size, data=data)
         for name in ("nll", "perplexity", *(() if family == "ar" else ("nll_by_time",))):
@@ -365,3 +427,39 @@ def test_bad_requests():
         perplexity(model, Rows.from_ids(torch.zeros(8), 4))
     with pytest.raises(ConfigError, match="2 to 6"):
         perplexity(model, Rows.from_ids(torch.zeros(12), 12))
+
+
+@pytest.mark.parametrize("family", ["ar", *FAMILIES])
+def test_bits_per_byte_are_of_the_text_that_was_scored(family):
+    """Short words first, long ones after: the average of the whole text would be of no use for a part."""
+    model = toy(family, vocab_size=4, eot_id=2)
+    model.tokenizer = word_level(["a", "longer"])
+    length = model.config.context
+    rows = Rows.from_ids([0] * length * 20 + [1] * length * 20, length)
+    for count, seed in ((None, 0), (3, 1), (3, 2)):
+        result = perplexity(model, rows, count=count, seed=seed)
+        index = pick(rows, count, seed)
+        size = sum((length - 1) * len(" a" if row < 20 else " longer") for row in index)
+        bits = result["nll"]["mean"] * (length - 1) * len(index) / math.log(2)
+        assert_close(result["bits_per_byte"]["mean"], bits / size)
+
+
+@pytest.mark.parametrize("family", ["ar", *FAMILIES])
+def test_a_part_is_drawn_from_all_rows_and_masked_like_a_text_of_its_own(family):
+    model = toy(family)
+    ids = texts(model, 30)
+    part = perplexity(model, rows_from(ids), count=8, seed=4)
+    alone = perplexity(model, rows_from(ids[pick(rows_from(ids), 8, 4)]), seed=4)
+    assert part["nll"]["mean"] == alone["nll"]["mean"]
+    assert part["data"]["fingerprint"] == alone["data"]["fingerprint"]
+    assert (part["count"], part["data"]["rows"]) == (8, 30)
+
+
+def test_pieces_of_a_model_that_computes_otherwise_are_refused(tmp_path: Path):
+    model = toy("bd3lm", heads=2)
+    rows = rows_from(texts(model, 3))
+    perplexity(model, rows, out=tmp_path)
+    other = toy("bd3lm", heads=1)
+    other.load_state_dict(model.state_dict())
+    with pytest.raises(DataError, match=r"different: model\.config\)"):
+        perplexity(other, rows, out=tmp_path)

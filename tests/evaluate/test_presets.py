@@ -61,6 +61,22 @@ def test_an_ar_model_decodes_one_way_only() -> None:
         assert (only.denoising, only.label, only.settings) == ("AR", "AR", DecodeSettings())
 
 
+def test_an_ar_model_draws_as_the_grid_does() -> None:
+    mine = Configuration(DecodeSettings(sampler="random", steps=2, top_p=0.5, temperature=0.7))
+    (only,) = configurations_for(model(16, "ar"), ["T=8/top_p=0.5/temperature=0.7/infill=2,0.5", mine])
+    assert only.settings == DecodeSettings(top_p=0.5, temperature=0.7)
+    assert (only.denoising, only.label) == ("AR", "AR top_p 0.5 temperature 0.7")
+    (only,) = configurations_for(model(16, "ar"), ["T=8/top_p=0.5", "paper"])  # the paper's has 0.9
+    assert only.settings == DecodeSettings()
+
+
+def test_a_fingerprint_is_of_all_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those that a label leaves out."""
+    some = [Configuration(DecodeSettings(threshold=value)) for value in (0.8, 0.9)]
+    assert some[0].label == some[1].label == "FH"
+    assert some[0].fingerprint != some[1].fingerprint == parse("FH").fingerprint
+
+
 def test_each_configuration_comes_once_in_the_order_asked_for() -> None:
     mine = Configuration(DecodeSettings(sampler="random", steps=2))
     grid = configurations_for(model(4), ["T=3", "FH", "quick", mine, "T=3"])

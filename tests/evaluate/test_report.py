@@ -18,6 +18,7 @@ from tests.evaluate import results
 from dadlm.cli import main
 from dadlm.errors import DataError
 from dadlm.evaluate.report import report
+from dadlm.evaluate.report.differences import known_as
 from dadlm.evaluate.report.document import number
 
 EVIL = '<script>alert(1)</script>|**x** `y` "z" [a](b)'
@@ -102,7 +103,9 @@ def test_perplexity_tells_bounds_from_exact_values(page: Page) -> None:
     rows = page.rows("Perplexity")
     assert rows["AR"][0] == "exact" and rows["AR"][3] == "–"
     assert rows["DA-DLM 16"][0] == "upper bound"
-    assert rows["DA-DLM 16"][2:4] == ["4.410 [4.395, 4.425]", "4.414 [4.393, 4.435]"]
+    assert rows["DA-DLM 16"][2:5] == [
+        *("4.410 [4.395, 4.425]", "4.414 [4.393, 4.435]", "1.470 [1.465, 1.475]")
+    ]
 
 
 def test_generation_stands_beside_the_paper_by_block_size(page: Page) -> None:
@@ -114,7 +117,8 @@ def test_generation_stands_beside_the_paper_by_block_size(page: Page) -> None:
     assert "*" not in "".join(rows["T=4"]), "the intervals overlap"
     assert page.rows("block size 8")["T=2"][-1] == "0.010"
     assert "AR, for reference: MAUVE 0.962 [0.942, 0.982] (paper 0.981)" in page.text
-    assert page.rows("Further measures")["DA-DLM 8"][0] == "T=2"  # the last of that model
+    last = page.rows("Further measures")["DA-DLM 8"]  # the last of that model
+    assert last[0] == "T=2" and last[-1] == "29.40"
 
 
 def test_bd3lm_300k_has_the_papers_own_table(tmp_path: Path) -> None:
@@ -126,7 +130,8 @@ def test_judge_stands_beside_the_papers_of_its_block_size(page: Page) -> None:
     rows = page.rows("Win rate of DA-DLM 16")
     assert list(rows)[2:4] == ["FH", "FH, k=2, r=0.5"]
     assert rows["FH"] == ["52.26 [46.70, 57.76]", "500", "162", "148", "190", "52.39 [50.31, 54.47]"]
-    assert rows["T=8"][0].startswith("*71.94") and rows["all"][-1] == "–"
+    assert rows["T=8"][0].startswith("*71.94")
+    assert rows["all"][0] == rows["all"][-1] == "–" and rows["all"][1] == "7,500"
 
 
 def test_the_papers_rates_are_turned_round_for_bd3lm(tmp_path: Path) -> None:
@@ -194,7 +199,10 @@ def test_numbers(value: float | None, digits: int, told: str) -> None:
 
 def test_how_ours_differs_is_told(page: Page) -> None:
     for words in (
-        "data wikipedia.jsonl (paper: OpenWebText)",
+        "data wikipedia.jsonl (2,000 rows of 256 tokens) (paper: OpenWebText)",
+        "data news.jsonl (500 pairs) (paper: XSum and CNN/DailyMail)",
+        "data wikipedia.jsonl (paper: OpenWebText); judge",
+        "document tokens 192 (paper: 768); summary tokens 64 (paper: 256)",
         "parameters 10.6M to 10.9M (paper: about 170M)",
         "context 256 (paper: 1,024)",
         "samples 1,000 (paper: 5,000)",
@@ -205,16 +213,106 @@ def test_how_ours_differs_is_told(page: Page) -> None:
         assert words in page.text, words
 
 
-def test_the_papers_own_setting_differs_in_nothing(tmp_path: Path) -> None:
+def beside(text: str) -> list[str]:
+    """What the Markdown says of each table beside the paper's."""
+    return re.findall(r"^- \*\*Beside the paper:\*\* (.*)\.$", text, re.M)
+
+
+def test_the_papers_own_setting_differs_in_nothing_but_the_data(tmp_path: Path) -> None:
+    """Which no name can prove."""
     result = results.generation((16,))
     result |= {"samples": 5000, "new_tokens": 960, "embedder": "gpt2-large"}
     result["data"] = results.DATA | {"source": "hf:Skylion007/openwebtext"}
     for model in result["models"]:
         model |= {"context": 1024, "parameters": 172_000_000}
-    for time in result["latency"].values():
-        time["device"] = "cuda (NVIDIA A800-SXM4-80GB)"
+        model |= {"candidates": 4, "expand_at": 0} if model["family"] == "dadlm" else {}
+    device = {"batch_size": 32, "device": "cuda (NVIDIA A800-SXM4-80GB)"}
+    result["latency"] = {"BD3LM 16": {"ms_median": 24.2, "FH": {"ms_median": 24.2, **device}}}
+    _, text = make(tmp_path / "same", result)
+    data = "data: hf:Skylion007/openwebtext (2,000 rows of 256 tokens) (paper: OpenWebText)"
+    assert beside(text) == [data]
+    result["models"][-1] |= {"candidates": 8, "expand_at": 9}
+    _, text = make(tmp_path / "other", result)
+    assert beside(text) == [f"{data}; candidates: 8 (paper: 4); expand\\_at: 9 (paper: 0)"]
+
+
+def papers_summary(family: str = "dadlm", infill: bool = False) -> dict[str, Any]:
+    result = results.summarisation(family, infill)
+    result["data"] = {"source": "xsum/test.jsonl", "pairs": 11_334}
+    result |= {"document_tokens": 768, "summary_tokens": 256}
+    result["model"] |= {"context": 1024, "parameters": 172_000_000}
+    return result
+
+
+@pytest.mark.parametrize("infill", [False, True])
+@pytest.mark.parametrize("family", ["ar", "bd3lm", "dadlm"])
+def test_the_papers_own_summaries(family: str, infill: bool, tmp_path: Path) -> None:
+    page, text = make(tmp_path, papers_summary(family, infill and family != "ar"))
+    assert "paper, XSum" in page.rows("Summarisation")
+    assert beside(text) == ["data: xsum/test.jsonl (11,334 pairs) (paper: XSum)"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "told"),
+    [
+        ("threshold", 0.3, "threshold of conf 0.3: 0.3 (paper: 0.9)"),
+        ("infill", [8, 0.0], "infill of conf 0.9 + infill (8, 0): \\[8, 0.0\\] (paper: \\[2, 0.5\\])"),
+        ("sampler", "random", "sampler of random: random (paper: confidence)"),
+        ("transition_weight", 0.0, "transition\\_weight of conf 0.9: 0.0 (paper: 0.5)"),
+        ("temperature", 0.5, "temperature of conf 0.9: 0.5 (paper: 1.0)"),
+        ("path", "sample", "path of conf 0.9: sample (paper: viterbi)"),
+    ],
+)
+def test_other_decoding_has_no_paper_beside_it(setting: str, value: Any, told: str, tmp_path: Path) -> None:
+    result = papers_summary()
+    result["settings"][setting] = value
     page, text = make(tmp_path, result)
-    assert "How ours differs" not in page.text + text and "the paper's setting" in page.text
+    assert "paper, XSum" not in page.text
+    assert beside(text) == [f"data: xsum/test.jsonl (11,334 pairs) (paper: XSum); {told}"]
+
+
+def test_summaries_of_other_lengths_and_blocks(tmp_path: Path) -> None:
+    result = papers_summary()
+    result |= {"document_tokens": 32, "summary_tokens": 992}
+    result["model"]["block_size"] = 4
+    _, text = make(tmp_path, result)
+    told = "block size: 4 (paper: 16); document tokens: 32 (paper: 768); summary tokens: 992 (paper: 256)"
+    assert beside(text)[0].endswith(f"(paper: XSum); {told}")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        *(("data/owt-valid.txt", "OpenWebText"), ("hf:Skylion007/openwebtext", "OpenWebText")),
+        *(("Open_Web.Text", "OpenWebText"), ("lm1b", "LM1B"), ("XSum.jsonl", "XSum")),
+        *(("cnn_dailymail/test", "CNN/DailyMail"), ("CNN-DM.jsonl", "CNN/DailyMail")),
+        *(("data/growth.txt", None), ("showtimes.jsonl", None), ("cnn-vs-rnn/test.jsonl", None)),
+        *(("openwebtext2", None), ("", None), (None, None)),
+    ],
+)
+def test_data_sets_are_known_by_whole_words(source: str | None, name: str | None) -> None:
+    assert known_as(source, ("OpenWebText", "LM1B", "XSum", "CNN/DailyMail")) == name
+
+
+def test_another_ar_decoding_is_not_the_papers(tmp_path: Path) -> None:
+    result = results.generation((16,))
+    result["rows"][0]["configuration"] = "AR top_p 1"
+    page, _ = make(tmp_path, result)
+    assert "0.981" not in page.text and "decoded by AR top_p 1" in page.text
+
+
+def test_the_judge_is_told_of_by_configuration(page: Page, tmp_path: Path) -> None:
+    """Pooled pairs would be the same prompts over and over."""
+    assert (
+        "Judge (a-judge-model), DA-DLM 16 against BD3LM 16: of 15 configurations the interval lies above 50% "
+        "in 14, below in 0." in page.text
+    )
+    result = results.judge()
+    result["rows"] = [result["rows"][4] | {"prompts": 400}]
+    del result["source"]
+    page, _ = make(tmp_path, result)
+    assert "T=16: wins 65.48% [60.03, 70.56] of 310 decided pairs" in page.text
+    assert "up to 100 pairs repeat the prompt" in page.text and "data unknown (paper: Open" in page.text
 
 
 @pytest.mark.parametrize(
@@ -231,6 +329,13 @@ def test_bold_and_verdict_follow_the_interval(
     bold = {name for name, cells in rows.items() if "*" in "".join(cells)}
     assert bold == {"better": {"DA-DLM 16"}, "worse": {"BD3LM 16"}}.get(told, set())
     assert f": {told}" in page.text
+
+
+def test_few_documents_are_told_however_many_rows(tmp_path: Path) -> None:
+    few = [results.reconstruction() | {"groups": 3}, results.perplexity() | {"groups": 3}]
+    assert make(tmp_path / "few", *few)[0].text.count("Only 3 documents") == 2
+    many = [result | {"groups": 300} for result in few]
+    assert "Only" not in make(tmp_path / "many", *many)[0].text
 
 
 def test_one_name_twice_is_shown_with_the_folder(tmp_path: Path) -> None:
@@ -296,7 +401,34 @@ def test_strange_files_are_named(tmp_path: Path) -> None:
     told = {Path(one["file"]).name: one["why"] for one in report([tmp_path], tmp_path / "out")["skipped"]}
     assert told.keys() == {"list.json", "later.json", "short.json", "nan.json", "latin.json", "folder.json"}
     assert told["later.json"] == "unknown kind 'telepathy'"
-    assert told["short.json"] == "incomplete latency: no batch_size"
+    assert told["short.json"] == "not a latency that can be shown (KeyError: 'batch_size')"
+
+
+def test_what_is_too_large_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results.write(tmp_path / "runs" / "good.json", results.generation((4,)))
+    large = results.write(tmp_path / "runs" / "large.json", results.latency() | {"padding": "x" * 200_000})
+    (tmp_path / "runs" / "pareto.svg").write_text("<svg>" + " " * 1000)
+    monkeypatch.setattr(import_module("dadlm.evaluate.report.gather"), "LARGEST", 200_000)
+    monkeypatch.setattr(import_module("dadlm.evaluate.report.generation"), "_LARGEST", 1000)
+    made = report([tmp_path / "runs"], tmp_path)
+    assert [(one["file"], one["why"].partition(":")[0]) for one in made["skipped"]] == [
+        (str(large), "too large")
+    ]
+    assert "<img" not in Path(made["page"]).read_text()
+
+
+def test_a_report_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results.write(tmp_path / "runs" / "x.json", results.latency())
+    before = Path(report([tmp_path / "runs"], tmp_path)["page"]).read_bytes()
+    results.write(tmp_path / "runs" / "y.json", results.judge())
+
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        report([tmp_path / "runs"], tmp_path)
+    assert (tmp_path / "index.html").read_bytes() == before
 
 
 def test_a_file_is_read_once(folder: Path, everything: dict[str, Any], tmp_path: Path) -> None:

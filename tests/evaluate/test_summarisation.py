@@ -33,7 +33,8 @@ def model_of(family: str = "bd3lm", **shape: Any) -> Model:
 
 def same(result: dict[str, Any]) -> dict[str, Any]:
     """All but the time it took, and with what batch."""
-    return {name: value for name, value in result.items() if name not in ("ms_per_summary", "batch_size")}
+    times = ("ms_per_summary", "timed", "batch_size")
+    return {name: value for name, value in result.items() if name not in times}
 
 
 # ROUGE
@@ -189,8 +190,11 @@ def test_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "generate", _recording(asked))
     result = summarisation(model_of(), Documents(pairs=TEXTS), batch_size=3, out=tmp_path)
     assert asked == [4, 5, 6]
+    assert (result["timed"], result["batch_size"]) == (3, 3)  # the other four had another batch size
+    again = summarisation(model_of(), Documents(pairs=TEXTS), batch_size=3, out=tmp_path)
+    assert (again["timed"], again["ms_per_summary"]) == (0, None) and same(again) == same(result)
     assert same(result) == same(summarisation(model_of(), Documents(pairs=TEXTS)))
-    assert json.loads((tmp_path / "summarisation.json").read_text()) == result
+    assert json.loads((tmp_path / "summarisation.json").read_text()) == again
     with pytest.raises(DataError, match="different: seed"):
         summarisation(model_of(), Documents(pairs=TEXTS), seed=1, out=tmp_path)
 
@@ -237,6 +241,18 @@ def test_a_line_that_is_not_json_stops_the_reading(tmp_path: Path) -> None:
         read_documents(file)
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
+def test_endless_lines_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: bytes) -> None:
+    line = json.dumps(GOOD).encode()
+    monkeypatch.setattr("dadlm.evaluate.jsonl.LONGEST", len(line))
+    file = tmp_path / "d.jsonl"
+    file.write_bytes(line + b"\n" + line + end)
+    assert len(read_documents(file).pairs) == 2
+    file.write_bytes(line + b"\n" + line + b" " + end)
+    with pytest.raises(DataError, match=rf"d\.jsonl, line 2: longer than {len(line)} bytes"):
+        read_documents(file)
+
+
 def test_nothing_usable(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no line with both.*line 1: no document"):
         read_documents(lines(tmp_path / "d.jsonl", {"text": "w1"}))
@@ -271,7 +287,8 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     result = json.loads(capsys.readouterr().out)
     assert result == json.loads(Path("evaluation/summarisation/summarisation.json").read_text())
     assert result["settings"]["infill"] == [2, 0.5] and result["skipped"] == 1
-    assert main([*words, "--device", "cpu"]) == 0
+    assert main([*words, "--device", "cpu", "--out", "again", "--batch-size", "4"]) == 0
     said = " ".join(capsys.readouterr().out.split())
+    assert "ms per summary, 7 in batches of 4" in said
     assert "first sentence" in said and "1 lines left out: d.jsonl, line 8: no document" in said
     assert main(words[:4]) == 2 and "no data: pass --data" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.text import check_length, rows_of, take
+from dadlm.evaluate.text import about, check_length, documents_of, pick, rows_of, take
 from dadlm.model import Model, ModelConfig
 from dadlm.tokens import Rows, Tokenizer, word_level
 from dadlm.tour import run as tour
@@ -44,24 +44,21 @@ def test_rows_are_those_training_validates_on(folder: Path):
     )
     model = model_of()
     assert model.tokenizer is not None
-    data = DataConfig(train="valid.jsonl", valid="valid.jsonl", text_field="body")
-    _, valid = load_rows(data, model.tokenizer, 8)
-    rows, about = rows_of(model, "valid.jsonl", text_field="body")
+    config = DataConfig(train="valid.jsonl", valid="valid.jsonl", text_field="body")
+    _, valid = load_rows(config, model.tokenizer, 8)
+    rows, data = rows_of(model, "valid.jsonl", text_field="body")
     eot = model.config.eot_id
     assert rows.batch([0, 1]).tolist() == [[0, 1, 2, 3, 4, eot, 0, 1], [2, eot, 0, 1, 2, 3, eot, 0]]
     assert rows.fingerprint() == valid.fingerprint()
-    assert about["fingerprint"] == rows.fingerprint()[:16]
-    assert (about["source"], about["rows"], about["row_length"]) == ("valid.jsonl", 2, 8)
-    letters = sum(len(" ".join(WORDS[:size])) for size in (5, 3, 4, 5))
-    assert about["bytes_per_token"] == letters / 21  # 17 words, four ends of text
+    assert (data["source"], data["rows"], data["row_length"]) == ("valid.jsonl", 2, 8)
 
 
 def test_the_tours_text_has_the_tokens_of_its_validation_rows(folder: Path):
     language = make_language(5)
     tour._write_text(folder / "valid.txt", language, 5)
-    rows, about = rows_of(model_of(tokenizer=language.tokenizer, context=32), "valid.txt")
+    rows, data = rows_of(model_of(tokenizer=language.tokenizer, context=32), "valid.txt")
     assert torch.equal(rows.batch(range(256)), language.rows(256, tour.BLOCKS, 5 + 2))
-    assert about["rows"] == len(rows) == 256
+    assert data["rows"] == len(rows) == 256
 
 
 @pytest.mark.parametrize(
@@ -79,8 +76,8 @@ def test_the_tours_text_has_the_tokens_of_its_validation_rows(folder: Path):
 )
 def test_rows_have_the_wanted_length_or_what_a_short_text_has(family, words, length, expected, folder: Path):
     (folder / "a.txt").write_text(" ".join(["two"] * words), encoding="utf-8")
-    rows, about = rows_of(model_of(family), "a.txt", length=length)
-    assert (len(rows), rows.context) == (about["rows"], about["row_length"]) == expected
+    rows, data = rows_of(model_of(family), "a.txt", length=length)
+    assert (len(rows), rows.context) == (data["rows"], data["row_length"]) == expected
 
 
 def test_a_text_of_less_than_a_block_is_refused(folder: Path):
@@ -123,3 +120,43 @@ def test_take_counts_rows():
     assert [take(rows, count) for count in (None, 1, 3, 9)] == [3, 1, 3, 3]
     with pytest.raises(ConfigError, match="count must be at least 1, got 0"):
         take(rows, 0)
+
+
+def test_a_row_is_of_the_document_it_begins_in():
+    ids = [1, 1, 9, 1, 1, 1, 1, 9, 1, 9, 9, 1, 1, 1, 1, 1, 1, 1, 1, 9]
+    assert documents_of(Rows.from_ids(ids, 4), 9).tolist() == [0, 1, 2, 4, 4]
+
+
+def test_one_long_document_falls_into_runs_of_rows():
+    ids = [1] * 4 * 30
+    for ends in (False, True):  # an end of text in the last row ends the only document
+        ids[-1] = 9 if ends else 1
+        groups = documents_of(Rows.from_ids(ids, 4), 9)
+        assert groups.unique(return_counts=True)[1].tolist() == [5] * 6 and groups.tolist() == sorted(groups)
+    assert documents_of(Rows.from_ids(ids[:4], 4), 9).tolist() == [0]
+
+
+def test_rows_are_picked_from_all_over_the_text():
+    rows = Rows.from_ids(list(range(400)), 4)
+    assert pick(rows, None, 0) == pick(rows, 100, 1) == pick(rows, 999, 2) == list(range(100))
+    hits = torch.zeros(100)
+    for seed in range(300):
+        chosen = pick(rows, 20, seed)
+        assert chosen == sorted(set(chosen)) == pick(rows, 20, seed) and len(chosen) == 20
+        hits[chosen] += 1
+    # Each row 60 times in the mean, standard deviation 6.9.
+    assert hits.min() > 30 and hits.max() < 90 and abs(float(hits[:50].mean()) - 60) < 4
+    with pytest.raises(ConfigError, match="count must be at least 1"):
+        pick(rows, 0, 0)
+
+
+def test_the_fingerprint_is_of_the_rows_used_and_of_all_of_them():
+    ids = torch.arange(400)
+    before = about(Rows.from_ids(ids, 4), "a", [1, 5])
+    assert (before["rows"], before["row_length"], before["source"]) == (100, 4, "a")
+    for row, other in ((1, True), (5, True), (2, False), (99, False)):
+        edited = ids.clone()
+        edited[4 * row + 2] += 1
+        rows = Rows.from_ids(edited, 4)
+        assert (about(rows, "a", [1, 5]) != before) == other
+        assert about(rows, "a") != about(Rows.from_ids(ids, 4), "a")

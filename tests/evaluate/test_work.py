@@ -84,7 +84,7 @@ def test_pieces_are_on_the_disk_when_a_process_is_killed(tmp_path: Path):
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        ({"model": {"name": "b"}, "seed": 0}, "different: model"),
+        ({"model": {"name": "b"}, "seed": 0}, r"different: model\.name\)"),
         ({"model": {"name": "a"}, "seed": 1}, "different: seed"),
         ({"model": {"name": "a"}}, "different: seed"),
         ({**SUBJECT, "against": None}, "different: against"),
@@ -148,3 +148,30 @@ def test_progress_goes_to_standard_error_unless_quiet(tmp_path: Path, capfd: pyt
             work.add((key, [0]) for key in batch)
     told = capfd.readouterr()
     assert told.out == "" and "squaring" in told.err and "7/7" in told.err
+
+
+@pytest.mark.parametrize("bad", [float("nan"), [1, float("inf")], {"nats": -float("inf")}])
+@pytest.mark.parametrize("folder", [True, False])
+def test_what_is_no_number_is_refused_with_its_piece(bad: Any, folder: bool, tmp_path: Path):
+    with Work("squares", SUBJECT, tmp_path if folder else None) as work:
+        with pytest.raises(DataError, match="squares, piece '7' is infinite or not a number"):
+            work.add([("6", 36), ("7", bad)])
+        assert work.pieces == {}
+    assert squares(tmp_path) == KEYS
+
+
+def test_two_processes_do_not_write_one_folder(tmp_path: Path):
+    program = (
+        "from dadlm.evaluate.work import Work\n"
+        f"work = Work('squares', {SUBJECT!r}, {str(tmp_path)!r}); work.add([('0', [0])])\n"
+        "print('at work', flush=True); input()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"at work\n"
+        before = (tmp_path / "squares.pieces.jsonl").read_bytes()
+        with pytest.raises(DataError, match=r"another process is at work on .*wait.*another --out"):
+            squares(tmp_path)
+        assert (tmp_path / "squares.pieces.jsonl").read_bytes() == before
+        other.communicate(b"\n")
+    assert squares(tmp_path) == KEYS[1:]

@@ -106,13 +106,14 @@ def _step(model: Model, batch: int, prefix: int, count: int, ceilings: Ceilings)
 def _work(model: Model, batch: int, prefix: int) -> tuple[float, float]:
     """FLOPs and bytes of one step."""
     config = model.config
-    layer = sum(p.numel() for p in model.backbone.layers[0].parameters() if p.dim() > 1)
+    layer = 12 * config.width**2  # what adaLN adds is constant, and computed once
     start = int(config.family == "dadlm")
     few, many = config.block + start, config.block * config.nodes_per_mask + start
     late = config.expand_at if config.family == "dadlm" else 0
     nodes = late * few + (config.layers - late) * many  # summed over layers
     head = config.vocab_size * config.width
-    attention = 4 * nodes * (prefix + many) * config.width
+    pairs = late * few * (prefix + few) + (config.layers - late) * many * (prefix + many)
+    attention = 4 * pairs * config.width
     flops = batch * (2 * nodes * layer + attention + 2 * head)
     size = model.backbone.embedding.weight.element_size()
     cached = 2 * config.layers * batch * prefix * config.width

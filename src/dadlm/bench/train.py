@@ -4,9 +4,10 @@ The floor counts matrix products only: six FLOPs per parameter and node for the 
 on the nodes that need it, attention over what is visible; forward and backward, nothing recomputed.
 """
 
+import gc
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +37,7 @@ def systems(scale: str) -> Iterator[tuple[str, RunConfig]]:
 def bench_train(
     scale: str = "paper",
     rows: int = 32,
-    steps: int = 10,
+    groups: int = 3,
     warmup: int = 6,
     compile: bool = True,
     only: tuple[str, ...] = (),
@@ -50,36 +51,41 @@ def bench_train(
     for name, run in systems(scale):
         if only and not any(word in name for word in only):
             continue
+        train = replace(run.train, batch_size=rows, accumulate=1, compile=compile, device=device)
+        gc.collect()  # of the system before; its memory must not count
+        if place.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(place)
         with tempfile.TemporaryDirectory() as folder:
-            train = replace(run.train, batch_size=rows, accumulate=1, compile=compile, device=device)
-            run = replace(run, train=train, out=folder)
-            ids = torch.randint(0, run.model.eot_id or run.model.mask_id, (8 * rows * run.model.context,))
-            data = Rows.from_ids(ids, run.model.context)
-            trainer = Trainer(run, Model(run.model), data, data, quiet=True)
-            if place.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(place)
-            for _ in range(warmup):
-                trainer.step()
-
-            def few_steps(step: Callable[[], object] = trainer.step) -> None:
-                """Several in a row: while the device works, the CPU draws the next batch, as in training."""
-                for _ in range(_TOGETHER):
-                    step()
-
-            ms = statistics.median(timed_ms(few_steps, place) / _TOGETHER for _ in range(max(1, steps // 3)))
-            flops = step_flops(run.model, rows)
-            row = {"system": name, "ms": ms, "tokens_per_second": rows * run.model.context / ms * 1e3}
-            row["flop_use"] = flops / (ms * 1e9) / ceilings.tflops
-            row["floor_ms"] = ceilings.floor_ms(flops, 0)
-            row["peak_gib"] = torch.cuda.max_memory_allocated(place) / 2**30 if place.type == "cuda" else None
-            table.append(row)
-            print(
-                "  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v}" for k, v in row.items()),
-                flush=True,
-            )
-            del trainer
+            ms = _step_ms(replace(run, train=train, out=folder), groups, warmup, place)
+        flops = step_flops(run.model, rows)
+        row = {"system": name, "ms": ms, "tokens_per_second": rows * run.model.context / ms * 1e3}
+        row["flop_use"] = flops / (ms * 1e9) / ceilings.tflops
+        row["floor_ms"] = ceilings.floor_ms(flops, 0)
+        row["peak_gib"] = torch.cuda.max_memory_allocated(place) / 2**30 if place.type == "cuda" else None
+        table.append(row)
+        print(
+            "  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v}" for k, v in row.items()), flush=True
+        )
     machine = describe_machine(place, dtype, ceilings)
     return {"kind": "train", **machine, "scale": scale, "rows": rows, "compile": compile, "steps": table}
+
+
+def _step_ms(run: RunConfig, groups: int, warmup: int, place: torch.device) -> float:
+    """The median over groups of steps in a row: while the device works, the CPU draws the next batch."""
+    ids = torch.randint(
+        0, run.model.eot_id or run.model.mask_id, (8 * run.train.batch_size * run.model.context,)
+    )
+    data = Rows.from_ids(ids, run.model.context)
+    trainer = Trainer(run, Model(run.model), data, data, quiet=True)
+
+    def together() -> None:
+        for _ in range(_TOGETHER):
+            trainer.step()
+
+    for _ in range(warmup):
+        trainer.step()
+    return statistics.median(timed_ms(together, place) / _TOGETHER for _ in range(groups))
 
 
 def step_flops(config: ModelConfig, rows: int) -> float:

@@ -7,10 +7,11 @@ texts are read on the device, so one capture serves the whole text; only a small
 """
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from dadlm.decode.predict import Predictor
 from dadlm.decode.rows import Rows
 from dadlm.decode.settings import DecodeSettings
 from dadlm.model import Model
+from dadlm.model.layer import Modulation
 
 Result = TypeVar("Result")
 _TOKENS_BETWEEN_LOOKS = 16
@@ -28,26 +30,30 @@ _TOKENS_BETWEEN_LOOKS = 16
 class Act(Generic[Result]):
     """A function without arguments, replayed as a CUDA graph from its second call on if `graphs`."""
 
-    def __init__(self, function: Callable[[], Result], graphs: bool) -> None:
-        self.function, self.graphs, self.calls = function, graphs, 0
+    def __init__(self, graphs: bool) -> None:
+        self.graphs, self.calls = graphs, 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self) -> Result:
+    def __call__(self, function: Callable[[], Result]) -> Result:
+        """The same function every time. It is not kept: a circle would keep the cache until gc finds it."""
         self.calls += 1
         if not self.graphs or self.calls == 1:
-            return self.function()
-        if self.graph is None and not self._captured():
-            return self.function()
+            return function()
+        if self.graph is None and not self._captured(function):
+            return function()
         assert self.graph is not None
         self.graph.replay()
         return self.result
 
-    def _captured(self) -> bool:
+    def _captured(self, function: Callable[[], Result]) -> bool:
         """Capture the function; where that cannot be done, say so once and go on kernel by kernel."""
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
-                self.result = self.function()
+            # The outer context puts the stream back that a failed capture leaves behind.
+            with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
+                self.result = function()
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             first_line = str(error).split("\n")[0]
             warnings.warn(f"decoding without CUDA graphs, more slowly: {first_line}", stacklevel=2)
@@ -65,14 +71,25 @@ class Engine:
     ) -> None:
         self.model, self.rows, self.predictor, self.settings = model, rows, predictor, settings
         self.graphs, self.blocks = graphs, 0
+        # Graphs know addresses only: what the model keeps for decoding must live as long as they do.
+        self.constants = (
+            model.head.kept,
+            *(module.kept for module in model.modules() if isinstance(module, Modulation)),
+        )
         self._start(rows.next_block())
 
     def _start(self, block: Block) -> None:
-        self.block = block
-        self.begin = Act(self._begin, self.graphs)
-        self.steps: dict[int | None, Act[Step]] = {}
-        self.commit = Act(self._commit, self.graphs)
-        self.write = Act(self._write, self.graphs)
+        self.block, graphs = block, self.graphs
+        self.acts: dict[Any, Act[Any]] = defaultdict(lambda: Act(graphs))
+
+    def begin(self) -> None:
+        self.acts["begin"](self._begin)
+
+    def commit(self) -> None:
+        self.acts["commit"](self._commit)
+
+    def write(self) -> None:
+        self.acts["write"](self._write)
 
     def passes(self) -> Iterator[int | None]:
         """Once for each forward pass that the block in work needs: room for the tokens that it keeps.
@@ -91,9 +108,7 @@ class Engine:
 
     def step(self, room: int | None) -> Step:
         """One forward pass and what follows from it; see `passes`."""
-        if room not in self.steps:
-            self.steps[room] = Act(partial(self._step, room), self.graphs)
-        return self.steps[room]()
+        return self.acts["step", room](partial(self._step, room))
 
     def _room(self, kept: int) -> int | None:
         """Few different sizes are captured; without graphs exactly what is kept is drawn."""
@@ -140,7 +155,7 @@ class Engine:
         # A row takes part in a forward pass while it has something to decide.
         self.rows.forward_passes += self.block.masked.any(1)
         block = self.block
-        if self.graphs:  # what a step saw must not change under whoever looks at it
+        if self.graphs:  # what a step saw must not change before the next one is made
             block = replace(
                 block, ids=block.ids.clone(), masked=block.masked.clone(), step=block.step.clone()
             )

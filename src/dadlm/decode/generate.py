@@ -72,11 +72,14 @@ def generate(
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
     for first in range(0, len(rows), batch_size):
+        full = None
         try:
             for _ in decode(model, rows[first : first + batch_size], settings, cache):
                 pass
         except torch.OutOfMemoryError as error:
-            raise ConfigError(_what_fits(model, rows, batch_size)) from error
+            full = error.with_traceback(None)  # whose frames would hold on to the memory
+        if full is not None:
+            raise ConfigError(_what_fits(model, rows, batch_size)) from full
     return Generated(
         texts=[_text(model, row.tokens) for row in rows],
         tokens=[row.tokens for row in rows],
@@ -92,7 +95,10 @@ def _what_fits(model: Model, rows: list[Row], batch_size: int) -> str:
     longest = max(row.length for row in rows)
     size = model.backbone.embedding.weight.element_size()
     row_bytes = 1.5 * 2 * config.layers * longest * config.width * size
-    free = torch.cuda.mem_get_info(model.device)[0] if model.device.type == "cuda" else 0
+    free = 0
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info(model.device)[0]
     fits = min(batch_size - 1, int(free / row_bytes))
     advice = (
         f"about {fits} would: pass batch_size {fits}" if fits > 0 else "pass batch_size 1 or fewer new tokens"
@@ -123,7 +129,11 @@ def decode(model: Model, texts: list[Row], settings: DecodeSettings, cache: bool
     training = model.training
     model.eval()
     try:
-        with model.backbone.constants_kept(), model.head.constants_kept():
+        with (
+            torch.autocast(model.device.type, enabled=False),  # the cache has the weights' own type
+            model.backbone.constants_kept(),
+            model.head.constants_kept(),
+        ):
             yield from _decode(model, texts, settings, cache)
     finally:
         model.train(training)

@@ -1,7 +1,7 @@
 """Tokens from logits: temperature, nucleus, inverse CDF. The same uniform number gives the same token.
 
 No vocabulary is sorted: the nucleus is all that lies above a threshold, and the threshold is found bit by
-bit. On CUDA all of it is one Triton launch (`kernels.nucleus`).
+bit. On CUDA it is a dozen short Triton launches (`kernels.nucleus`).
 
 V vocabulary; leading dimensions are free.
 """

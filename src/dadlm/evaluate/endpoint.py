@@ -1,14 +1,16 @@
 """A judge behind any server that speaks OpenAI's chat completions, over plain HTTP.
 
 Busy servers and broken connections are tried again with growing pauses; what cannot succeed fails at once and
-says why. The key comes from the environment or from Python, and goes nowhere but into the request's header.
+says why. The key comes from the environment or from Python, and goes nowhere but into the request's header;
+what `body` holds may be as secret, and goes nowhere but into the request.
 Knows nothing of pairs or verdicts.
 """
 
+import hashlib
 import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -27,6 +29,8 @@ _ADDRESS = "https://api.openai.com/v1"
 _LARGEST = 1 << 20  # bytes of an answer that are read; a verdict is one word
 _KEPT = 2_000  # characters of an answer that are kept
 _PATIENCE = 300.0  # seconds; a server that asks for a longer pause is better asked by a later run
+_DEFAULTS = {"temperature": 0, "max_tokens": 16}  # room for one word in any dress
+_SHORTEST = 8  # characters of a text in `body` from which on it may be a secret
 _LONGEST = 60.0  # seconds between two tries when the server does not say
 
 
@@ -66,8 +70,9 @@ class Endpoint:
     """How often a failed request is repeated."""
     pause: float = 1.0
     """Seconds before the first repetition; each further one waits about twice as long."""
-    body: Mapping[str, Any] = field(default_factory=dict)
-    """More fields of the request, e.g. {"thinking": {"type": "disabled"}}."""
+    body: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """More fields of the request, e.g. {"thinking": {"type": "disabled"}}; None leaves one out that is sent
+    otherwise (temperature, max_tokens)."""
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -90,8 +95,12 @@ class Endpoint:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The request but for model and messages. 16 tokens: room for one word in any dress."""
-        return {"temperature": 0, "max_tokens": 16, **self.body}
+        """What else decides the answers; of `body` the names and a hash, because this is written to files."""
+        told = {name: value for name, value in _DEFAULTS.items() if name not in self.body}
+        if self.body:
+            content = json.dumps(self.body, sort_keys=True).encode()
+            told |= {"body": sorted(self.body), "body_hash": hashlib.sha256(content).hexdigest()[:16]}
+        return {"base_url": self.base_url, **told}
 
     def ask(self, question: Question, stop: Event) -> Answer:
         """Ask until an answer comes; pauses grow, with jitter so that threads do not return all at once."""
@@ -102,16 +111,18 @@ class Endpoint:
                 pause = min(_LONGEST, self.pause * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
                 hopeless = attempt > self.retries or error.after > _PATIENCE
                 if hopeless or stop.wait(max(pause, error.after)):
+                    wait = f"; it asks to wait {error.after:.0f} s" if error.after > _PATIENCE else ""
                     raise EndpointError(
-                        f"{self.base_url}: {error} (asked {attempt} times). The answers so far are kept: "
-                        "the same command goes on from there"
+                        f"{self.base_url}: {error} (times asked: {attempt}{wait}). "
+                        "The answers so far are kept: the same command goes on from there"
                     ) from None
         raise AssertionError("counting has no end")
 
     def _send(self, question: Question) -> bytes:
         """One request; raises `_PassingError` for what may pass, `ConfigError` for what will not."""
         messages = [{"role": "user", "content": question.text}]
-        content = json.dumps({"model": self.model, "messages": messages, **self.settings}).encode()
+        fields = {"model": self.model, "messages": messages, **_DEFAULTS, **self.body}
+        content = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
         request = Request(f"{self.base_url}/chat/completions", content, {"Content-Type": "application/json"})
         if self.key:
             request.add_unredirected_header("Authorization", f"Bearer {self.key}")
@@ -127,7 +138,7 @@ class Endpoint:
     def _refusal(self, error: HTTPError) -> Exception:
         reason = f"answer {error.code} {error.reason}{self._message(error)}"
         if error.code in (408, 409, 425, 429) or error.code >= 500:
-            return _PassingError(reason, _seconds(error.headers.get("Retry-After")))
+            return _PassingError(self._hide(reason), _seconds(error.headers.get("Retry-After")))
         advice = {
             401: "check OPENAI_API_KEY",
             403: "check that the key in OPENAI_API_KEY may use this model",
@@ -135,16 +146,23 @@ class Endpoint:
         }.get(error.code, "the server will not take this request")
         if 300 <= error.code < 400:
             advice = f"redirects are not followed; set the address to {error.headers.get('Location')!r}"
-        return ConfigError(f"{self.base_url}: {reason}: {advice}")
+        return ConfigError(self._hide(f"{self.base_url}: {reason}: {advice}"))
 
     def _message(self, error: HTTPError) -> str:
-        """What the server says of it, on one line, and without the key should it be repeated there."""
+        """What the server says of it, on one line."""
         try:
             said = error.read(_KEPT).decode("utf-8", "replace")
         except (OSError, HTTPException):
             return ""
-        said = " ".join(said.replace(self.key, "[key]").split() if self.key else said.split())
+        said = " ".join(self._hide(said).split())
         return f" ({said[:300]})" if said else ""
+
+    def _hide(self, text: str) -> str:
+        """Servers repeat what they were sent; secrets must not get into messages or files that way."""
+        for secret, name in ((self.key, "[key]"), *((text, "[hidden]") for text in _texts(self.body))):
+            for form in (secret, json.dumps(secret)[1:-1]) if secret else ():
+                text = text.replace(form, name)
+        return text
 
     def _answer(self, content: bytes, requests: int) -> Answer:
         if len(content) > _LARGEST:
@@ -156,10 +174,20 @@ class Endpoint:
             text, usage = reply["choices"][0]["message"].get("content"), reply.get("usage") or {}
             tokens = [_whole(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise _PassingError(f"not a chat completion ({content[:100]!r})") from None
+            said = self._hide(content[:_KEPT].decode("utf-8", "replace"))[:100]
+            raise _PassingError(f"not a chat completion ({said!r})") from None
         text = text if isinstance(text, str) else ""  # refusals come without content
-        text = text[:_KEPT].encode("utf-8", "replace").decode()  # JSON can spell half a character
+        text = self._hide(text)[:_KEPT].encode("utf-8", "replace").decode()  # JSON can spell half a character
         return Answer(text=text, requests=requests, prompt_tokens=tokens[0], completion_tokens=tokens[1])
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a JSON value that are long enough to be secrets."""
+    if isinstance(value, str) and len(value) >= _SHORTEST:
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
 
 
 def _whole(value: object) -> int | None:

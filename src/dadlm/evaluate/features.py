@@ -1,7 +1,7 @@
 """Texts read by language models: features by one, likelihood by another, in one pass where they are the same.
 
-What was read is kept in files named by a hash of the reader and the texts: they cannot be taken for those of
-other texts, and a kill loses one file's worth of work. Knows nothing of who wrote the texts.
+What was read is kept in files named by a hash of the reader's weights and the texts: they cannot be taken for
+those of others, and a kill loses one file's worth of work. Knows nothing of who wrote the texts.
 
 n texts, D features.
 """
@@ -33,6 +33,8 @@ class Reading:
     """[n] by the judge: −log p of the text after its prompt, in nats."""
     tokens: np.ndarray | None
     """[n]: how many tokens the text has for the judge."""
+    cut: np.ndarray
+    """[n]: whether a reader's window was too short for prompt and text."""
 
 
 class Readers:
@@ -48,19 +50,25 @@ class Readers:
         self.judge = None if judge_lm is None else opened[judge_lm]
         self._opened, self._folder, self._quiet = list(opened.values()), folder, quiet
 
+    @property
+    def identities(self) -> dict[str, str]:
+        """Of each reader, by its label."""
+        return {reader.label: reader.identity for reader in self._opened}
+
     def read(self, what: str, prompts: Sequence[str], texts: Sequence[str]) -> Reading:
         """Read each text after its prompt; `what` stands beside the progress bar."""
         scored = {reader.label: self._scored(reader, what, prompts, texts) for reader in self._opened}
         features = None if self.embedder is None else scored[self.embedder.label].features
+        cut = np.any([one.cut for one in scored.values()], axis=0) if scored else np.zeros(len(texts), bool)
         if self.judge is None:
-            return Reading(features, None, None)
+            return Reading(features, None, None, cut)
         judged = scored[self.judge.label]
         if judged.nll is None:
             raise ConfigError(
                 f"{self.judge.label} gives texts no probability and cannot judge them: "
                 "choose another --judge-lm, or none"
             )
-        return Reading(features, judged.nll, judged.tokens)
+        return Reading(features, judged.nll, judged.tokens, cut)
 
     def _scored(
         self, reader: LanguageModel, what: str, prompts: Sequence[str], texts: Sequence[str]
@@ -72,17 +80,18 @@ class Readers:
             np.concatenate([part.features for part in parts]),
             _joined([part.nll for part in parts]),
             _joined([part.tokens for part in parts]),
+            np.concatenate([part.cut for part in parts]),
         )
 
     def _chunk(self, reader: LanguageModel, prompts: Sequence[str], texts: Sequence[str]) -> Scored:
         if self._folder is None:
             return reader.score(texts, prompts)
-        identity = json.dumps([reader.label, list(prompts), list(texts)])
+        identity = json.dumps([reader.identity, list(prompts), list(texts)])
         file = self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
         if not file.exists():
             _save(file, reader.score(texts, prompts))
         with np.load(file, allow_pickle=False) as arrays:
-            return Scored(arrays["features"], arrays.get("nll"), arrays.get("tokens"))
+            return Scored(arrays["features"], arrays.get("nll"), arrays.get("tokens"), arrays["cut"])
 
 
 def _joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:

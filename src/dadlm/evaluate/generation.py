@@ -2,26 +2,31 @@
 
 Every model completes the same prompts in every configuration. Quality is MAUVE against how the rows really
 go on, perplexity under a judge, and what can be counted in the tokens; cost is tokens per forward pass (TPF),
-plain and adjusted by the time a step takes. Knows nothing of how texts are made, read or drawn.
+plain and adjusted by the time a step takes. Knows nothing of how texts are made, read or drawn, or steps
+timed.
 """
 
+import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from dadlm.decode.picture import new_figure
 from dadlm.errors import ConfigError
 from dadlm.evaluate.features import Readers, Reading
-from dadlm.evaluate.intervals import caution
-from dadlm.evaluate.language_models import LanguageModel
-from dadlm.evaluate.latency import device_name, time_updates
+from dadlm.evaluate.intervals import bootstrap, caution
 from dadlm.evaluate.mauve import FEWEST
 from dadlm.evaluate.pareto import draw_pareto
-from dadlm.evaluate.presets import Configuration, configurations_for
+from dadlm.evaluate.presets import DRAWING, Configuration, configurations_for
 from dadlm.evaluate.quality import alone, closeness
 from dadlm.evaluate.samples import Task, file_name, make_samples, task_for, write_samples
+from dadlm.evaluate.step_times import Run, speed_up, step_times
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.text import about
 from dadlm.evaluate.work import Work
@@ -30,10 +35,6 @@ from dadlm.tokens import Rows
 
 ENOUGH = 1000
 """Samples from which on MAUVE begins to settle; the paper has 5,000."""
-_WARMUPS = (10, 2, 2)  # before each turn of timing
-
-Run = tuple[str, Configuration]
-"""The name of a model and how it decodes."""
 
 
 def generation(
@@ -58,7 +59,8 @@ def generation(
     `embedder` gives MAUVE its features and `judge_lm` the perplexity; None leaves either out.
     """
     runs = _runs(models, configurations)
-    task = task_for(models, rows, prompt_tokens, new_tokens, samples, seed)
+    data = dict(data or about(rows))
+    task = task_for(models, rows, data.get("source"), prompt_tokens, new_tokens, samples, seed)
     folder = None if out is None else Path(out)
     _check(task, batch_size, embedder, folder)
     device = str(next(iter(models.values())).device)
@@ -66,7 +68,7 @@ def generation(
     described = {name: describe(model, name) for name, model in models.items()}
     subject = {
         "models": list(described.values()),
-        "data": dict(data or about(rows)),
+        "data": data,
         "seed": seed,
         "prompt_tokens": task.prompt_tokens,
         "new_tokens": task.new_tokens,
@@ -74,7 +76,7 @@ def generation(
     with Work("generation", subject, out, quiet) as work:
         # Read first: a reader that cannot serve is told before hours of generation.
         truth = _read_truth(readers, task)
-        latency = _latency(work, models, task, batch_size)
+        times = step_times(work, models, runs, task, batch_size)
         lines = []
         for run in runs:
             name, configuration = run
@@ -87,9 +89,10 @@ def generation(
                 {
                     **_who(described[name], configuration),
                     "samples": samples,
-                    "mauve": _mauve(work, run, truth, reading, readers.embedder, samples),
-                    **alone(reading, [sample["tokens"] for sample in made]),
-                    **_cost(made, _speed_up(name, described, latency)),
+                    "mauve": _mauve(work, run, truth, reading),
+                    **alone(reading, [sample["tokens"] for sample in made], task.documents),
+                    **_cost(made, task.documents, speed_up(run, runs, described, times)),
+                    "ms_per_step": times[name]["configurations"][configuration.label]["ms_median"],
                     "empty": sum(not text.strip() for text in texts),
                 }
             )
@@ -98,8 +101,9 @@ def generation(
                 "samples": samples,
                 "embedder": readers.embedder and readers.embedder.label,
                 "judge_lm": readers.judge and readers.judge.label,
-                "latency": latency,
-                "reference": alone(truth, task.truth),
+                "readers": readers.identities,
+                "latency": times,
+                "reference": alone(truth, task.truth, task.documents[: len(task.truth)]),
                 "rows": lines,
                 "notes": _notes(task, lines, readers.embedder and readers.embedder.label),
             }
@@ -121,8 +125,8 @@ def _runs(models: Mapping[str, Model], configurations: Sequence[str | Configurat
 
 def _check(task: Task, batch_size: int, embedder: str | None, folder: Path | None) -> None:
     """What would fail after hours of generation fails here."""
-    if task.samples < 1 or batch_size < 1:
-        raise ConfigError(f"samples and batch_size must be at least 1, got {task.samples} and {batch_size}")
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
     if embedder is not None:
         if min(task.samples, len(task.rows)) < FEWEST:
             raise ConfigError(
@@ -137,41 +141,6 @@ def _check(task: Task, batch_size: int, embedder: str | None, folder: Path | Non
         new_figure(1, 1)
 
 
-def _latency(
-    work: Work, models: Mapping[str, Model], task: Task, batch_size: int
-) -> dict[str, dict[str, Any]]:
-    """Milliseconds of a step of each model, in turns: a machine that is busy for a while slows all alike."""
-    device = device_name(next(iter(models.values())))
-    key = f"latency|{device}|{batch_size}"
-    for _ in work.batches([key], 1, "latency"):
-        prompts = [task.prompt(index) for index in range(batch_size)]
-        took: dict[str, list[float]] = {name: [] for name in models}
-        for warmup in _WARMUPS:
-            for name, model in models.items():
-                took[name] += time_updates(model, prompts, steps=4, warmup=warmup, seed=task.seed)
-        work.add([(key, {name: median(times) if times else None for name, times in took.items()})])
-    return {
-        name: {"ms_median": milliseconds, "batch_size": batch_size, "device": device}
-        for name, milliseconds in work.pieces[key].items()
-    }
-
-
-def _speed_up(
-    name: str, described: Mapping[str, Mapping[str, Any]], latency: Mapping[str, Mapping[str, Any]]
-) -> float | None:
-    """BD3LM's time of a step over this model's, at the same block size; None: nothing to compare with."""
-    if described[name]["family"] == "bd3lm":
-        return 1.0
-    wanted = ("bd3lm", described[name].get("block_size"))
-    same = (
-        latency[other]["ms_median"]
-        for other, facts in described.items()
-        if (facts["family"], facts.get("block_size")) == wanted
-    )
-    base, own = next(same, None), latency[name]["ms_median"]
-    return base / own if base and own else None
-
-
 def _who(facts: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
     return {
         "model": facts["name"],
@@ -184,29 +153,31 @@ def _who(facts: Mapping[str, Any], configuration: Configuration) -> dict[str, An
     }
 
 
-def _mauve(
-    work: Work, run: Run, truth: Reading, reading: Reading, embedder: LanguageModel | None, samples: int
-) -> dict[str, float] | None:
+def _mauve(work: Work, run: Run, truth: Reading, reading: Reading) -> dict[str, float] | None:
     """Kept like samples, because thousands of them take minutes."""
-    if embedder is None:
+    if truth.features is None or reading.features is None:
         return None
     name, configuration = run
-    key = f"mauve|{embedder.label}|{samples}|{name}|{configuration.label}"
+    features = hashlib.sha256(truth.features.tobytes() + reading.features.tobytes()).hexdigest()[:16]
+    key = f"mauve|{name}|{configuration.label}|{features}"
     if key not in work.pieces:
         work.add([(key, closeness(truth, reading, work.subject["seed"]))])
     return work.pieces[key]
 
 
-def _cost(samples: Sequence[Mapping[str, Any]], speed_up: float | None) -> dict[str, Any]:
-    tokens = sum(len(sample["tokens"]) for sample in samples)
-    forward, cache = (sum(sample[name] for sample in samples) for name in ("forward_passes", "cache_passes"))
+def _cost(samples: Sequence[Mapping[str, Any]], documents: Tensor, faster: float | None) -> dict[str, Any]:
+    tokens = torch.tensor([len(sample["tokens"]) for sample in samples])
+    forward = torch.tensor([sample["forward_passes"] for sample in samples])
+    cache = sum(sample["cache_passes"] for sample in samples)
+    tpf = bootstrap(tokens, documents, per=forward)
     return {
-        "tokens": tokens,
-        "forward_passes": forward,
+        "tokens": int(tokens.sum()),
+        "forward_passes": int(forward.sum()),
         "cache_passes": cache,
-        "raw_tpf": tokens / forward,
-        "tpf_with_cache_passes": tokens / (forward + cache),
-        "adjusted_tpf": None if speed_up is None else speed_up * tokens / forward,
+        "raw_tpf": tpf.mean,
+        "raw_tpf_interval": asdict(tpf),
+        "tpf_with_cache_passes": int(tokens.sum()) / (int(forward.sum()) + cache),
+        "adjusted_tpf": None if faster is None else faster * tpf.mean,
     }
 
 
@@ -217,7 +188,7 @@ def _read_truth(readers: Readers, task: Task) -> Reading:
 
 def _notes(task: Task, lines: Sequence[Mapping[str, Any]], embedder: str | None) -> list[str]:
     """What a reader of the table must know."""
-    notes = caution(task.samples, "samples")
+    notes = caution(len(task.documents.unique()), "documents (or runs of rows of a single one)")
     if embedder is not None:
         notes.append(
             f"MAUVE from features of {embedder}; the paper's are of GPT-2-Large: compare rows here, "
@@ -227,14 +198,29 @@ def _notes(task: Task, lines: Sequence[Mapping[str, Any]], embedder: str | None)
             notes.append(f"MAUVE of {task.samples} samples means little; take at least {ENOUGH:,}.")
     if task.samples > len(task.rows):
         notes.append(
-            f"Only {len(task.rows)} rows for {task.samples} samples: prompts repeat, with other seeds."
+            f"Only {len(task.rows)} rows for {task.samples} samples: prompts repeat, with other seeds. "
+            "Of real text there is less, so its share of distinct n-grams is higher."
         )
-    if lone := [row["model"] for row in lines if row["adjusted_tpf"] is None and row["block_size"]]:
+    if lone := [row for row in lines if row["adjusted_tpf"] is None and row["block_size"]]:
         notes.append(
-            f"No adjusted TPF for {', '.join(dict.fromkeys(lone))}: it needs a BD3LM of the same block size "
-            "in the same run, and texts long enough to time a step."
+            f"No adjusted TPF ({_counted(Counter(row['model'] for row in lone))} configurations): it needs a "
+            "BD3LM of the same block size and configuration in the same run, and of both a step to time "
+            "that does not begin a block."
         )
-    if empty := [row for row in lines if row["empty"]]:
-        counts = ", ".join(f"{row['model']} {row['configuration']}: {row['empty']}" for row in empty)
-        notes.append(f"Empty generations (end-of-text at once), measured as they are: {counts}.")
+    drawn = {tuple(row["settings"][name] for name in DRAWING) for row in lines}
+    if len(drawn) > 1 and any(row["family"] == "ar" for row in lines):
+        notes.append(f"Configurations differ in {', '.join(DRAWING)}: AR has the defaults.")
+    if empty := _with(lines, "empty"):
+        notes.append(f"Empty generations (end-of-text at once), measured as they are: {empty}.")
+    if cut := _with(lines, "cut"):
+        notes.append(f"Texts longer than what a language model reads, measured as far as that: {cut}.")
     return notes
+
+
+def _with(lines: Sequence[Mapping[str, Any]], what: str) -> str:
+    """The configurations that have some of it, and how many."""
+    return _counted({f"{row['model']} {row['configuration']}": row[what] for row in lines if row[what]})
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in counts.items())

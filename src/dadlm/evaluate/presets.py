@@ -7,6 +7,8 @@ Knows nothing of what is measured.
 N block size, T denoising steps a block.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,6 +19,9 @@ from dadlm.evaluate.paper import GENERATION
 from dadlm.model import ModelConfig
 
 PRESETS = ("quick", "paper", *(f"paper-{size}" for size in GENERATION))
+
+DRAWING = ("top_p", "temperature", "nucleus")
+"""Settings of how a token is drawn; the others say which tokens, and when."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,11 @@ class Configuration:
     def infill(self) -> list[float] | None:
         return None if self.settings.infill is None else list(self.settings.infill)
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all settings, so that what was made with another default is not taken for this."""
+        return hashlib.sha256(json.dumps(self.described(), sort_keys=True).encode()).hexdigest()[:8]
+
     def described(self) -> dict[str, Any]:
         """The settings as JSON; how long a text becomes is the evaluation's business."""
         settings = asdict(self.settings) | {"infill": self.infill}
@@ -62,7 +72,7 @@ def configurations_for(config: ModelConfig, wanted: Iterable[str | Configuration
     An AR model has one way to decode, whatever the grid: nucleus sampling, a token at a time.
     """
     if config.family == "ar":
-        return [Configuration(DecodeSettings(), autoregressive=True)]
+        return [Configuration(_drawing(wanted), autoregressive=True)]
     found: dict[str, Configuration] = {}
     for one in wanted:
         for configuration in [one] if isinstance(one, Configuration) else _named(one, config):
@@ -73,6 +83,15 @@ def configurations_for(config: ModelConfig, wanted: Iterable[str | Configuration
             f"no configurations: name a preset ({', '.join(PRESETS)}) or give FH, T=8, conf=0.9"
         )
     return list(found.values())
+
+
+def _drawing(wanted: Iterable[str | Configuration]) -> DecodeSettings:
+    """How the whole grid draws a token; the default where its configurations do not agree."""
+    found = set()
+    for one in wanted:
+        named = one if isinstance(one, Configuration) else parse("FH" if one in PRESETS else one)
+        found.add(DecodeSettings(**{name: getattr(named.settings, name) for name in DRAWING}))
+    return found.pop() if len(found) == 1 else DecodeSettings()
 
 
 def default_prompt_tokens(context: int) -> int:

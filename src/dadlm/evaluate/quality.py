@@ -3,27 +3,29 @@
 Knows nothing of who wrote the texts, or how.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dadlm.evaluate.features import Reading
-from dadlm.evaluate.intervals import Interval
+from dadlm.evaluate.intervals import bootstrap
 from dadlm.evaluate.mauve import mauve
 from dadlm.evaluate.statistics import distinct, entropy, repetition
 
-_DRAWS = 2000
 
-
-def alone(reading: Reading, tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """What needs no other texts to compare with."""
+def alone(reading: Reading, tokens: Sequence[Sequence[int]], documents: Tensor) -> dict[str, Any]:
+    """What needs no other texts to compare with; `documents` [n] are those that the texts continue."""
     return {
-        "judge_perplexity": perplexity(reading),
+        "judge_perplexity": perplexity(reading, documents),
         "distinct": {str(n): distinct(tokens, n) for n in (1, 2, 3)},
         "entropy": entropy(tokens),
         "repetition": repetition(tokens),
+        "cut": int(reading.cut.sum()),
     }
 
 
@@ -38,11 +40,11 @@ def closeness(truth: Reading, reading: Reading, seed: int) -> dict[str, float] |
     return {name: score[name] for name in ("mean", "low", "high")}
 
 
-def perplexity(reading: Reading) -> dict[str, float] | None:
-    """exp(Σ nll / Σ tokens) and its bootstrap interval over texts; empty texts have no perplexity."""
+def perplexity(reading: Reading, documents: Tensor) -> dict[str, float] | None:
+    """exp(Σ nll / Σ tokens) and its bootstrap interval over documents; empty texts have no perplexity."""
     if reading.nll is None or reading.tokens is None or not reading.tokens.any():
         return None
-    nll, tokens = (values[reading.tokens > 0] for values in (reading.nll, reading.tokens))
-    drawn = np.random.default_rng(0).multinomial(len(nll), np.full(len(nll), 1 / len(nll)), size=_DRAWS)
-    low, high = np.exp(np.quantile((drawn @ nll) / (drawn @ tokens), [0.025, 0.975]))
-    return asdict(Interval(float(np.exp(nll.sum() / tokens.sum())), float(low), float(high)))
+    nll, tokens = torch.from_numpy(reading.nll), torch.from_numpy(reading.tokens)
+    some = tokens > 0
+    mean = bootstrap(nll[some], documents[some], per=tokens[some])
+    return {name: math.exp(value) for name, value in asdict(mean).items()}

@@ -18,10 +18,12 @@ from dadlm.errors import ConfigError
 from dadlm.evaluate.intervals import bootstrap
 from dadlm.evaluate.scores import block_of, evaluating, finite, score_batch
 from dadlm.evaluate.subject import describe
-from dadlm.evaluate.text import about, check_length, take
+from dadlm.evaluate.text import about, check_length, documents_of, take
 from dadlm.evaluate.work import Work
 from dadlm.model import Model
 from dadlm.tokens import Rows
+
+NOTE = "of the first rows, the ones that training validates on; intervals draw whole documents"
 
 
 def reconstruction(
@@ -39,7 +41,8 @@ def reconstruction(
 ) -> dict[str, Any]:
     """Nats per token of the first `count` rows, and the paired difference to `against`.
 
-    The difference is negative where `model` is better. `data` is what `rows_of` says of the rows.
+    The first ones, not any: so it is the value that validation shows while a model is trained. The difference
+    is negative where `model` is better. `data` is what `rows_of` says of the rows.
     """
     models = [model] if against is None else [model, against]
     _check(models, rows)
@@ -47,7 +50,7 @@ def reconstruction(
     subject = {
         "model": describe(model, names[0]),
         "against": None if against is None else describe(against, names[1]),
-        "data": data or about(rows),
+        "data": about(rows, (data or {}).get("source"), range(count)),
         "seed": seed,
         "count": count,
     }
@@ -56,13 +59,15 @@ def reconstruction(
         for batch in work.batches(keys, batch_size, "reconstruction"):
             work.add(zip(batch, _pieces(models, rows, batch, count, seed), strict=True))
         values = torch.tensor(work.values(keys), dtype=torch.float64)
-        result = _one(values[:, 0])
+        groups = documents_of(rows.cut(0, count), model.config.eot_id)
+        result = _one(values[:, 0], groups)
         result |= {"against_value": None, "difference": None, "same_masks": None}
         if against is not None:
-            result |= {f"against_{name}": value for name, value in _one(values[:, 1]).items()}
-            result["difference"] = asdict(bootstrap(values[:, 0, 0] - values[:, 1, 0]))
+            result |= {f"against_{name}": value for name, value in _one(values[:, 1], groups).items()}
+            result["difference"] = asdict(bootstrap(values[:, 0, 0] - values[:, 1, 0], groups))
             result["same_masks"] = block_of(model, rows.context) == block_of(against, rows.context)
-        return work.finish(result | {"tokens": count * (rows.context - 1)})
+        result |= {"tokens": count * (rows.context - 1), "groups": len(groups.unique()), "note": NOTE}
+        return work.finish(result)
 
 
 def _check(models: list[Model], rows: Rows) -> None:
@@ -70,6 +75,11 @@ def _check(models: list[Model], rows: Rows) -> None:
         if one.config.family == "ar":
             raise ConfigError("an AR model masks no blocks to reconstruct: use `dadlm evaluate perplexity`")
         check_length(one, rows.context)
+    check_tokenizers(models)
+
+
+def check_tokenizers(models: list[Model]) -> None:
+    """Nats per token can be compared only over the same tokens."""
     tokenizers = [(one.tokenizer, one.config.vocab_size) for one in models]
     if tokenizers[0] != tokenizers[-1]:
         raise ConfigError(
@@ -86,9 +96,9 @@ def _pieces(models: list[Model], rows: Rows, keys: list[str], count: int, seed: 
     return finite(torch.stack([torch.stack(pair) for pair in scores])).permute(2, 0, 1).tolist()
 
 
-def _one(values: Tensor) -> dict[str, Any]:
+def _one(values: Tensor, groups: Tensor) -> dict[str, Any]:
     """One model's share of the result, from its [reconstruction, bound] of each row."""
-    interval = bootstrap(values[:, 0])
+    interval = bootstrap(values[:, 0], groups)
     bound = float(values[:, 1].mean())
     # Rows first: for factorised models the gap is then exactly 0, not a rounding error.
     gap = float((values[:, 1] - values[:, 0]).mean())

@@ -1,7 +1,8 @@
 """Prompts from rows of text, their completions by a model, and how the rows really go on.
 
 Sample i continues the first tokens of row i with seed + i: the same prompts and random numbers for every
-model and configuration, whatever the batch. Knows nothing of what is measured on the texts.
+model and configuration, whatever the batch and however many samples. Which rows is drawn at random: the first
+ones would come from few documents. Knows nothing of what is measured on the texts.
 """
 
 import json
@@ -12,10 +13,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from dadlm.decode import generate
 from dadlm.errors import ConfigError
 from dadlm.evaluate.presets import Configuration, default_prompt_tokens
 from dadlm.evaluate.subject import essence
+from dadlm.evaluate.text import documents_of, pick
 from dadlm.evaluate.work import Work, whole_file
 from dadlm.model import Model
 from dadlm.tokens import Rows, Tokenizer
@@ -26,31 +31,44 @@ class Task:
     """What is to be continued, how often and how far."""
 
     rows: Rows
-    """Of prompt and true continuation; where they are fewer than the samples, they are used again."""
+    """Of prompt and true continuation."""
+    source: str | None
+    """Where the rows come from."""
     tokenizer: Tokenizer
     prompt_tokens: int
     new_tokens: int
-    samples: int
+    indices: list[int]
+    """Of the samples, each that of its row; where rows are too few, they are used again and counted on."""
     seed: int
+
+    @property
+    def samples(self) -> int:
+        return len(self.indices)
 
     def prompt(self, index: int) -> list[int]:
         return self.rows[index % len(self.rows)][: self.prompt_tokens].tolist()
 
     @cached_property
     def prompts(self) -> list[str]:
-        return [self.tokenizer.decode(self.prompt(index)) for index in range(self.samples)]
+        return [self.tokenizer.decode(self.prompt(index)) for index in self.indices]
+
+    @cached_property
+    def documents(self) -> Tensor:
+        """[samples]: the document of each prompt."""
+        return documents_of(self.rows, self.tokenizer.eot_id)[torch.tensor(self.indices) % len(self.rows)]
 
     @cached_property
     def truth(self) -> list[list[int]]:
         """How each row goes on, once; cut at an end-of-text, as completions are."""
         end = self.prompt_tokens + self.new_tokens
-        rows = (self.rows[index] for index in range(min(self.samples, len(self.rows))))
+        rows = (self.rows[index] for index in self.indices[: len(self.rows)])
         return [_cut(row[self.prompt_tokens : end].tolist(), self.tokenizer.eot_id) for row in rows]
 
 
 def task_for(
     models: Mapping[str, Model],
     rows: Rows,
+    source: str | None,
     prompt_tokens: int | None,
     new_tokens: int | None,
     samples: int,
@@ -65,12 +83,15 @@ def task_for(
             f"a prompt of {prompt_tokens} tokens and {new_tokens} new ones do not fit: each must be "
             f"at least 1, both together at most {context}, the shortest of the rows and the models' contexts"
         )
+    if samples < 1:
+        raise ConfigError(f"samples must be at least 1, got {samples}")
     return Task(
         rows=rows,
+        source=source,
         tokenizer=shared_tokenizer(models),
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
-        samples=samples,
+        indices=[*pick(rows, samples, seed), *range(len(rows), samples)],
         seed=seed,
     )
 
@@ -94,7 +115,8 @@ def make_samples(
 ) -> list[dict[str, Any]]:
     """The samples of one configuration: those that `work` lacks are made now and kept batch by batch."""
     settings = replace(configuration.settings, max_new_tokens=task.new_tokens)
-    keys = [f"{name}|{configuration.label}|{index}" for index in range(task.samples)]
+    run = f"{name}|{configuration.label}|{configuration.fingerprint}"
+    keys = [f"{run}|{index}" for index in task.indices]
     for batch in work.batches(keys, batch_size, f"{name}, {configuration.label}"):
         indices = [int(key.rpartition("|")[2]) for key in batch]
         made = generate(
@@ -123,7 +145,9 @@ def write_samples(
         {
             "model": model["name"],
             **essence(model),
+            "weights": model["weights"],
             "configuration": configuration.label,
+            "source": task.source,
             "index": index,
             "seed": task.seed + index,
             "prompt": prompt,
@@ -132,7 +156,7 @@ def write_samples(
             "forward_passes": sample["forward_passes"],
             "cache_passes": sample["cache_passes"],
         }
-        for index, (prompt, sample) in enumerate(zip(task.prompts, samples, strict=True))
+        for index, prompt, sample in zip(task.indices, task.prompts, samples, strict=True)
     )
     with whole_file(folder / f"{file_name(model['name'], configuration.label)}.jsonl") as handle:
         handle.writelines((json.dumps(line, ensure_ascii=False) + "\n").encode() for line in lines)

@@ -1,11 +1,14 @@
 """What an evaluation says of the model it measured."""
 
 import hashlib
+import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
+from dadlm import __version__
 from dadlm.model import Model
 from dadlm.model.checkpoint import weights
 
@@ -13,7 +16,7 @@ NAMES = {"ar": "AR", "mdlm": "MDLM", "bd3lm": "BD3LM", "dadlm": "DA-DLM"}
 
 
 def describe(model: Model, name: str = "") -> dict[str, Any]:
-    """Name, family and shape of a model, and a hash of its weights."""
+    """Name, family and shape of a model, and all that may change what it gives: other facts, other pieces."""
     config = model.config
     facts: dict[str, Any] = {"name": name or NAMES[config.family], "family": config.family}
     if config.family in ("bd3lm", "dadlm"):
@@ -21,7 +24,16 @@ def describe(model: Model, name: str = "") -> dict[str, Any]:
     if config.family == "dadlm":
         facts |= {"candidates": config.candidates, "expand_at": config.expand_at}
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return facts | {"context": config.context, "parameters": parameters, "weights": fingerprint(model)}
+    return facts | {
+        "context": config.context,
+        "parameters": parameters,
+        "weights": fingerprint(model),
+        "config": hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode()).hexdigest()[:16],
+        "tokenizer": None if model.tokenizer is None else model.tokenizer.fingerprint[:16],
+        "device": model.device.type,
+        "dtype": str(model.backbone.embedding.weight.dtype).removeprefix("torch."),
+        "version": __version__,
+    }
 
 
 def essence(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,11 +53,14 @@ def summarisation(
     rouge = rouge_scorer()
     with Work("summarisation", subject, out, quiet) as work:
         keys = [str(row) for row in range(len(documents.pairs))]
+        timed, seconds = 0, 0.0
         for batch in work.batches(keys, batch_size, "summarising"):
             pairs = [documents.pairs[int(key)] for key in batch]
+            start = time.perf_counter()  # `generate` ends with tokens on the CPU: the device has finished too
             written = _write(
                 model, pairs, settings, document_tokens, seeds=[seed + int(key) for key in batch]
             )
+            timed, seconds = timed + len(batch), seconds + time.perf_counter() - start
             for (document, reference), piece in zip(pairs, written, strict=True):
                 piece["rouge"] = rouge(reference, piece["text"])
                 piece["lead"] = rouge(reference, lead_sentence(document))
@@ -67,6 +70,9 @@ def summarisation(
                 **_gather(work.values(keys)),
                 "skipped": len(documents.skipped),
                 "skipped_lines": list(documents.skipped),
+                # Of this start alone: earlier ones may have had another batch size, or another machine.
+                "ms_per_summary": 1000 * seconds / timed if timed else None,
+                "timed": timed,
                 "batch_size": batch_size,
             }
         )
@@ -117,9 +123,7 @@ def _write(
 ) -> list[dict[str, Any]]:
     """The summaries of one batch and what they took."""
     prompts = [prompt_of(model, document, document_tokens) for document, _ in pairs]
-    start = time.perf_counter()  # `generate` ends with tokens on the CPU, so the device has finished too
     out = generate(model, [ids for ids, _ in prompts], seed=seeds, batch_size=len(pairs), settings=settings)
-    ms = 1000 * (time.perf_counter() - start) / len(pairs)
     return [
         {
             "text": out.texts[row],
@@ -128,7 +132,6 @@ def _write(
             "cache_passes": out.cache_passes[row],
             "truncated": cut,
             "reference_too_long": len(_encode(model, reference)) > (settings.max_new_tokens or 0),
-            "ms": ms,
         }
         for row, ((_, cut), (_, reference)) in enumerate(zip(prompts, pairs, strict=True))
     ]
@@ -146,7 +149,6 @@ def _gather(pieces: list[dict[str, Any]]) -> dict[str, Any]:
         "truncated": sum(piece["truncated"] for piece in pieces),
         "references_too_long": sum(piece["reference_too_long"] for piece in pieces),
         "empty": sum(not piece["text"].strip() for piece in pieces),
-        "ms_per_summary": sum(piece["ms"] for piece in pieces) / len(pieces),
     }
 
 

@@ -3,9 +3,14 @@
 Knows neither masks nor what is measured.
 """
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from dadlm import counter
 from dadlm.errors import ConfigError, DataError
 from dadlm.model import Model
 from dadlm.tokens import Rows, prepare
@@ -40,17 +45,44 @@ def rows_of(
             f"{source} has {shards.tokens} tokens where a row needs at least {max(2, unit)}; give more text"
         )
     rows = Rows.from_shards(shards, min(length, longest))
-    return rows, about(rows, source) | {"bytes_per_token": shards.index.text_bytes / shards.tokens}
+    return rows, about(rows, source)
 
 
-def about(rows: Rows, source: str | None = None) -> dict[str, Any]:
-    """What a result says of the rows it was measured on."""
+def about(rows: Rows, source: str | None = None, index: Sequence[int] | None = None) -> dict[str, Any]:
+    """What a result says of the text it was measured on; the hash is of the rows used, `index` or all."""
+    digest = hashlib.sha256()
+    for row in range(len(rows)) if index is None else index:
+        digest.update(rows[row].numpy().tobytes())
     return {
         "source": source,
         "rows": len(rows),
         "row_length": rows.context,
-        "fingerprint": rows.fingerprint()[:16],
+        "fingerprint": digest.hexdigest()[:16],
     }
+
+
+def documents_of(rows: Rows, eot_id: int) -> Tensor:
+    """[R]: the document in which each row begins, counted by the ends of text before it.
+
+    Rows of one document are alike, so intervals draw whole documents. Where all is one document, runs of
+    about √R neighbouring rows stand in for them.
+    """
+    ends = torch.tensor([int((rows[row] == eot_id).sum()) for row in range(len(rows))])
+    document = ends.cumsum(0) - ends
+    if not document.any():
+        return torch.arange(len(rows)) // round(len(rows) ** 0.5)
+    return document
+
+
+def pick(rows: Rows, count: int | None, seed: int) -> list[int]:
+    """Which rows to evaluate: `count` drawn from all over the text, in its order, or all there are.
+
+    The first ones would come from few documents.
+    """
+    count = take(rows, count)
+    if count == len(rows):
+        return list(range(count))
+    return sorted(counter.permute(torch.arange(count), len(rows), seed, 0).tolist())
 
 
 def in_words(result: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 A piece has a key (a row, a sample, a question to a judge) and any JSON value. Pieces are appended to
 `KIND.pieces.jsonl`; its first line says what the evaluation is about. Started again with the same subject,
 only the missing pieces are computed; with another subject the folder is refused, because old and new pieces
-must not mix. Knows nothing of what is measured.
+must not mix, and so it is while another process works in it. Knows nothing of what is measured.
 """
 
 import json
@@ -57,11 +57,11 @@ class Work:
 
     def add(self, pieces: Iterable[tuple[str, Any]]) -> None:
         """Keep finished pieces; they are on the disk when this returns."""
-        for key, value in pieces:
-            self.pieces[key] = value
-            if self._file is not None:
-                self._file.write(_line([key, value]))
+        new = dict(pieces)
+        lines = [_piece(self.kind, key, value) for key, value in new.items()]
+        self.pieces |= new
         if self._file is not None:
+            self._file.writelines(lines)
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -94,13 +94,24 @@ def whole_file(file: Path) -> Iterator[BinaryIO]:
 
 
 def _line(value: Any) -> bytes:
-    return (json.dumps(value, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _piece(kind: str, key: str, value: Any) -> bytes:
+    try:
+        return _line([key, value])
+    except ValueError as error:
+        raise DataError(
+            f"{kind}, piece {key!r} is infinite or not a number ({error}) and was not kept: "
+            "check the model's weights"
+        ) from None
 
 
 def _open(file: Path, subject: dict[str, Any], pieces: dict[str, Any]) -> BinaryIO:
     """Read the pieces of an earlier start, cut off a line that a kill left unfinished, append from there."""
     handle = open(file, "a+b")  # noqa: SIM115 (the caller closes it)
     try:
+        _lock(handle, file)
         good = _read(handle, file, subject, pieces)
         handle.truncate(good)
         if good == 0:
@@ -110,6 +121,22 @@ def _open(file: Path, subject: dict[str, Any], pieces: dict[str, Any]) -> Binary
         handle.close()
         raise
     return handle
+
+
+def _lock(handle: BinaryIO, file: Path) -> None:
+    """Keep other processes out until the file is closed, where the system has such locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DataError(
+            f"another process is at work on {file}: wait until it ends, or choose another --out"
+        ) from None
+    except OSError:  # some network file systems have none
+        pass
 
 
 def _read(handle: BinaryIO, file: Path, subject: dict[str, Any], pieces: dict[str, Any]) -> int:
@@ -136,13 +163,22 @@ def _read(handle: BinaryIO, file: Path, subject: dict[str, Any], pieces: dict[st
 def _compare(file: Path, there: Any, now: dict[str, Any]) -> None:
     if there == now:
         return
-    there = there if isinstance(there, dict) else {}
-    names = [name for name in {**there, **now} if _fact(there, name) != _fact(now, name)]
+    names = ", ".join(_different(there, now))
     raise DataError(
-        f"{file.parent} holds an evaluation of something else (different: {', '.join(names)}); "
-        f"choose another --out, or remove {file.name} there"
+        f"{file.parent} holds an evaluation of something else (different: {names}); "
+        f"choose another --out, or remove {file.name} and what else it wrote there"
     )
 
 
-def _fact(subject: dict[str, Any], name: str) -> tuple[bool, Any]:
-    return name in subject, subject.get(name)  # what is missing differs from what is null
+def _different(there: Any, now: Any, name: str = "") -> list[str]:
+    """Names of the facts in which two subjects differ, such as seed, model.weights."""
+    if not (isinstance(there, dict) and isinstance(now, dict)):
+        return [] if there == now else [name or "all"]
+    names = []
+    for inner in {**there, **now}:
+        whole = f"{name}.{inner}" if name else inner
+        if inner in there and inner in now:
+            names += _different(there[inner], now[inner], whole)
+        else:
+            names.append(whole)
+    return names

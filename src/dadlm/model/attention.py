@@ -66,10 +66,10 @@ def attend_nodes(
         if fits(q.shape[-1]):
             return attend(q, *prefix, nodes.visible, (k, v, nodes.is_key[:, 0]))[0]
     seen = None if prefix is None else _prefix(q, *prefix, nodes)
-    if q.is_cuda and kernels.HAS_TRITON:
+    if kernels.takes(q):
         from dadlm.model.kernels.inside import attend_inside, fits
 
-        if fits(nodes, q.shape[-1]):
+        if fits(nodes, q):
             return attend_inside(q, k, v, nodes, seen)
     inside = _inside(q, k, v, nodes, average or softmax_average)
     return inside[0] if seen is None else merge(seen, inside)

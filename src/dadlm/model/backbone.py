@@ -48,6 +48,7 @@ class Backbone(nn.Module):
         self.modulation = Modulation(config, 2)
         self.condition = Condition() if config.architecture == "bd3lm" else None
         self.attend_nodes = attend_nodes  # the tests put the dense twin here
+        self.keepers = 0  # texts in work that rely on what is kept
         self.checkpointing = False  # recompute the layers in backward instead of keeping what they made
 
     def read(
@@ -116,11 +117,13 @@ class Backbone(nn.Module):
         modulations = [module for module in self.modules() if isinstance(module, Modulation)]
         condition = self._condition()
         for modulation in modulations:
-            modulation.kept = modulation(condition)
+            modulation.kept = modulation(condition)  # what is there already, if another text is in work
+        self.keepers += 1
         try:
             yield
         finally:
-            for modulation in modulations:
+            self.keepers -= 1
+            for modulation in modulations if self.keepers == 0 else ():
                 modulation.kept = None
 
     def _run(self, x: Tensor, nodes: Nodes, context: Context | None, layers: range) -> Tensor:

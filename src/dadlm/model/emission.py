@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dadlm.model.config import ModelConfig
-from dadlm.model.kernels import HAS_TRITON
+from dadlm.model.kernels import takes
 
 _CHUNK = 1 << 28  # logits held at once in training (elements); larger sets are recomputed in backward
 
@@ -19,6 +19,7 @@ class Head(nn.Module):
         super().__init__()
         self.mask_id = config.mask_id
         self.kept: tuple[Tensor, Tensor | None] | None = None
+        self.keepers = 0  # texts in work that rely on what is kept
         self.linear = nn.Linear(config.width, config.vocab_size, bias=config.architecture == "bd3lm")
         if config.tie_embedding:
             self.linear.weight = embedding.weight
@@ -50,12 +51,15 @@ class Head(nn.Module):
         """
         weight, bias = self._token_weights()
         spare = -len(weight) % 64
-        if weight.is_cuda:
+        if weight.is_cuda and self.kept is None:
             self.kept = (F.pad(weight, (0, 0, 0, spare)), None if bias is None else F.pad(bias, (0, spare)))
+        self.keepers += 1
         try:
             yield
         finally:
-            self.kept = None
+            self.keepers -= 1
+            if self.keepers == 0:
+                self.kept = None
 
     def _shifted(self, hidden: Tensor, candidate: Tensor | int) -> Tensor:
         """Hidden states with the offset of their candidate."""
@@ -70,7 +74,7 @@ class Head(nn.Module):
 
     def target_logp(self, hidden: Tensor, target: Tensor, candidate: Tensor | int = 0) -> Tensor:
         """Log-probability [n] of target ids [n] from hidden states [n, D], in pieces that fit memory."""
-        if hidden.is_cuda and HAS_TRITON:
+        if takes(hidden):
             from dadlm.model.kernels.head import target_logp
 
             shifted = self._shifted(hidden, candidate)

@@ -58,6 +58,10 @@ class Noise:
     blocks: Tensor | None = None
     """[B, J]: which blocks these are, in order; None: all."""
 
+    def to(self, device: torch.device) -> "Noise":
+        parts = (self.masked, self.time, self.weight, self.blocks)
+        return Noise(*(None if part is None else part.to(device) for part in parts))  # type: ignore[arg-type]
+
 
 def _stride(strata: int) -> int:
     """A step near the golden section of `strata` and coprime to it: neighbours get far-apart times."""

@@ -5,6 +5,7 @@ noise, of which few different ones occur. The first step of each is launched ker
 compiles what is to be compiled), the second is captured, and from then on it is replayed.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ class StepGraphs:
         self.parameters, self.compute = list(model.parameters()), compute
         self.inputs: Inputs | None = None
         self.seen: set[Any] = set()
-        self.captured: dict[Any, _Captured] = {}
+        self.captured: dict[Any, _Captured | None] = {}
         self.pool = None
 
     def __call__(self, inputs: Inputs, key: Any) -> Inputs:
@@ -44,8 +45,11 @@ class StepGraphs:
             self._forget()
             return self.compute(self.inputs, key)
         if key not in self.captured:
-            self.captured[key] = self._capture(key)
+            self.captured[key] = self._try_capture(key)
         captured = self.captured[key]
+        if captured is None:
+            self._forget()
+            return self.compute(self.inputs, key)
         for parameter, grad in zip(self.parameters, captured.grads, strict=True):
             parameter.grad = grad
         captured.graph.replay()
@@ -60,12 +64,24 @@ class StepGraphs:
         for here, x in zip(self.inputs, inputs, strict=True):
             here.copy_(x.pin_memory(), non_blocking=True)
 
+    def _try_capture(self, key: Any) -> _Captured | None:
+        """Where a capture cannot be done, say so and go on kernel by kernel."""
+        try:
+            return self._capture(key)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            first_line = str(error).split("\n")[0]
+            warnings.warn(f"training without CUDA graphs, more slowly: {first_line}", stacklevel=2)
+            return None
+
     def _capture(self, key: Any) -> _Captured:
         assert self.inputs is not None
         self._forget()
         graph = torch.cuda.CUDAGraph()
         # Graphs never run side by side and each one's outputs are used before the next: they share memory.
-        with torch.cuda.graph(graph, pool=self.pool):
+        # The outer context puts the stream back that a failed capture leaves behind.
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=self.pool):
             outputs = self.compute(self.inputs, key)
         self.pool = graph.pool()
         return _Captured(graph, outputs, [parameter.grad for parameter in self.parameters])

@@ -102,7 +102,7 @@ class Trainer:
         self.state = TrainState(model, ema, start_optimizer(model, run), run.noise)
         self.state.data = [rows.fingerprint(), valid_rows.fingerprint()]
         self._weights = weights(model)  # the tensors themselves: they follow every update
-        self._watched: tuple[Tensor, Tensor, Tensor] | None = None
+        self._watched: tuple[Tensor, torch.cuda.Event, Tensor, Tensor] | None = None
         model.backbone.checkpointing = run.train.checkpointing
         one_piece = self.device.type == "cuda" and run.train.accumulate == 1 and not run.train.checkpointing
         self.graphs = StepGraphs(model, self._replayed) if one_piece and run.train.graphs else None
@@ -162,10 +162,13 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = train.lr_at(state.step) * group["scale"]
         chosen = training_rows(self.rows, state.step, train.batch_size, train.seed)
+        full = None
         try:
             loss, self._gap = self._gradients(chosen)
         except torch.OutOfMemoryError as error:
-            raise TrainingError(self._what_fits()) from error
+            full = error.with_traceback(None)  # whose frames would hold on to the memory
+        if full is not None:
+            raise TrainingError(self._what_fits()) from full
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
         self._watch(loss, norm)
         optimizer.step()
@@ -181,7 +184,8 @@ class Trainer:
         self.state.optimizer.zero_grad(set_to_none=True)
         loss, gap = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         for part in torch.arange(train.batch_size).chunk(train.accumulate):
-            ids, noise = self.rows.batch(chosen[part]).to(self.device), self._noise(part.to(self.device))
+            ids, noise = self.rows.batch(chosen[part]).to(self.device), self._noise(part)
+            noise = None if noise is None else noise.to(self.device)
             values = self._backward(ids, noise, train.power_at(step), self._logs(step + 1))
             loss, gap = loss + values[0], gap + values[1]
         return loss, gap
@@ -218,8 +222,8 @@ class Trainer:
     def _watch(self, loss: Tensor, norm: Tensor) -> None:
         """Stop at a loss or gradient that is no number, before it spoils the weights.
 
-        On CUDA the optimiser skips such an update by itself, and it is noticed a step later, so that the
-        device never waits to be asked.
+        On CUDA the optimiser skips such an update by itself, and it is noticed a step later: what the device
+        says of a step is written to the CPU's memory when it is known, and read when the next is on its way.
         """
         if self.device.type != "cuda":
             if not bool(torch.isfinite(loss + norm)):
@@ -228,14 +232,20 @@ class Trainer:
         self._notice()
         bad = (~torch.isfinite(loss + norm)).float()
         self.state.optimizer.found_inf = bad  # type: ignore[attr-defined]
-        self._watched = (bad, loss.clone(), norm)
+        told, known = torch.empty((), pin_memory=True), torch.cuda.Event()
+        told.copy_(bad, non_blocking=True)
+        known.record()
+        self._watched = (told, known, loss.clone(), norm)
 
     def _notice(self) -> None:
         """Stop if the update before this one was skipped."""
-        if self._watched is not None and bool(self._watched[0]):
+        if self._watched is None:
+            return
+        (told, known, loss, norm), self._watched = self._watched, None
+        known.synchronize()
+        if bool(told):
             self.state.step -= 1
-            self._stop_at_nan(float(self._watched[1]), float(self._watched[2]))
-        self._watched = None
+            self._stop_at_nan(float(loss), float(norm))
 
     def _what_fits(self) -> str:
         """Try smaller parts of the batch until one fits the device, and say how to ask for it."""
@@ -249,8 +259,8 @@ class Trainer:
                 torch.cuda.empty_cache()
             part = torch.arange(train.batch_size // accumulate)
             try:
-                ids = self.rows.batch(part % len(self.rows)).to(self.device)
-                self._backward(ids, self._noise(part.to(self.device)), 1.0, True)
+                ids, noise = self.rows.batch(part % len(self.rows)).to(self.device), self._noise(part)
+                self._backward(ids, None if noise is None else noise.to(self.device), 1.0, True)
             except torch.OutOfMemoryError:
                 continue
             return (
@@ -264,6 +274,7 @@ class Trainer:
         return step % self.config.train.log_every == 0 or step == self.config.train.steps
 
     def _noise(self, part: Tensor) -> Noise | None:
+        """The noise of rows `part` of the batch, drawn on the CPU whatever the device."""
         model, train = self.state.model.config, self.config.train
         if model.family == "ar":
             return None

@@ -6,6 +6,7 @@ are measured, and what a person is shown of the result.
 
 import json
 import shlex
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -36,13 +37,15 @@ def run(words: list[str]) -> int:
         print(USAGE)
         return 0
     if not words or words[0] not in KINDS:
-        raise ConfigError("say what to evaluate\n" + USAGE)
+        said = f"unknown kind of evaluation {words[0]!r}" if words else "say what to evaluate"
+        raise ConfigError(f"{said}\n{USAGE}")
     kind, *words = words
     module = import_module(f"dadlm.cli.evaluate.{kind}")
     options = parse(module.Options, words, kind)
     folder = Path(options.out or f"evaluation/{kind}")
-    # Safe to keep: keys of servers are read from the environment only.
-    command = shlex.join(["dadlm", "evaluate", kind, *words])
+    if folder.is_file():
+        raise ConfigError(f"{folder} is a file: --out must be a folder")
+    command = shlex.join(["dadlm", "evaluate", kind, *_told(words)])
     result = module.measure(options, folder) | {"command": command}
     file = folder / f"{kind}.json"
     write_result(file, result)
@@ -51,3 +54,10 @@ def run(words: list[str]) -> int:
     else:
         show(module.table(result), [*module.notes(result), str(file)])
     return 0
+
+
+def _told(words: list[str]) -> Iterator[str]:
+    """The words of a command without what may be secret, more fields of a request; keys are no words."""
+    for before, word in zip(["", *words], words, strict=False):
+        name = word.partition("=")[0]
+        yield "..." if before == "--body" else f"{name}=..." if name == "--body" and name != word else word

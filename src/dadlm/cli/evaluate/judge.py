@@ -38,7 +38,8 @@ class Options(Common):
     timeout: float = 60.0
     """Seconds without a sign of life after which a request counts as failed."""
     body: str = "{}"
-    """More fields of the request as JSON, e.g. '{"thinking": {"type": "disabled"}}'."""
+    """More fields of the request as JSON, e.g. '{"thinking": {"type": "disabled"}}'; null leaves out one that
+    is sent otherwise (temperature, max_tokens). Files get the names of the fields, not their values."""
     price_in: float | None = None
     """Price of a million prompt tokens, to show the cost."""
     price_out: float | None = None
@@ -93,8 +94,8 @@ def table(result: dict[str, Any]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     rows = result["rows"] + ([{"configuration": "all", **result}] if len(result["rows"]) > 1 else [])
     for row in rows:
-        rate = {name: 100 * value for name, value in row["win_rate"].items()}
-        decided = row["wins_a"] + row["wins_b"]
+        decided = "win_rate" in row and row["wins_a"] + row["wins_b"]
+        rate = {name: 100 * value for name, value in row["win_rate"].items()} if decided else {}
         table.add_row(
             row["configuration"],
             *(str(row[name]) for name in ("pairs", "wins_a", "wins_b", "ties", "unparsed")),
@@ -109,6 +110,14 @@ def notes(result: dict[str, Any]) -> list[str]:
         "A pair is won when both orders favour the same model; the rate is among the pairs won by either. "
         "first %: how often the text shown first was chosen."
     ]
+    if len(result["rows"]) > 1:
+        notes.append("All configurations continue the same prompts, so over all there is no interval.")
+    repeated = max(row["pairs"] - row["prompts"] for row in result["rows"])
+    if repeated:
+        notes.append(
+            f"In a configuration up to {repeated} pairs repeat the prompt of another: they are no witnesses "
+            "of their own, and the intervals are too narrow."
+        )
     if result["missing"]:
         notes.append(f"{result['missing']} samples have no partner and were left out.")
     share = result["first_position_share"]

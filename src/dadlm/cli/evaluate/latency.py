@@ -55,9 +55,10 @@ def table(result: dict[str, Any]) -> Table:
 
 
 def notes(result: dict[str, Any]) -> list[str]:
+    timed = " or ".join(map(str, sorted({row["updates"] for row in result["rows"]})))
     return [
         f"{result['device']}, {result['threads']} threads, batch size {result['batch_size']}; "
-        f"median, least and most of {result['steps']} steps after {result['warmup']}",
+        f"median, least and most of {timed} steps after {result['warmup']}",
         f"memory: {result['memory_kind']}",
         "measurements are kept and shown again: remove their folder to measure anew",
     ]

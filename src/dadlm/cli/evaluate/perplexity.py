@@ -17,7 +17,7 @@ class Options(OnText):
     model: str = ""
     """Folder of a model or of a training run (its best checkpoint), or a Hugging Face name."""
     count: int | None = None
-    """Rows to score, from the start of the text; None: all."""
+    """Rows to score, drawn from all over the text; None: all."""
     length: int | None = None
     """Tokens of a row; None: the model's context."""
     draws: int = 1
@@ -59,7 +59,13 @@ def _shown(interval: dict[str, float] | None, digits: int, sign: str) -> str:
 
 
 def notes(result: dict[str, Any]) -> list[str]:
-    notes = [in_words(result), *caution(result["count"]), f"this is {result['note']}"]
+    notes = [
+        in_words(result),
+        *caution(result["groups"], "documents (or runs of rows of a single one)"),
+        f"this is {result['note']}",
+    ]
     if result["forms_agree"] is not None:
-        notes.append(f"the intervals of both forms {'' if result['forms_agree'] else 'DO NOT '}overlap")
+        notes.append(
+            f"both forms {'agree' if result['forms_agree'] else 'DO NOT agree (by chance 1 time in 20)'}"
+        )
     return notes

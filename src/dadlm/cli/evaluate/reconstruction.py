@@ -9,6 +9,7 @@ from rich.table import Table
 from dadlm.cli.evaluate.common import OnText, load_model, names_of
 from dadlm.evaluate import Interval, reconstruction
 from dadlm.evaluate.intervals import caution
+from dadlm.evaluate.reconstruction import check_tokenizers
 from dadlm.evaluate.text import in_words
 
 
@@ -28,6 +29,8 @@ def measure(options: Options, folder: Path) -> dict[str, Any]:
     model = load_model(options.model, options)
     against = load_model(options.against, options) if options.against else None
     length = options.length
+    if against is not None:
+        check_tokenizers([model, against])  # before any text is tokenised
     if length is None and against is not None:
         length = min(model.config.context, against.config.context)
     rows, data = options.rows(model, length)
@@ -57,7 +60,10 @@ def table(result: dict[str, Any]) -> Table:
 
 
 def notes(result: dict[str, Any]) -> list[str]:
-    notes = [in_words(result), *caution(result["count"])]
+    notes = [
+        f"{in_words(result)}: {result['note']}",
+        *caution(result["groups"], "documents (or runs of rows of a single one)"),
+    ]
     if result["difference"] is not None:
         difference = Interval(**result["difference"])
         notes.append(f"difference, row by row: {difference} (negative: the first model is better)")

@@ -66,7 +66,9 @@ def table(result: dict[str, Any]) -> Table:
         )
         table.add_row(label, *cells)
     table.add_row("TPF", f"{result['tpf']:.2f}")
-    table.add_row("ms per summary", f"{result['ms_per_summary']:.1f}")
+    if result["timed"]:
+        told = f"{result['ms_per_summary']:.1f}"
+        table.add_row(f"ms per summary, {result['timed']} in batches of {result['batch_size']}", told)
     return table
 
 

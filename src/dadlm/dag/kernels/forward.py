@@ -41,7 +41,7 @@ def _tile(K: int) -> tuple[int, int]:
 
 @triton.jit
 def _forward(emission, transition, alpha, total, B, N, K, S: tl.constexpr, P: tl.constexpr):
-    chain = tl.program_id(0) * S + tl.arange(0, S)
+    chain = (tl.program_id(0) * S + tl.arange(0, S)).to(tl.int64)
     k = tl.arange(0, P)
     real = (chain < B)[:, None] & (k < K)[None, :]
     pair = real[:, :, None] & (k < K)[None, None, :]
@@ -67,7 +67,7 @@ def _forward(emission, transition, alpha, total, B, N, K, S: tl.constexpr, P: tl
 
 @triton.jit
 def _backward(alpha, transition, grad, to_emission, to_transition, B, N, K, S: tl.constexpr, P: tl.constexpr):
-    chain = tl.program_id(0) * S + tl.arange(0, S)
+    chain = (tl.program_id(0) * S + tl.arange(0, S)).to(tl.int64)
     j = tl.arange(0, P)
     real = (chain < B)[:, None] & (j < K)[None, :]
     pair = real[:, :, None] & (j < K)[None, None, :]

@@ -19,7 +19,7 @@ def sample(transition_logp: Tensor, uniform: Tensor) -> Tensor:
     """Paths [B, N] by inverse CDF from transitions [B, N, K, K] and uniform [B, N] in fp32."""
     B, N, K, _ = transition_logp.shape
     path = torch.empty(B, N, device=transition_logp.device, dtype=torch.int64)
-    _sample[(triton.cdiv(B, _S),)](transition_logp, uniform, path, B, N, K, _S)
+    _sample[(triton.cdiv(B, _S),)](transition_logp, uniform, path, B, N, K, _S, num_warps=1)
     return path
 
 
@@ -31,7 +31,9 @@ def best(emission_logp: Tensor, transition_logp: Tensor) -> tuple[Tensor, Tensor
     logp = torch.empty(B, device=device, dtype=torch.float32)
     score = torch.empty(2, B, K, device=device, dtype=torch.float32)
     origin = torch.empty(B, N, K, device=device, dtype=torch.int32)
-    _best[(triton.cdiv(B, _S),)](emission_logp, transition_logp, score, origin, path, logp, B, N, K, _S)
+    _best[(triton.cdiv(B, _S),)](
+        emission_logp, transition_logp, score, origin, path, logp, B, N, K, _S, num_warps=1
+    )
     return path, logp
 
 

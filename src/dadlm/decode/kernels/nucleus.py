@@ -31,7 +31,9 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float, top_p: float, cros
     # Every turn reads what the one before it wrote and writes beside it.
     threshold = torch.zeros(_TURNS + 1, n, device=device, dtype=torch.int32)
     masses = torch.empty(_TURNS, n, P, 8, device=device, dtype=torch.float64)
-    common = (logits, tops, sums, threshold, masses, V, P, n, scale, top_p)
+    # A number handed to a kernel would be rounded to single precision, which decides ties.
+    wanted = sums.sum(1) * top_p
+    common = (logits, tops, wanted, threshold, masses, V, P, n, scale)
     for turn in range(_TURNS if top_p < 1 else 0):
         _turn[(n, P)](*common, turn, _SEGMENT)
     above = torch.empty(n, P, device=device, dtype=torch.float64)
@@ -60,21 +62,14 @@ def _weights(logits, tops, row, segment, V, P, scale, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _row_sum(values, row, P):
-    lane = tl.arange(0, 64)
-    return tl.sum(tl.load(values + row * P + lane, mask=lane < P, other=0.0), 0)
-
-
-@triton.jit
-def _threshold_after(turn, threshold, masses, sums, row, P, n, top_p):
+def _threshold_after(turn, threshold, masses, wanted, row, P, n):
     """The threshold when `turn` turns are over: as many eighths up as still hold enough mass."""
     before = tl.load(threshold + (turn - 1) * n + row)
-    wanted = _row_sum(sums, row, P) * top_p
     lane, part = tl.arange(0, 64)[:, None], tl.arange(0, 8)[None, :]
     found = tl.load(
         masses + (((turn - 1) * n + row) * P + lane) * 8 + part, mask=(lane < P) & (part > 0), other=0.0
     )
-    enough = (tl.sum(found, 0) >= wanted) & (tl.arange(0, 8) > 0)
+    enough = (tl.sum(found, 0) >= tl.load(wanted + row)) & (tl.arange(0, 8) > 0)
     return before + (tl.sum(enough.to(tl.int32), 0) << (27 - 3 * (turn - 1)))
 
 
@@ -93,12 +88,12 @@ def _sum(logits, tops, sums, V, P, scale, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _turn(logits, tops, sums, threshold, masses, V, P, n, scale, top_p, turn, SIZE: tl.constexpr):
+def _turn(logits, tops, wanted, threshold, masses, V, P, n, scale, turn, SIZE: tl.constexpr):
     row, segment = tl.program_id(0), tl.program_id(1)
     _, w = _weights(logits, tops, row, segment, V, P, scale, SIZE)
     low = 0
     if turn > 0:
-        low = _threshold_after(turn, threshold, masses, sums, row, P, n, top_p)
+        low = _threshold_after(turn, threshold, masses, wanted, row, P, n)
         if segment == 0:
             tl.store(threshold + turn * n + row, low)
     part = (w.to(tl.int32, bitcast=True) - low) >> (27 - 3 * turn)
@@ -110,7 +105,7 @@ def _turn(logits, tops, sums, threshold, masses, V, P, n, scale, top_p, turn, SI
 
 @triton.jit
 def _count(
-    logits, tops, sums, threshold, masses, V, P, n, scale, top_p, above, ties,
+    logits, tops, wanted, threshold, masses, V, P, n, scale, above, ties,
     CUT: tl.constexpr, TURNS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The mass of a segment above the threshold, and how many of its tokens equal it."""
@@ -118,7 +113,7 @@ def _count(
     place, w = _weights(logits, tops, row, segment, V, P, scale, SIZE)
     low = 0
     if CUT:
-        low = _threshold_after(TURNS, threshold, masses, sums, row, P, n, top_p)
+        low = _threshold_after(TURNS, threshold, masses, wanted, row, P, n)
         if segment == 0:
             tl.store(threshold + TURNS * n + row, low)
     bits = w.to(tl.int32, bitcast=True)
@@ -128,7 +123,7 @@ def _count(
 
 @triton.jit
 def _pick(
-    logits, tops, sums, threshold, masses, V, P, n, scale, top_p, above, ties, uniform, out,
+    logits, tops, wanted, threshold, masses, V, P, n, scale, above, ties, uniform, out,
     CUT: tl.constexpr, CROSSING: tl.constexpr, TURNS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -140,7 +135,7 @@ def _pick(
     equals = 0  # how many of the tokens that equal the threshold belong to the nucleus, lowest ids first
     if CUT:
         total_above = tl.sum(segment_above, 0)
-        room = (_row_sum(sums, row, P) * top_p - total_above) / edge
+        room = (tl.load(wanted + row) - total_above) / edge
         if CROSSING:
             equals = tl.ceil(room).to(tl.int32)
         else:
@@ -164,5 +159,7 @@ def _pick(
     inside = (bits > low) | ((tie == 1) & (before + tl.cumsum(tie, 0) - tie < equals))
     q = tl.where(inside, w, 0.0).to(tl.float64)
     found = segment * SIZE + tl.sum((passed + tl.cumsum(q, 0) <= goal).to(tl.int32), 0)
+    # Nor may it fall before the first one.
+    first = tl.min(tl.where(inside, place, V), 0)
     last = tl.max(tl.where(inside, place, 0), 0)
-    tl.store(out + row, tl.minimum(found, last).to(tl.int64))
+    tl.store(out + row, tl.maximum(tl.minimum(found, last), first).to(tl.int64))

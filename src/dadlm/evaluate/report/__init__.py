@@ -4,7 +4,7 @@
 Markdown file. It measures nothing and opens no model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +17,43 @@ from dadlm.evaluate.report import (
     reconstruction,
     summarisation,
 )
-from dadlm.evaluate.report.document import Section, Table
-from dadlm.evaluate.report.gather import Found, gather
+from dadlm.evaluate.report.document import Section, Table, in_short
+from dadlm.evaluate.report.gather import Found, Skipped, gather
 from dadlm.evaluate.report.markdown import to_markdown
 from dadlm.evaluate.report.page import to_html
+from dadlm.evaluate.work import whole_file
 
 __all__ = ["report"]
+
+_BUILDERS: dict[str, Callable[[list[Found]], Section]] = {
+    "reconstruction": reconstruction.section,
+    "perplexity": perplexity.section,
+    "generation": generation.section,
+    "judge": judge.section,
+    "summarisation": summarisation.section,
+    "latency": latency.section,
+}
+"""By kind, in the paper's order."""
 
 
 def report(places: Iterable[str | Path], out: str | Path = "report") -> dict[str, Any]:
     """Gather results from folders and files into `out`/index.html and `out`/report.md; say what was found."""
     places = list(places)
-    found, skipped = gather(places)
+    gathered, skipped = gather(places)
+    why = {one.file: _hindrance(one) for one in gathered}
+    found = [one for one in gathered if not why[one.file]]
+    skipped += [Skipped(file, told) for file, told in why.items() if told]
     if not found:
         raise DataError(
             f"no results in {', '.join(map(str, places)) or 'no folder'}: "
             "name a folder into which `dadlm evaluate KIND --out FOLDER` wrote"
         )
     sections = _sections(found)
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    page, text = folder / "index.html", folder / "report.md"
-    # Names of files and models need not be Unicode.
-    page.write_text(to_html(sections, found, skipped), encoding="utf-8", errors="replace")
-    text.write_text(to_markdown(sections, found, skipped), encoding="utf-8", errors="replace")
+    page, text = Path(out) / "index.html", Path(out) / "report.md"
+    for file, write in ((page, to_html), (text, to_markdown)):
+        with whole_file(file) as handle:
+            # Names of files and models need not be Unicode.
+            handle.write(write(sections, found, skipped).encode("utf-8", "replace"))
     return {
         "kind": "report",
         "page": str(page),
@@ -48,21 +61,24 @@ def report(places: Iterable[str | Path], out: str | Path = "report") -> dict[str
         "results": [{"file": str(one.file), "kind": one.kind} for one in found],
         "skipped": [{"file": str(one.file), "why": one.why} for one in skipped],
         "tables": [part.caption for section in sections for part in section.parts if isinstance(part, Table)],
-        "in_short": [line for section in sections for line in section.short],
+        "in_short": in_short(sections),
     }
+
+
+def _hindrance(one: Found) -> str:
+    """Why a result cannot be shown; empty: it can. It may come from another version, or an editor."""
+    if one.kind not in _BUILDERS:
+        return f"unknown kind {one.kind[:40]!r}"
+    try:
+        sections = _sections([one])
+        for write in (to_html, to_markdown):
+            write(sections, [one], [])
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        return f"not a {one.kind} that can be shown ({type(error).__name__}: {str(error)[:80]})"
+    return ""
 
 
 def _sections(found: list[Found]) -> list[Section]:
-    """One for each kind that was found, in the paper's order."""
-    by_kind: dict[str, list[Found]] = {}
-    for one in found:
-        by_kind.setdefault(one.kind, []).append(one)
-    builders = {
-        "reconstruction": reconstruction.section,
-        "perplexity": perplexity.section,
-        "generation": generation.section,
-        "judge": judge.section,
-        "summarisation": summarisation.section,
-        "latency": latency.section,
-    }
-    return [build(by_kind[kind]) for kind, build in builders.items() if kind in by_kind]
+    """One for each kind that was found."""
+    by_kind = {kind: [one for one in found if one.kind == kind] for kind in _BUILDERS}
+    return [build(by_kind[kind]) for kind, build in _BUILDERS.items() if by_kind[kind]]

@@ -1,49 +1,52 @@
-"""In what a result is not the paper's setting: data, scale, and the value of any option."""
+"""What of a result stands beside what of the paper's: data, scale, and the value of any option."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dadlm.evaluate import paper
 from dadlm.evaluate.report.document import Difference, whole
-from dadlm.evaluate.report.subjects import Facts, source_of
+from dadlm.evaluate.report.subjects import Facts
 
-# How the paper's data sets are spelled in file and hub names, letters and digits only.
+# How the paper's data sets are spelled in file and hub names: whole words, apart by one space.
 _SPELLINGS = {
-    "OpenWebText": ("openwebtext", "owt"),
-    "LM1B": ("lm1b", "billionword"),
+    "OpenWebText": ("openwebtext", "open web text", "owt"),
+    "LM1B": ("lm1b", "billion word", "billionword"),
     "XSum": ("xsum",),
-    "CNN/DailyMail": ("cnn", "dailymail"),
+    "CNN/DailyMail": ("cnndailymail", "dailymail", "daily mail", "cnndm", "cnn dm"),
 }
 
 
 def known_as(source: str | None, names: Iterable[str]) -> str | None:
-    """Which of the paper's data sets a source is, by its name."""
-    plain = re.sub(r"[^a-z0-9]", "", (source or "").lower())
-    return next((name for name in names if any(word in plain for word in _SPELLINGS[name])), None)
+    """Which of the paper's data sets a source seems to be, by its name."""
+    words = f" {' '.join(re.findall('[a-z0-9]+', (source or '').lower()))} "
+    return next((name for name in names if any(f" {word} " in words for word in _SPELLINGS[name])), None)
 
 
-def data_differs(data: Facts, *names: str) -> Iterator[Difference]:
-    """`names` are the data sets the paper used."""
-    if known_as(data["source"], names) is None:
-        yield Difference(what="data", ours=source_of(data), paper=" and ".join(names))
+def data_beside(ours: str, *names: str) -> Difference:
+    """Always told: no name of a file proves that it holds the paper's text, or which part of it."""
+    return Difference(what="data", ours=ours, paper=" and ".join(names))
 
 
 def models_differ(models: Sequence[Facts], sets: Sequence[str] = ("OpenWebText",)) -> Iterator[Difference]:
-    """Size and context; the paper's context depends on the data set."""
+    """Size, graph and context; the paper's context depends on the data set."""
     sizes = [model["parameters"] for model in models]
     if not all(0.9 < size / paper.PARAMETERS < 1.1 for size in sizes):  # the graph adds 2%
         theirs = f"about {parameters(paper.PARAMETERS)}"
         yield Difference(what="parameters", ours=_span(sizes, parameters), paper=theirs)
-    contexts = [model["context"] for model in models]
+    contexts = [int(model["context"]) for model in models]
     if not set(contexts) <= {paper.CONTEXT[name] for name in sets}:
         theirs = " and ".join(whole(paper.CONTEXT[name]) for name in sets)
         yield Difference(what="context", ours=_span(contexts, whole), paper=theirs)
+    for name, theirs in (("candidates", paper.CANDIDATES), ("expand_at", paper.EXPAND_AT)):
+        values = [int(model[name]) for model in models if name in model]
+        if set(values) - {theirs}:
+            yield Difference(what=name, ours=_span(values, whole), paper=whole(theirs))
 
 
-def value_differs(what: str, ours: int | str, theirs: int | str) -> Iterator[Difference]:
+def value_differs(what: str, ours: int | None, theirs: int) -> Iterator[Difference]:
+    """None: the result does not say."""
     if ours != theirs:
-        told = [value if isinstance(value, str) else whole(value) for value in (ours, theirs)]
-        yield Difference(what=what, ours=told[0], paper=told[1])
+        yield Difference(what=what, ours="unknown" if ours is None else whole(ours), paper=whole(theirs))
 
 
 def parameters(count: float) -> str:

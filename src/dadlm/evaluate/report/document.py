@@ -3,7 +3,7 @@
 All text here is plain; whoever writes it as HTML or Markdown escapes it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One thing in which ours is not the paper's setting."""
+    """One thing in which ours is not, or need not be, the paper's setting."""
 
     what: str
     ours: str
@@ -111,3 +111,8 @@ def apart(one: Mapping[str, Any] | None, others: list[Mapping[str, Any] | None])
     """Whether an interval lies above all the others, so that its mean may be called the highest."""
     known = [other for other in others if other is not None]
     return one is not None and bool(known) and all(one["low"] > other["high"] for other in known)
+
+
+def in_short(sections: Iterable[Section]) -> list[str]:
+    """What all sections say in a sentence, each sentence once."""
+    return list(dict.fromkeys(line for section in sections for line in section.short))

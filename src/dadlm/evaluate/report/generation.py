@@ -5,12 +5,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dadlm.errors import DadlmError
+from dadlm.evaluate.generation import ENOUGH
 from dadlm.evaluate.pareto import draw_pareto
 from dadlm.evaluate.report.document import Figure, Section, Table, apart
 from dadlm.evaluate.report.gather import Found
 from dadlm.evaluate.report.grid import block_sizes, grid_of, grid_table
 from dadlm.evaluate.report.measures import measures_table
 from dadlm.evaluate.report.subjects import Facts
+
+_LARGEST = 5_000_000  # bytes of a figure; a larger one is left out
 
 
 def section(found: list[Found]) -> Section:
@@ -36,11 +39,12 @@ def section(found: list[Found]) -> Section:
 
 
 def _figure(one: Found, where: str) -> Iterator[Figure]:
-    """The figure that lies beside the result, else a new one; none where it cannot be drawn."""
+    """The figure that lies beside the result, else a new one; none where it is too large or not to be had."""
     caption = f"Quality against tokens per forward pass, one panel for each block size{where}."
     beside = one.file.parent / "pareto.svg"
     if beside.is_file():
-        yield Figure(svg=beside.read_bytes(), caption=caption)
+        if beside.stat().st_size <= _LARGEST:
+            yield Figure(svg=beside.read_bytes(), caption=caption)
         return
     with TemporaryDirectory() as folder:
         try:
@@ -62,7 +66,9 @@ def _sentences(result: Facts, size: int | None, where: str) -> Iterator[str]:
             if pairs:
                 above = sum(one["mean"] > two["mean"] for one, two in pairs)
                 clear = sum(apart(one, [two]) for one, two in pairs)
+                few = " So few samples mean little." if result["samples"] < ENOUGH else ""
                 yield (
-                    f"MAUVE{where}: {name} above {other} in {above} of {len(pairs)} configurations, "
-                    f"with intervals apart in {clear}."
+                    f"MAUVE{where}: {name} clearly above {other} (intervals apart) in {clear} of "
+                    f"{len(pairs)} configurations, with the higher mean in {above}; "
+                    f"{result['samples']} samples.{few}"
                 )

@@ -5,7 +5,7 @@ from functools import partial
 
 from dadlm.evaluate import paper
 from dadlm.evaluate.report.configurations import Key, key_of, paper_mauve, paper_name, paper_tpf, write_key
-from dadlm.evaluate.report.differences import data_differs, models_differ, value_differs
+from dadlm.evaluate.report.differences import data_beside, models_differ, value_differs
 from dadlm.evaluate.report.document import (
     NONE,
     Cell,
@@ -19,7 +19,7 @@ from dadlm.evaluate.report.document import (
     plain,
 )
 from dadlm.evaluate.report.gather import Found
-from dadlm.evaluate.report.subjects import Facts, block_size, rank, table
+from dadlm.evaluate.report.subjects import Facts, block_size, rank, rows_of, table
 
 Grid = dict[Key, dict[str, Facts]]
 """Configuration → name of a model → its row."""
@@ -100,7 +100,7 @@ def _mauve(grid: Grid, name: str, key: Key) -> Cell:
 
 
 def _differences(result: Facts) -> Iterator[Difference]:
-    yield from data_differs(result["data"], "OpenWebText")
+    yield data_beside(rows_of(result), "OpenWebText")
     yield from models_differ(result["models"])
     yield from value_differs("prompt tokens", result["prompt_tokens"], paper.PROMPT_TOKENS)
     yield from value_differs("new tokens", result["new_tokens"], paper.NEW_TOKENS)
@@ -108,9 +108,19 @@ def _differences(result: Facts) -> Iterator[Difference]:
     embedder = result["embedder"]
     if embedder and "gpt2large" not in embedder.lower().replace("-", "").replace(" ", ""):
         yield Difference(what="embedder of MAUVE", ours=embedder, paper=paper.EMBEDDER)
-    times = list((result.get("latency") or {}).values())
-    if times and "A800" not in times[0]["device"]:
-        yield Difference(what="device", ours=times[0]["device"], paper=paper.DEVICE)
+    timed = timing(result)
+    if timed and "A800" not in timed["device"]:
+        yield Difference(what="device", ours=timed["device"], paper=paper.DEVICE)
+    if timed:
+        yield from value_differs("batch size of the timing", timed["batch_size"], paper.BATCH_SIZE)
+
+
+def timing(result: Facts) -> Facts | None:
+    """On what steps were timed: the same for every model and configuration of a run."""
+    inside = result.get("latency") or None
+    while inside and "device" not in inside:
+        inside = next((part for part in inside.values() if isinstance(part, dict)), None)
+    return inside
 
 
 def _notes(result: Facts, has_mauve: bool) -> Iterator[str]:
@@ -118,9 +128,7 @@ def _notes(result: Facts, has_mauve: bool) -> Iterator[str]:
         yield "Bold: an interval above all others of its row."
     for row in result["rows"]:
         if row["family"] == "ar" and row["mauve"]:
-            cell = measured(row["mauve"], 3)
-            yield f"{row['model']}, for reference: MAUVE {cell.text} {cell.beside} (paper {paper.AR_MAUVE})."
-    if times := result.get("latency"):
-        told = ", ".join(f"{name} {number(time['ms_median'])}" for name, time in times.items())
-        yield f"Milliseconds per step at batch size {next(iter(times.values()))['batch_size']}: {told}."
+            cell, usual = measured(row["mauve"], 3), key_of(row) == ("AR", None)
+            theirs = f" (paper {paper.AR_MAUVE})" if usual else f", decoded by {write_key(key_of(row))}"
+            yield f"{row['model']}, for reference: MAUVE {cell.text} {cell.beside}{theirs}."
     yield from map(str, result.get("notes") or ())

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dadlm.evaluate import paper
 from dadlm.evaluate.report.configurations import Key, key_of, paper_row, rank_key, write_key
-from dadlm.evaluate.report.differences import models_differ, value_differs
+from dadlm.evaluate.report.differences import data_beside, models_differ, value_differs
 from dadlm.evaluate.report.document import (
     NONE,
     Cell,
@@ -30,7 +30,7 @@ def section(found: list[Found]) -> Section:
         "only if it is preferred in both orders; all else is a tie. Win rates are among decided pairs, with "
         "Wilson intervals.",
         parts=tuple(map(_table, found)),
-        short=tuple(_sentence(one.result) for one in found if _decided(one.result)),
+        short=tuple(_sentence(one.result) for one in found if any(map(_decided, one.result["rows"]))),
     )
 
 
@@ -53,8 +53,9 @@ def _table(one: Found) -> Table:
         theirs = [_paper_rate(size, key, side)] if side else []
         rows.append(Row((Cell(write_key(key)), *_verdict(row), *theirs), rule=key[0] != before))
         before = key[0]
-    if len(rows) > 1:
-        rows.append(Row((Cell("all"), *_verdict(result), *([Cell(NONE)] if side else [])), rule=True))
+    if len(rows) > 1:  # counts only: the same prompts in every row are no independent witnesses
+        counts = {**result, "win_rate": None}
+        rows.append(Row((Cell("all"), *_verdict(counts), *([Cell(NONE)] if side else [])), rule=True))
     return table(
         [one],
         rows,
@@ -71,9 +72,8 @@ def _table(one: Found) -> Table:
 
 
 def _verdict(row: Facts) -> Iterator[Cell]:
-    rate = row["win_rate"]
-    best = not rate["low"] <= 0.5 <= rate["high"]
-    yield measured(rate, scale=100, best=best) if _decided(row) else Cell(NONE)
+    rate = row["win_rate"] if _decided(row) else None
+    yield measured(rate, scale=100, best=bool(rate) and _leaning(rate) != 0)
     for name in ("pairs", "wins_a", "wins_b", "ties"):
         yield plain(row[name], 0)
 
@@ -89,6 +89,7 @@ def _paper_rate(size: int, key: Key, side: str) -> Cell:
 
 
 def _differences(result: Facts) -> Iterator[Difference]:
+    yield data_beside(result.get("source") or "unknown", "OpenWebText")
     if paper.JUDGE.lower() not in result["judge"].lower():
         yield Difference(what="judge", ours=result["judge"], paper=paper.JUDGE)
     pairs = max(row["pairs"] for row in result["rows"])
@@ -98,6 +99,12 @@ def _differences(result: Facts) -> Iterator[Difference]:
 
 def _notes(result: Facts) -> Iterator[str]:
     yield "Bold: the interval leaves out 50%."
+    repeated = max(row["pairs"] - row.get("prompts", row["pairs"]) for row in result["rows"])
+    if repeated:
+        yield (
+            f"In a configuration up to {whole(repeated)} pairs repeat the prompt of another: they are no "
+            "witnesses of their own, and the intervals are too narrow."
+        )
     share = number(100 * result["first_position_share"], 1)
     yield f"The continuation shown first was chosen in {share}% of the answers; 50% would be no preference."
     if result["unparsed"]:
@@ -107,11 +114,24 @@ def _notes(result: Facts) -> Iterator[str]:
 
 
 def _sentence(result: Facts) -> str:
-    cell = measured(result["win_rate"], scale=100)
+    """Configurations are counted, not pooled: they continue the same prompts."""
+    decided = [row for row in result["rows"] if _decided(row)]
+    who = f"Judge ({result['judge']}), {result['a']} against {result['b']}"
+    if len(decided) == 1:
+        (row,) = decided
+        cell = measured(row["win_rate"], scale=100)
+        label, pairs = write_key(key_of(row)), whole(_decided(row))
+        return f"{who}, {label}: wins {cell.text}% {cell.beside} of {pairs} decided pairs."
+    leaning = [_leaning(row["win_rate"]) for row in decided]
     return (
-        f"Judge ({result['judge']}): {result['a']} wins {cell.text}% {cell.beside} of "
-        f"{whole(_decided(result))} decided pairs against {result['b']}."
+        f"{who}: of {len(decided)} configurations the interval lies above 50% in {leaning.count(1)}, "
+        f"below in {leaning.count(-1)}."
     )
+
+
+def _leaning(rate: Facts) -> int:
+    """1: the interval lies above one half, -1: below, 0: on both sides."""
+    return (rate["low"] > 0.5) - (rate["high"] < 0.5)
 
 
 def _decided(row: Facts) -> int:

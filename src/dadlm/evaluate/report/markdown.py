@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from dadlm.evaluate.report.document import Cell, Column, Row, Section, Table
+from dadlm.evaluate.report.document import Cell, Column, Row, Section, Table, in_short
 from dadlm.evaluate.report.gather import Found, Skipped
 
 _MARKUP = re.compile(r"([\\`*_\[\]|#~$])")
@@ -18,7 +18,7 @@ def to_markdown(sections: Sequence[Section], found: Sequence[Found], skipped: Se
 def _lines(sections: Sequence[Section], found: Sequence[Found], skipped: Sequence[Skipped]) -> Iterator[str]:
     yield "# Evaluation report\n"
     yield "Intervals are 95%. Columns and rows marked “paper” repeat the paper's numbers."
-    short = [line for section in sections for line in section.short]
+    short = in_short(sections)
     if short:
         yield "\n## In short\n"
         yield from (f"- {_escape(line)}" for line in short)
@@ -64,9 +64,9 @@ def _differences(table: Table) -> str:
     if table.differences is None:
         return "Not in the paper."
     if not table.differences:
-        return "As far as the result tells, the paper's setting."
+        return "The paper's setting, as far as the result tells."
     told = (f"{one.what}: {one.ours} (paper: {one.paper})" for one in table.differences)
-    return f"**How ours differs:** {'; '.join(map(_escape, told))}."
+    return f"**Beside the paper:** {'; '.join(map(_escape, told))}."
 
 
 def _escape(text: str) -> str:

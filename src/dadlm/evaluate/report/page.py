@@ -9,7 +9,7 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from dadlm.evaluate.report.document import Cell, Column, Figure, Row, Section, Table
+from dadlm.evaluate.report.document import Cell, Column, Figure, Row, Section, Table, in_short
 from dadlm.evaluate.report.gather import Found, Skipped
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -56,7 +56,7 @@ def _contents(sections: Sequence[Section]) -> Iterator[str]:
 
 
 def _short(sections: Sequence[Section]) -> Iterator[str]:
-    lines = [line for section in sections for line in section.short]
+    lines = in_short(sections)
     if lines:
         yield '<section id="in-short" class="short">\n<h2><a href="#in-short">In short</a></h2>\n<ul>'
         yield from (f"<li>{escape(line)}</li>" for line in lines)
@@ -135,12 +135,12 @@ def _differences(table: Table) -> str:
     if table.differences is None:
         return '<b class="tag">Not in the paper</b>'
     if not table.differences:
-        return "As far as the result tells, the paper's setting."
+        return "The paper's setting, as far as the result tells."
     told = "; ".join(
         f"{escape(one.what)} <b>{escape(one.ours)}</b> (paper: {escape(one.paper)})"
         for one in table.differences
     )
-    return f'<b class="tag">How ours differs</b> {told}.'
+    return f'<b class="tag">Beside the paper</b> {told}.'
 
 
 def _figure(figure: Figure, number: int) -> Iterator[str]:

@@ -1,9 +1,8 @@
 """Perplexity of every family on the same text: exact for AR, bounds for the others. Not in the paper."""
 
-from dadlm.evaluate.intervals import caution
 from dadlm.evaluate.report.document import Cell, Column, Row, Section, Table, measured, plain
 from dadlm.evaluate.report.gather import Found
-from dadlm.evaluate.report.subjects import by_data, count_of, labels, rank, rows_of, table
+from dadlm.evaluate.report.subjects import by_data, cautions, labels, rank, rows_of, table
 
 
 def section(found: list[Found]) -> Section:
@@ -28,6 +27,7 @@ def _table(group: list[Found]) -> Table:
             measured(one.result["perplexity"]),
             measured(one.result["nll"], 3),
             measured(one.result["nll_by_time"], 3),
+            measured(one.result.get("bits_per_byte"), 3),
             plain(one.result["tokens"], 0),
         )
         rows.append(Row(cells))
@@ -41,12 +41,13 @@ def _table(group: list[Found]) -> Table:
             Column("Perplexity ↓"),
             Column("low-variance form", "Nats per token ↓"),
             Column("sampled times", "Nats per token ↓"),
+            Column("Bits per byte ↓"),
             Column("Tokens"),
         ),
         differences=None,
         # No value is marked as best: of two upper bounds the lower one need not belong to the better model.
         notes=(
             "An upper bound above an exact value does not show that the model is worse.",
-            *caution(count_of(group[0].result)),
+            *cautions(group[0].result),
         ),
     )

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dadlm.evaluate import paper
-from dadlm.evaluate.intervals import caution
-from dadlm.evaluate.report.differences import data_differs, models_differ
+from dadlm.evaluate.report.differences import data_beside, models_differ
 from dadlm.evaluate.report.document import (
     Cell,
     Column,
@@ -22,7 +21,7 @@ from dadlm.evaluate.report.subjects import (
     Facts,
     block_size,
     by_data,
-    count_of,
+    cautions,
     family_name,
     labels,
     rank,
@@ -95,7 +94,7 @@ def _values(group: list[Found], pairs: list[Found]) -> Table:
         differences=tuple(_differences(group)),
         notes=(
             *(["Bold: better in a comparison below whose interval leaves out 0."] if winners else []),
-            *caution(count_of(group[0].result)),
+            *cautions(group[0].result),
         ),
     )
 
@@ -155,12 +154,12 @@ def _paper_difference(result: Facts, set_: str) -> float | None:
         paper.RECONSTRUCTION.get((result[side]["family"], block_size(result[side])))
         for side in ("model", "against")
     )
-    return one[set_] - other[set_] if one and other else None
+    return one[set_] - other[set_] if one and other and one is not other else None
 
 
 def _differences(group: list[Found]) -> Iterator[Difference]:
     models = [one.result[side] for one in group for side in ("model", "against") if one.result[side]]
-    yield from data_differs(group[0].result["data"], *_SETS)
+    yield data_beside(rows_of(group[0].result), *_SETS)
     yield from models_differ(models, _SETS)
 
 

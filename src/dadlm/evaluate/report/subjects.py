@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from dadlm.evaluate.intervals import caution
 from dadlm.evaluate.report.document import Row, Table
 from dadlm.evaluate.report.gather import Found
 from dadlm.evaluate.subject import NAMES
@@ -40,6 +41,14 @@ def source_of(data: Facts) -> str:
 def count_of(result: Facts) -> int:
     """Rows that were used."""
     return result.get("count") or result["data"]["rows"]
+
+
+def cautions(result: Facts) -> list[str]:
+    """What has to be said beside its intervals, which draw whole documents."""
+    groups = result.get("groups")
+    return (
+        caution(count_of(result)) if groups is None else caution(groups, "documents (or runs of rows of one)")
+    )
 
 
 def rows_of(result: Facts) -> str:

@@ -1,12 +1,16 @@
-"""The paper's table of summarisation: ROUGE and raw TPF, its rows below ours."""
+"""The paper's table of summarisation: ROUGE and raw TPF, its rows below ours where decoding is the same."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
 
 from dadlm.evaluate import paper
 from dadlm.evaluate.intervals import caution
-from dadlm.evaluate.report.differences import data_differs, known_as, models_differ
+from dadlm.evaluate.report.differences import data_beside, known_as, models_differ, value_differs
 from dadlm.evaluate.report.document import (
     NONE,
     Cell,
     Column,
+    Difference,
     Row,
     Section,
     Table,
@@ -17,12 +21,14 @@ from dadlm.evaluate.report.document import (
 from dadlm.evaluate.report.gather import Found
 from dadlm.evaluate.report.subjects import (
     Facts,
+    block_size,
     by_data,
     labels,
     rank,
     source_of,
     table,
 )
+from dadlm.evaluate.summarisation import paper_settings
 
 _SCORES = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "average": "Avg"}
 
@@ -50,7 +56,7 @@ def _table(group: list[Found]) -> Table:
         result = one.result
         scores = [_ours(result, score, group) for score in _SCORES]
         rows.append(Row((Cell(name), *scores, plain(result["tpf"]), *_counts(result)), rule=True))
-        for set_ in sets:
+        for set_ in sets if not list(_decoding_differs(result)) else ():
             infills = result["settings"]["infill"] is not None
             theirs = paper.SUMMARISATION[set_].get((result["model"]["family"], infills))
             if theirs:
@@ -70,14 +76,35 @@ def _table(group: list[Found]) -> Table:
             Column("Cut"),
         ),
         differences=(
-            *data_differs(data, *paper.SUMMARISATION),
+            data_beside(f"{source_of(data)} ({data['pairs']:,} pairs)", *sets),
             *models_differ([one.result["model"] for one in group]),
+            *dict.fromkeys(one for found in group for one in _differences(found.result)),
         ),
         notes=(
             *(["Bold: an interval above those of all other models."] if len(group) > 1 else []),
             *caution(data["pairs"], "pairs"),
         ),
     )
+
+
+def _differences(result: Facts) -> Iterator[Difference]:
+    if result["model"]["family"] in ("bd3lm", "dadlm"):
+        yield from value_differs("block size", block_size(result["model"]), paper.SUMMARY_BLOCK_SIZE)
+    yield from value_differs("document tokens", result.get("document_tokens"), paper.DOCUMENT_TOKENS)
+    yield from value_differs("summary tokens", result.get("summary_tokens"), paper.SUMMARY_TOKENS)
+    yield from _decoding_differs(result)
+
+
+def _decoding_differs(result: Facts) -> Iterator[Difference]:
+    """Any setting that is not what the paper decoded such a model with; infilling it had with and without."""
+    family, ours = result["model"]["family"], result["settings"]
+    infill = paper.SUMMARY_INFILL if ours["infill"] and family != "ar" else None
+    for name, theirs in asdict(paper_settings(family, infill=infill)).items():
+        theirs = list(theirs) if isinstance(theirs, tuple) else theirs
+        if name != "max_new_tokens" and ours.get(name, "unknown") != theirs:
+            yield Difference(
+                what=f"{name} of {strategy(result)}", ours=str(ours.get(name, "unknown")), paper=str(theirs)
+            )
 
 
 def _ours(result: Facts, score: str, group: list[Found]) -> Cell:

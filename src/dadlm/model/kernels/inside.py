@@ -19,8 +19,11 @@ from dadlm.nodes import Nodes
 _LARGEST = 128  # slots of a block that fit a tile
 
 
-def fits(nodes: Nodes, head_width: int) -> bool:
-    return nodes.slots <= _LARGEST and head_width in (16, 32, 64, 128)
+def fits(nodes: Nodes, q: Tensor) -> bool:
+    """Whether a block fits a tile, and its products a multiprocessor's memory."""
+    width = q.shape[-1]
+    too_large = q.dtype == torch.float32 and width == 128 and nodes.slots > _LARGEST // 2
+    return nodes.slots <= _LARGEST and width in (16, 32, 64, 128) and not too_large
 
 
 def attend_inside(
@@ -92,8 +95,8 @@ def _run(
         *(v.stride(0), v.stride(1), v.stride(2), before.stride(0), before.stride(1), before.stride(2)),
         *(before_lse.stride(0), before_lse.stride(1), before_lse.stride(2), G, M, C, H, E**-0.5),
         *(packed, has_prefix, E, tile),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=8 if tile == 128 else 4,
+        PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",  # three products: as good as fp32
+        num_warps=8 if tile >= 64 else 4,
     )
 
 

@@ -1,0 +1,90 @@
+"""How long a step takes each model in each of its configurations, and how that compares with BD3LM's.
+
+Knows nothing of how a step is timed, or what the texts are like.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from dadlm.evaluate.latency import device_name, time_updates
+from dadlm.evaluate.presets import Configuration
+from dadlm.evaluate.samples import Task
+from dadlm.evaluate.work import Work
+from dadlm.model import Model
+
+_TURNS = 3
+
+Run = tuple[str, Configuration]
+"""The name of a model and how it decodes."""
+
+
+def step_times(
+    work: Work, models: Mapping[str, Model], runs: Sequence[Run], task: Task, batch_size: int
+) -> dict[str, dict[str, Any]]:
+    """Milliseconds of a step of each model, in first-hitting (where asked for) and in each configuration."""
+    device = device_name(next(iter(models.values())))
+    found: dict[str, dict[str, Any]] = {name: {} for name in models}
+    together: dict[str, list[Run]] = {}  # runs of the same configuration
+    for name, configuration in runs:
+        together.setdefault(configuration.fingerprint, []).append((name, configuration))
+    keys = {
+        f"latency|{device}|{batch_size}|{same}|{','.join(name for name, _ in group)}": group
+        for same, group in together.items()
+    }
+    for (key,) in work.batches(list(keys), 1, "latency"):
+        work.add([(key, _in_turns(models, keys[key], task, batch_size))])
+    for key, group in keys.items():
+        for name, configuration in group:
+            found[name][configuration.label] = work.pieces[key][name]
+    return {
+        name: {
+            "ms_median": times.get("FH", {}).get("ms_median"),
+            "batch_size": batch_size,
+            "device": device,
+            "configurations": times,
+        }
+        for name, times in found.items()
+    }
+
+
+def speed_up(
+    run: Run,
+    runs: Sequence[Run],
+    described: Mapping[str, Mapping[str, Any]],
+    times: Mapping[str, Mapping[str, Any]],
+) -> float | None:
+    """Time of a step of the first BD3LM of this block size and configuration over this model's own.
+
+    None: nothing to compare with. The configuration must be the same because its steps do other work: for
+    Viterbi paths, for example, the head reads all candidates.
+    """
+    name, configuration = run
+    size = described[name].get("block_size")
+    for base, other in runs:
+        facts = described[base]
+        if facts["family"] == "bd3lm" and facts["block_size"] == size and other == configuration:
+            if base == name:
+                return 1.0
+            theirs, own = (
+                times[one]["configurations"][configuration.label]["ms_median"] for one in (base, name)
+            )
+            return theirs / own if theirs and own else None
+    return None
+
+
+def _in_turns(
+    models: Mapping[str, Model], group: Sequence[Run], task: Task, batch_size: int
+) -> dict[str, dict[str, Any]]:
+    """Models of one configuration timed in turns: a machine that is busy for a while slows all alike."""
+    prompts = [task.prompt(index) for index in range(batch_size)]
+    took: dict[str, list[float]] = {name: [] for name, _ in group}
+    for _ in range(_TURNS):
+        for name, configuration in group:
+            took[name] += time_updates(
+                models[name], prompts, configuration.settings, steps=4, warmup=10, seed=task.seed
+            )
+    return {
+        name: {"ms_median": median(times) if times else None, "updates": len(times)}
+        for name, times in took.items()
+    }
