@@ -224,6 +224,7 @@ class Trainer:
 
         On CUDA the optimiser skips such an update by itself, and it is noticed a step later: what the device
         says of a step is written to the CPU's memory when it is known, and read when the next is on its way.
+        (The average of the weights then takes in the unchanged ones once more.)
         """
         if self.device.type != "cuda":
             if not bool(torch.isfinite(loss + norm)):
