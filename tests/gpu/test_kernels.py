@@ -52,6 +52,19 @@ def test_forward_and_gradients(N: int, K: int, dtype: torch.dtype) -> None:
         torch.testing.assert_close(fast.double(), slow, atol=tolerance, rtol=tolerance)
 
 
+def test_the_gradient_of_a_sum() -> None:
+    """It arrives expanded from a single number, not as a tensor of ones."""
+    emission, transition = (x.view(4, 3, *x.shape[1:]) for x in chains(12, 5, 3, torch.float32))
+    grads = []
+    for kind in (torch.float32, torch.float64):
+        inputs = [x.to(kind).requires_grad_() for x in (emission, transition)]
+        value = dag.forward_logp(*inputs).nan_to_num(neginf=0.0)
+        grads.append(torch.autograd.grad(value.sum(), inputs))
+        grads.append(torch.autograd.grad(dag.forward_logp(*inputs).sum(), inputs))
+    for fast, slow in zip(grads[0] + grads[1], grads[2] + grads[3], strict=True):
+        torch.testing.assert_close(fast.double(), slow, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("N", "K"), [(1, 4), (3, 3), (4, 2), (5, 3)])
 def test_forward_and_best_path_by_enumeration(N: int, K: int) -> None:
     emission, transition = chains(9, N, K, torch.float32, seed=1)

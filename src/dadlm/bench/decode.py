@@ -16,6 +16,7 @@ import torch
 
 from dadlm.bench.clock import synchronise
 from dadlm.bench.machine import Ceilings, describe_machine, measure_ceilings
+from dadlm.bench.progress import tell
 from dadlm.decode import DecodeSettings, generate
 from dadlm.decode.generate import decode, start_rows
 from dadlm.model import Model, ModelConfig
@@ -52,24 +53,15 @@ def bench_decode(
         model = Model(config).to(place, dtype).eval()
         for batch in batches:
             rows.append({"system": name, "batch": batch} | _step(model, batch, prefix, steps, ceilings))
-            _tell(rows[-1])
+            tell(rows[-1])
         if texts and config.block_size == block_sizes[0]:
             for batch in sorted({batches[0], batches[-1]}):
                 for settings in _text_settings(config):
                     whole.append({"system": name, "batch": batch} | _text(model, batch, settings))
-                    _tell(whole[-1])
+                    tell(whole[-1])
         del model
     machine = describe_machine(place, dtype, ceilings)
     return {"kind": "decode", **machine, "scale": scale, "prefix": prefix, "steps": rows, "texts": whole}
-
-
-def _tell(row: dict[str, Any]) -> None:
-    print(
-        "  ".join(
-            f"{key} {value:.3f}" if isinstance(value, float) else f"{value}" for key, value in row.items()
-        ),
-        flush=True,
-    )
 
 
 def _step(model: Model, batch: int, prefix: int, count: int, ceilings: Ceilings) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 
 from dadlm.bench.clock import timed_ms
 from dadlm.bench.machine import describe_machine, measure_ceilings
+from dadlm.bench.progress import tell
 from dadlm.model import Model, ModelConfig
 from dadlm.recipes import recipe
 from dadlm.tokens import Rows
@@ -64,9 +65,7 @@ def bench_train(
         row["floor_ms"] = ceilings.floor_ms(flops, 0)
         row["peak_gib"] = torch.cuda.max_memory_allocated(place) / 2**30 if place.type == "cuda" else None
         table.append(row)
-        print(
-            "  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v}" for k, v in row.items()), flush=True
-        )
+        tell(row)
     machine = describe_machine(place, dtype, ceilings)
     return {"kind": "train", **machine, "scale": scale, "rows": rows, "compile": compile, "steps": table}
 

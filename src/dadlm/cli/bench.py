@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 from dadlm.errors import ConfigError
 from dadlm.evaluate.work import write_result
+from dadlm.model import find_device
 
 _USAGE = """usage: dadlm bench decode|train|kernels [options]
 
@@ -32,7 +32,7 @@ class _Common:
     """Print one JSON object instead of a table."""
 
     def place(self) -> str:
-        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        return str(find_device(self.device))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ class _Forward(torch.autograd.Function):
         if kernels.usable(emission_logp, transition_logp):
             from dadlm.dag.kernels.forward import alphas as fused
 
-            alpha, total = fused(*_flat(emission_logp, transition_logp))
+            alpha, total = fused(kernels.flat(emission_logp, 2), kernels.flat(transition_logp, 3))
             alpha, total = alpha.view(emission_logp.shape), total.view(emission_logp.shape[:-2])
         else:
             alpha = alphas(*upcast(emission_logp, transition_logp))
@@ -49,7 +49,8 @@ class _Forward(torch.autograd.Function):
         if kernels.usable(emission_logp, transition_logp) and not torch.is_grad_enabled():
             from dadlm.dag.kernels.forward import gradients
 
-            flat = (*_flat(alpha, transition_logp), grads[0].reshape(-1))
+            grad = grads[0].reshape(-1).contiguous()  # that of a sum is one number, expanded
+            flat = (kernels.flat(alpha, 2), kernels.flat(transition_logp, 3), grad)
             to_emission, to_transition = gradients(*flat)
             return (
                 to_emission.view(emission_logp.shape).to(emission_logp.dtype),
@@ -67,12 +68,6 @@ class _Forward(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             to_transition = (grad.unsqueeze(-1) * _all_pairs(nodes, pairs).exp()).to(transition_logp.dtype)
         return to_emission, to_transition
-
-
-def _flat(per_node: Tensor, transition_logp: Tensor) -> tuple[Tensor, Tensor]:
-    """[B, N, K] and [B, N, K, K] with one batch dimension, contiguous."""
-    nodes = per_node.reshape(-1, *per_node.shape[-2:]).contiguous()
-    return nodes, transition_logp.reshape(-1, *transition_logp.shape[-3:]).contiguous()
 
 
 def _all_pairs(nodes: Tensor, pairs: Tensor) -> Tensor:

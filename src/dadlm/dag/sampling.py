@@ -32,8 +32,7 @@ def sample_path(
     if kernels.usable(transition_logp, uniform):
         from dadlm.dag.kernels.paths import sample
 
-        flat = transition_logp.reshape(-1, *transition_logp.shape[-3:]).contiguous()
-        path = sample(flat, uniform.float().reshape(-1, uniform.shape[-1]).contiguous())
+        path = sample(kernels.flat(transition_logp, 3), kernels.flat(uniform.float(), 1))
         return path.view(uniform.shape)
     transition, threshold = upcast(transition_logp, uniform)
     return _walk(_successors(transition.exp(), threshold[..., None, None]))

@@ -25,8 +25,7 @@ def best_path(emission_logp: Tensor, transition_logp: Tensor) -> tuple[Tensor, T
     if kernels.usable(emission_logp, transition_logp):
         from dadlm.dag.kernels.paths import best
 
-        nodes = emission_logp.reshape(-1, *emission_logp.shape[-2:]).contiguous()
-        path, logp = best(nodes, transition_logp.reshape(-1, *transition_logp.shape[-3:]).contiguous())
+        path, logp = best(kernels.flat(emission_logp, 2), kernels.flat(transition_logp, 3))
         path, logp = path.view(emission_logp.shape[:-1]), logp.view(emission_logp.shape[:-2])
     else:
         emission, transition = upcast(emission_logp, transition_logp)

@@ -6,7 +6,6 @@ small kernels, and launching them one by one takes many times longer than runnin
 texts are read on the device, so one capture serves the whole text; only a smaller batch needs a new one.
 """
 
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -21,6 +20,7 @@ from dadlm.decode.predict import Predictor
 from dadlm.decode.rows import Rows
 from dadlm.decode.settings import DecodeSettings
 from dadlm.model import Model
+from dadlm.model.capture import capture
 from dadlm.model.layer import Modulation
 
 Result = TypeVar("Result")
@@ -46,20 +46,12 @@ class Act(Generic[Result]):
         return self.result
 
     def _captured(self, function: Callable[[], Result]) -> bool:
-        """Capture the function; where that cannot be done, say so once and go on kernel by kernel."""
-        graph = torch.cuda.CUDAGraph()
-        try:
-            # The outer context puts the stream back that a failed capture leaves behind.
-            with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
-                self.result = function()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            first_line = str(error).split("\n")[0]
-            warnings.warn(f"decoding without CUDA graphs, more slowly: {first_line}", stacklevel=2)
+        """Capture the function; where that cannot be done, go on kernel by kernel."""
+        captured = capture("decoding", function)
+        if captured is None:
             self.graphs = False
             return False
-        self.graph = graph
+        self.graph, self.result = captured
         return True
 
 

@@ -111,7 +111,9 @@ def _read_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """A device that is there, or a clear error."""
+    """A device that is there, or a clear error; auto is CUDA where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -5,7 +5,6 @@ noise, of which few different ones occur. The first step of each is launched ker
 compiles what is to be compiled), the second is captured, and from then on it is replayed.
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dadlm.model import Model
+from dadlm.model.capture import capture
 
 Inputs = tuple[Tensor, ...]
 Compute = Callable[[Inputs, Any], Inputs]
@@ -45,7 +45,7 @@ class StepGraphs:
             self._forget()
             return self.compute(self.inputs, key)
         if key not in self.captured:
-            self.captured[key] = self._try_capture(key)
+            self.captured[key] = self._capture(key)
         captured = self.captured[key]
         if captured is None:
             self._forget()
@@ -64,25 +64,15 @@ class StepGraphs:
         for here, x in zip(self.inputs, inputs, strict=True):
             here.copy_(x.pin_memory(), non_blocking=True)
 
-    def _try_capture(self, key: Any) -> _Captured | None:
-        """Where a capture cannot be done, say so and go on kernel by kernel."""
-        try:
-            return self._capture(key)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            first_line = str(error).split("\n")[0]
-            warnings.warn(f"training without CUDA graphs, more slowly: {first_line}", stacklevel=2)
-            return None
-
-    def _capture(self, key: Any) -> _Captured:
-        assert self.inputs is not None
+    def _capture(self, key: Any) -> _Captured | None:
+        inputs = self.inputs
+        assert inputs is not None
         self._forget()
-        graph = torch.cuda.CUDAGraph()
         # Graphs never run side by side and each one's outputs are used before the next: they share memory.
-        # The outer context puts the stream back that a failed capture leaves behind.
-        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=self.pool):
-            outputs = self.compute(self.inputs, key)
+        captured = capture("training", lambda: self.compute(inputs, key), self.pool)
+        if captured is None:
+            return None
+        graph, outputs = captured
         self.pool = graph.pool()
         return _Captured(graph, outputs, [parameter.grad for parameter in self.parameters])
 

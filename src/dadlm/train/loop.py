@@ -91,10 +91,7 @@ class Trainer:
         self.config = replace(run, model=model.config)
         self.out, self.quiet, self.probe = Path(run.out), quiet, probe
         self.rows, self.valid_rows = rows, valid_rows
-        device = run.train.device
-        self.device = find_device(
-            ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        )
+        self.device = find_device(run.train.device)
         model.to(self.device)
         if run.train.compile:
             compile_parts(model)
@@ -168,7 +165,7 @@ class Trainer:
         except torch.OutOfMemoryError as error:
             full = error.with_traceback(None)  # whose frames would hold on to the memory
         if full is not None:
-            raise TrainingError(self._what_fits()) from full
+            raise TrainingError(self._what_fits(chosen)) from full
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
         self._watch(loss, norm)
         optimizer.step()
@@ -184,11 +181,15 @@ class Trainer:
         self.state.optimizer.zero_grad(set_to_none=True)
         loss, gap = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         for part in torch.arange(train.batch_size).chunk(train.accumulate):
-            ids, noise = self.rows.batch(chosen[part]).to(self.device), self._noise(part)
-            noise = None if noise is None else noise.to(self.device)
-            values = self._backward(ids, noise, train.power_at(step), self._logs(step + 1))
+            values = self._backward(*self._inputs(chosen, part), train.power_at(step), self._logs(step + 1))
             loss, gap = loss + values[0], gap + values[1]
         return loss, gap
+
+    def _inputs(self, chosen: Tensor, part: Tensor) -> tuple[Tensor, Noise | None]:
+        """Rows `part` of the chosen ones and their noise, on the device."""
+        noise = self._noise(part)
+        ids = self.rows.batch(chosen[part]).to(self.device)
+        return ids, None if noise is None else noise.to(self.device)
 
     def _replay(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """The same in one piece, with the noise drawn on the CPU, where the shapes can be read off it."""
@@ -248,7 +249,7 @@ class Trainer:
             self.state.step -= 1
             self._stop_at_nan(float(loss), float(norm))
 
-    def _what_fits(self) -> str:
+    def _what_fits(self, chosen: Tensor) -> str:
         """Try smaller parts of the batch until one fits the device, and say how to ask for it."""
         train = self.config.train
         self.graphs = None
@@ -260,8 +261,7 @@ class Trainer:
                 torch.cuda.empty_cache()
             part = torch.arange(train.batch_size // accumulate)
             try:
-                ids, noise = self.rows.batch(part % len(self.rows)).to(self.device), self._noise(part)
-                self._backward(ids, None if noise is None else noise.to(self.device), 1.0, True)
+                self._backward(*self._inputs(chosen, part), 1.0, True)
             except torch.OutOfMemoryError:
                 continue
             return (

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 from dadlm.errors import ConfigError
 from dadlm.evaluate import rows_of
-from dadlm.model import Model, load
+from dadlm.model import Model, find_device, load
 from dadlm.tokens import Rows
 
 Options = TypeVar("Options")
@@ -44,7 +43,7 @@ class Common:
     @property
     def place(self) -> str:
         """The device, chosen."""
-        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        return str(find_device(self.device))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,3 +20,8 @@ def usable(*tensors: Tensor) -> bool:
         and tensors[0].shape[-1] <= MAX_CANDIDATES
         and _HAS_TRITON
     )
+
+
+def flat(x: Tensor, dims: int) -> Tensor:
+    """x with its last `dims` dimensions kept and one batch dimension before them, contiguous."""
+    return x.reshape(-1, *x.shape[-dims:]).contiguous()
