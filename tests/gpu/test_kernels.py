@@ -109,10 +109,8 @@ def test_tokens_equal_the_sorted_nucleus(V: int, rule: str) -> None:
         fast = sample.draw_tokens(logits.cuda(), uniform.cuda(), temperature, top_p, rule).cpu()
         weight = ((logits - logits.amax(-1, keepdim=True)) / temperature).exp().double()
         ordered, index = weight.sort(dim=-1, descending=True, stable=True)
-        mass = ordered.cumsum(-1) / weight.sum(-1, keepdim=True)
-        inside = (
-            mass - ordered / weight.sum(-1, keepdim=True) < top_p if rule == "standard" else mass <= top_p
-        )
+        mass, wanted = ordered.cumsum(-1), weight.sum(-1, keepdim=True) * top_p
+        inside = mass - ordered < wanted if rule == "standard" else mass <= wanted
         inside[:, 0] = True
         kept = weight * torch.zeros_like(inside).scatter(-1, index, inside)
         slow = sample.draw(kept, uniform)
@@ -148,7 +146,7 @@ def test_attention_over_prefix_and_block(C: int, L: int, E: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("N", "K"), [(4, 3), (16, 1), (16, 4), (5, 7)])
+@pytest.mark.parametrize(("N", "K"), [(4, 3), (16, 1), (16, 4), (5, 7), (16, 8)])
 def test_attention_inside_a_block_joined_with_the_prefix(N: int, K: int, packed: bool) -> None:
     from dadlm.model import attention
     from dadlm.model.kernels.inside import attend_inside
@@ -176,6 +174,33 @@ def test_attention_inside_a_block_joined_with_the_prefix(N: int, K: int, packed:
     grads = [torch.autograd.grad((out * probe).sum(), inputs) for out in (fast, slow)]
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b.nan_to_num(), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("N", "K", "H", "E"), [(16, 4, 2, 64), (5, 3, 1, 96), (1, 2, 3, 16), (4, 8, 1, 320)])
+def test_scores_of_links(N: int, K: int, H: int, E: int, packed: bool, dtype: torch.dtype) -> None:
+    from dadlm.model import transition
+    from dadlm.model.kernels import links
+
+    torch.manual_seed(8)
+    B, G = 3, 5
+    masked = torch.rand(B, G, N, device="cuda") < torch.rand(B, G, 1, device="cuda")
+    masked[0, 0], masked[1, 1] = False, True
+    first = (torch.arange(G, device="cuda") * N).expand(B, -1).contiguous()
+    nodes = layout.lay_out(masked, first, candidates=K, start=True, packed=packed)
+    q, k = (torch.randn(*nodes.position.shape, H * E, device="cuda").to(dtype) for _ in range(2))
+    twins = [(q.clone().requires_grad_(), k.clone().requires_grad_())]
+    twins.append(tuple(x.double().requires_grad_() for x in (q, k)))  # double has no kernel
+    fast, slow = links.scores(*twins[0], nodes, H), transition._scores(*twins[1], nodes, H)
+    torch.testing.assert_close(fast, slow.float(), atol=1e-4, rtol=1e-4)
+    probe = torch.randn_like(fast)
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2  # gradients come back in the inputs' dtype
+    for inputs, out in zip(twins, (fast, slow), strict=True):
+        (out * probe).sum().backward()
+        assert all(x.grad is not None for x in inputs)
+    for a, b in zip(*twins, strict=True):
+        torch.testing.assert_close(a.grad.double(), b.grad, atol=tolerance, rtol=tolerance)
 
 
 @torch.no_grad()

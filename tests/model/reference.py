@@ -46,9 +46,6 @@ def reference(model: Model, ids: Tensor, masked: Tensor) -> tuple[dict[tuple[int
     noisy: list[Node] = []
     rows: list[Tensor] = []
     for block in range(len(ids) // N):
-        if graph is not None:
-            noisy.append(Node(clean=False, block=block, position=block * N - 1, start=True))
-            rows.append(weight["graph.start"])
         for position in range(block * N, block * N + N):
             hidden = bool(masked[position])
             noisy.append(Node(clean=False, block=block, position=position, masked=hidden))
@@ -58,7 +55,7 @@ def reference(model: Model, ids: Tensor, masked: Tensor) -> tuple[dict[tuple[int
     x = torch.stack(rows + [weight["backbone.embedding.weight"][int(i)] for i in ids])
     for index in range(config.layers):
         if graph is not None and index == config.expand_at:
-            noisy, x = _expand(noisy, x, weight["graph.candidate"])
+            noisy, x = _expand(noisy, x, weight["graph.candidate"], weight["graph.start"])
         x = _layer(model, index, x, noisy + clean)
     x = _norm(model, x, weight["backbone.norm.weight"])
     if model.backbone.condition is not None:
@@ -68,9 +65,13 @@ def reference(model: Model, ids: Tensor, masked: Tensor) -> tuple[dict[tuple[int
     return dict(zip(places, x, strict=False)), x[len(noisy) :]
 
 
-def _expand(noisy: list[Node], x: Tensor, candidate: Tensor) -> tuple[list[Node], Tensor]:
-    nodes, rows = [], []
+def _expand(noisy: list[Node], x: Tensor, candidate: Tensor, start: Tensor) -> tuple[list[Node], Tensor]:
+    nodes, rows, block = [], [], -1
     for node, row in zip(noisy, x, strict=False):
+        if node.block > block:
+            block = node.block
+            nodes.append(Node(clean=False, block=block, position=node.position - 1, start=True))
+            rows.append(start)
         for k in range(len(candidate) if node.masked else 1):
             nodes.append(Node(**{**vars(node), "candidate": k}))
             rows.append(row + candidate[k] if node.masked else row)

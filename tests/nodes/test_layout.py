@@ -173,32 +173,31 @@ def test_capacity_is_the_smallest_of_a_few_multiples_of_a_tile(full):
     assert layout._capacity(full // 3, full, exact=True) == full // 3
 
 
-@shapes
+@pytest.mark.parametrize("candidates", [2, 3])
 @pytest.mark.parametrize("packed", [True, False])
-def test_expand_is_the_naive_loop(candidates, start, packed, room):
-    nodes = build(candidates, start, packed)
-    collapsed = torch.randn(B, G * (int(start) + N), 5, dtype=torch.float64, requires_grad=True)
-    embedding = torch.randn(candidates, 5, dtype=torch.float64, requires_grad=True)
+def test_expand_is_the_naive_loop(candidates, packed, room):
+    nodes = build(candidates, True, packed)
+    inputs = [
+        torch.randn(*shape, 5, dtype=torch.float64, requires_grad=True)
+        for shape in ((B, G * N), (candidates,), ())
+    ]
 
-    def naive(x: Tensor, e: Tensor) -> Tensor:
+    def naive(x: Tensor, e: Tensor, start: Tensor) -> Tensor:
         blocks, out = x.view(B, G, -1, 5), torch.zeros(B, G * nodes.slots, 5, dtype=x.dtype)
         for b, row in enumerate(nodes.masked):
-            for g, slot, i, k in naive_nodes(row, candidates, start):
-                value = blocks[b, g, 0 if (i, k) == NOTHING else int(start) + i]
+            for g, slot, i, k in naive_nodes(row, candidates, True):
+                value = start if (i, k) == NOTHING else blocks[b, g, i]
                 if (i, k) != NOTHING and row[g, i]:
                     value = value + e[k]
                 out[b, slot] = value
         return out
 
-    def fast(x: Tensor, e: Tensor) -> Tensor:
-        return nodes.to_slots(expand(x, e, nodes)).flatten(1, 2) * exists(nodes).flatten(1)[..., None]
+    def fast(x: Tensor, e: Tensor, start: Tensor) -> Tensor:
+        return nodes.to_slots(expand(x, e, start, nodes)).flatten(1, 2) * exists(nodes).flatten(1)[..., None]
 
-    assert_close(fast(collapsed, embedding), naive(collapsed, embedding))
+    assert_close(fast(*inputs), naive(*inputs))
     weight = torch.randn(B, G * nodes.slots, 5, dtype=torch.float64)
-    pairs = [
-        torch.autograd.grad((f(collapsed, embedding) * weight).sum(), (collapsed, embedding))
-        for f in (fast, naive)
-    ]
+    pairs = [torch.autograd.grad((f(*inputs) * weight).sum(), inputs) for f in (fast, naive)]
     for got, expected in zip(*pairs, strict=True):
         assert_close(got, expected)
 
@@ -212,8 +211,8 @@ def test_one_candidate_needs_no_packing():
 @shapes
 def test_collapsed_is_the_layout_before_expansion(candidates, start):
     nodes = build(candidates, start).collapsed
-    assert nodes.slots == int(start) + N and nodes.candidates == 1
-    plain = lay_out(random_masked(), first_positions(), candidates=1, start=start)
+    assert nodes.slots == N and nodes.candidates == 1
+    plain = lay_out(random_masked(), first_positions(), candidates=1, start=False)
     assert torch.equal(nodes.position, plain.position) and torch.equal(nodes.is_key, plain.is_key)
 
 

@@ -101,6 +101,6 @@ def step_flops(config: ModelConfig, rows: int) -> float:
     start = 1 / N if config.family == "dadlm" else 0.0
     late = config.expand_at if config.family == "dadlm" else 0
     clean = config.layers - 1 + 0.25  # the last layer of the clean stream only makes keys and values
-    noisy = late * (1 + start) + (config.layers - late) * ((1 + K) / 2 + start)
+    noisy = late + (config.layers - late) * ((1 + K) / 2 + start)
     nodes = tokens * (clean + noisy)
     return 6 * nodes * layer + 12 * nodes * config.context / 2 * D + 6 * tokens / 2 * K * head

@@ -12,6 +12,7 @@ COMMANDS = {
     "tour": "see the idea at work: a known language, BD3LM and DA-DLM side by side",
     "train": "train a model by recipe: dadlm train small-bd3lm --data.train FILE",
     "generate": "complete prompts with a trained model",
+    "serve": "answer over HTTP as OpenAI's servers do, with a page to watch the graph think",
     "evaluate": "measure models: reconstruction, perplexity, generation, summarisation, judge, latency",
     "bench": "measure the speed of decoding, training and the kernels on this machine",
     "report": "gather evaluations into one page, the paper's numbers beside ours",

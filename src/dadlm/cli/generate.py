@@ -1,7 +1,8 @@
-"""dadlm generate: prompts → texts, or a look at every step."""
+"""dadlm generate: prompts → texts, a look at every step, or a loop at the terminal."""
 
 import json
 import secrets
+import sys
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -9,20 +10,23 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
+from dadlm.cli.interactive import converse
+from dadlm.cli.models import open_model
 from dadlm.decode import DecodeSettings, generate, stream
 from dadlm.decode.events import token_text
 from dadlm.decode.picture import draw_step
 from dadlm.decode.show import show_step
-from dadlm.errors import ConfigError
-from dadlm.model import load
+from dadlm.errors import ConfigError, DataError
+from dadlm.model.pretrained import DEFAULT
 
 
 @dataclass(frozen=True)
 class Options:
     prompts: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Prompts to complete; none: one empty prompt."""
-    model: str = ""
-    """Folder of a model or of a training run, or a Hugging Face name."""
+    """Prompts to complete ("": the empty one); none: a loop at the terminal, or lines of standard input."""
+    model: str = DEFAULT
+    """One that ships with dadlm (dadlm, bd3lm, ar), a folder of a model or of a training run (its best
+    checkpoint), or a Hugging Face name."""
     seed: tuple[int, ...] = ()
     """One number s gives prompt i the seed s + i; several give each prompt its own; none: new ones."""
     batch_size: int = 32
@@ -44,10 +48,10 @@ class Options:
 
 def run(words: list[str]) -> int:
     options = tyro.cli(Options, args=words, prog="dadlm generate", config=(tyro.conf.FlagCreatePairsOff,))
-    if not options.model:
-        raise ConfigError("no model: pass --model FOLDER, for example one that `dadlm train` made")
-    model = load(options.model, options.device, options.dtype)
-    prompts = list(options.prompts) or [""]
+    model = open_model(options.model, options.device, options.dtype)
+    if _is_loop(options):
+        return converse(model, options.decoding, options.seed, options.show)
+    prompts = list(options.prompts) or _lines()
     seeds = list(options.seed)
     if len(seeds) < 2:
         first = seeds[0] if seeds else secrets.randbits(31)
@@ -67,6 +71,25 @@ def run(words: list[str]) -> int:
         f"{tokens} tokens in {passes} forward passes: {out.mean_tokens_per_forward:.2f} per pass", style="dim"
     )
     return 0
+
+
+def _is_loop(options: Options) -> bool:
+    """Nobody named a prompt, and somebody sits at the terminal to type one."""
+    for_files = options.prompts or options.json or options.picture
+    return not for_files and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _lines() -> list[str]:
+    """Prompts from standard input; an empty line is an empty prompt, so that texts and lines go in pairs."""
+    if sys.stdin.isatty():
+        print("prompts, one per line; Ctrl-D ends them", file=sys.stderr)
+    try:
+        prompts = [line.removesuffix("\n") for line in sys.stdin]
+    except UnicodeDecodeError as error:
+        raise DataError(f"standard input is not {error.encoding.upper()}: {error.reason}") from None
+    if not prompts:
+        raise ConfigError('no prompt: name some ("" is the empty one), or write lines to standard input')
+    return prompts
 
 
 def _look(model, prompt: str, seed: int, options: Options) -> None:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import tyro
 
-from dadlm.tour import take_tour
+from dadlm.tour import complete_side_by_side, take_tour
 
 
 @dataclass(frozen=True)
 class Options:
+    prompt: str | None = None
+    """Train nothing, but let the models that ship with dadlm (AR, BD3LM, DA-DLM) complete this text."""
     out: str = "tour"
     """Folder for models, pictures and tour.json."""
     seed: int = 0
@@ -21,7 +23,10 @@ class Options:
 
 def run(words: list[str]) -> int:
     options = tyro.cli(Options, args=words, prog="dadlm tour", config=(tyro.conf.FlagCreatePairsOff,))
-    result = take_tour(Path(options.out), options.seed, quiet=options.json)
+    if options.prompt is None:
+        result = take_tour(Path(options.out), options.seed, quiet=options.json)
+    else:
+        result = complete_side_by_side(Path(options.out), options.prompt, options.seed, quiet=options.json)
     if options.json:
-        print(json.dumps(result))
+        print(json.dumps(result, ensure_ascii=False))
     return 0

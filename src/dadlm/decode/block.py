@@ -102,12 +102,7 @@ def choose(
     Both are meant to be read at the positions `wanted` [B, N]; probabilities by the confidence sampler only.
     """
     if settings.path == "viterbi":
-        best_logp, best_token = best_tokens(model, prediction)
-        emission = torch.where(block.masked[..., None], best_logp, 0.0)
-        emission = emission.masked_fill(~prediction.active, -torch.inf)
-        path, _ = dag.best_path(emission, prediction.transition_logp)
-        tokens, logp = (x.gather(2, path[..., None]).squeeze(2) for x in (best_token, best_logp))
-        return path, tokens, logp.exp()
+        return choose_best(model, prediction, block.masked)
     # Path first, head second: the path depends on the transitions alone.
     path = dag.sample_path(prediction.transition_logp, block.uniform(counter.PATH))
     place = places(wanted, room)
@@ -116,14 +111,24 @@ def choose(
     logits = model.head.token_logits(hidden, node)
     uniform = block.uniform(counter.TOKEN).flatten()[some]
     drawn = draw_tokens(logits, uniform, settings.temperature, settings.top_p, settings.nucleus)
-    tokens = _put(drawn, place, wanted)
+    tokens = put(drawn, place, wanted)
     if settings.sampler != "confidence":
         return path, tokens, torch.ones_like(tokens, dtype=torch.float32)
     probability = logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
-    return path, tokens, _put(probability, place, wanted)
+    return path, tokens, put(probability, place, wanted)
 
 
-def _put(values: Tensor, place: Tensor, wanted: Tensor) -> Tensor:
+def choose_best(model: Model, prediction: Prediction, masked: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The most probable path [B, N] through blocks masked [B, N], its tokens and their probabilities."""
+    best_logp, best_token = best_tokens(model, prediction)
+    emission = torch.where(masked[..., None], best_logp, 0.0)
+    emission = emission.masked_fill(~prediction.active, -torch.inf)
+    path, _ = dag.best_path(emission, prediction.transition_logp)
+    tokens, logp = (x.gather(2, path[..., None]).squeeze(2) for x in (best_token, best_logp))
+    return path, tokens, logp.exp()
+
+
+def put(values: Tensor, place: Tensor, wanted: Tensor) -> Tensor:
     """Values [n] at flat places of [B, N], zeros elsewhere; spare ones fall off the end."""
     flat = values.new_zeros(wanted.numel() + 1).index_copy(0, place, values)
     return flat[:-1].view_as(wanted)
@@ -147,11 +152,15 @@ def places(wanted: Tensor, room: int | None) -> Tensor:
     return torch.where(place < 0, wanted.numel(), place)
 
 
-def composite(emitted: Tensor, transition_logp: Tensor, path: Tensor, weight: float) -> Tensor:
+def composite(emitted: Tensor, transition_logp: Tensor, path: Tensor, weight: float | Tensor) -> Tensor:
     """Confidence [B, N]: (1 - w)·emission + w·mean of the incoming and outgoing transition on the path.
 
     The end-of-block node is certain. With one node per position there are no transitions to speak of.
+    A weight for each row is fp64 [B, 1].
     """
+    rest = 1 - weight
+    if isinstance(rest, Tensor) and isinstance(weight, Tensor):  # rounded where a number would be
+        rest, weight = rest.float(), weight.float()
     if transition_logp.shape[-1] == 1:
         return emitted
     source = torch.cat([torch.zeros_like(path[:, :1]), path[:, :-1]], 1)
@@ -160,7 +169,7 @@ def composite(emitted: Tensor, transition_logp: Tensor, path: Tensor, weight: fl
     )
     incoming = rows.squeeze(2).gather(-1, path[..., None]).squeeze(-1)
     outgoing = torch.cat([incoming[:, 1:], torch.ones_like(incoming[:, :1])], 1)
-    return (1 - weight) * emitted + weight * (incoming + outgoing) / 2
+    return rest * emitted + weight * (incoming + outgoing) / 2
 
 
 def keep(block: Block, infilled: Tensor, settings: DecodeSettings) -> tuple[Tensor, Tensor]:

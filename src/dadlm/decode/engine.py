@@ -30,8 +30,8 @@ _TOKENS_BETWEEN_LOOKS = 16
 class Act(Generic[Result]):
     """A function without arguments, replayed as a CUDA graph from its second call on if `graphs`."""
 
-    def __init__(self, graphs: bool) -> None:
-        self.graphs, self.calls = graphs, 0
+    def __init__(self, graphs: bool, pool: Any = None) -> None:
+        self.graphs, self.pool, self.calls = graphs, pool, 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, function: Callable[[], Result]) -> Result:
@@ -47,7 +47,7 @@ class Act(Generic[Result]):
 
     def _captured(self, function: Callable[[], Result]) -> bool:
         """Capture the function; where that cannot be done, go on kernel by kernel."""
-        captured = capture("decoding", function)
+        captured = capture("decoding", function, self.pool)
         if captured is None:
             self.graphs = False
             return False

@@ -5,6 +5,7 @@ A row's text depends on its prompt, seed and settings, never on the rows beside 
 
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import SupportsInt, TypeGuard
 
@@ -67,7 +68,7 @@ def generate(
     **options,
 ) -> Generated:
     """Complete each prompt. Options are those of `DecodeSettings`; `cache=False` is the slow twin."""
-    settings = _settings(settings, options)
+    settings = settings_of(settings, options)
     rows = start_rows(model, _as_list(prompts), settings, seed)
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
@@ -116,7 +117,7 @@ def stream(
     **options,
 ) -> Iterator[StepEvent]:
     """Complete one prompt, giving each denoising step with its graph as it happens."""
-    settings = _settings(settings, options)
+    settings = settings_of(settings, options)
     if top_tokens < 1:
         raise ConfigError(f"top_tokens must be at least 1, got {top_tokens}")
     rows = start_rows(model, [prompt], settings, seed)  # wrong input fails here, not at the first step
@@ -126,15 +127,19 @@ def stream(
 @torch.inference_mode()
 def decode(model: Model, texts: list[Row], settings: DecodeSettings, cache: bool = True) -> Iterator[Step]:
     """Decode rows side by side, block by block; yields after every forward pass, fills in the rows."""
+    # Without autocast: the cache has the weights' own type.
+    with torch.autocast(model.device.type, enabled=False), ready_to_decode(model):
+        yield from _decode(model, texts, settings, cache)
+
+
+@contextmanager
+def ready_to_decode(model: Model) -> Iterator[None]:
+    """While this is open, the model does not train and keeps what depends on its weights alone."""
     training = model.training
     model.eval()
     try:
-        with (
-            torch.autocast(model.device.type, enabled=False),  # the cache has the weights' own type
-            model.backbone.constants_kept(),
-            model.head.constants_kept(),
-        ):
-            yield from _decode(model, texts, settings, cache)
+        with model.backbone.constants_kept(), model.head.constants_kept():
+            yield
     finally:
         model.train(training)
 
@@ -169,13 +174,13 @@ def start_rows(
     """Tokenise and check prompts; an empty one is a single end-of-text token."""
     settings.check(model.config)
     rows = []
-    for prompt, row_seed in zip(prompts, _seeds(seed, len(prompts)), strict=True):
-        ids = _ids(model, prompt) or [model.config.eot_id]
+    for prompt, row_seed in zip(prompts, seeds_of(seed, len(prompts)), strict=True):
+        ids = ids_of(model, prompt) or [model.config.eot_id]
         rows.append(Row(ids, settings.new_tokens(len(ids), model.config), row_seed))
     return rows
 
 
-def _settings(settings: DecodeSettings | None, options: dict) -> DecodeSettings:
+def settings_of(settings: DecodeSettings | None, options: dict) -> DecodeSettings:
     if settings is not None and options:
         raise ConfigError(f"give either settings or single options, not both: {', '.join(options)}")
     unknown = options.keys() - {field.name for field in fields(DecodeSettings)}
@@ -184,7 +189,7 @@ def _settings(settings: DecodeSettings | None, options: dict) -> DecodeSettings:
     return settings or DecodeSettings(**options)
 
 
-def _seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
+def seeds_of(seed: int | Sequence[int] | None, rows: int) -> list[int]:
     if seed is None:
         seed = secrets.randbits(31)
     if _is_int(seed):
@@ -213,7 +218,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _ids(model: Model, prompt: Prompt) -> list[int]:
+def ids_of(model: Model, prompt: Prompt) -> list[int]:
     if isinstance(prompt, str):
         if model.tokenizer is None:
             raise ConfigError("this model has no tokenizer: give token ids instead of text")

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 
-def short_gaps(masked: Tensor, inside: Tensor, longest: int, ratio: float) -> Tensor:
+def short_gaps(masked: Tensor, inside: Tensor, longest: int | Tensor, ratio: float | Tensor) -> Tensor:
     """[B, N] bool: masked positions in gaps of at most `longest`, in rows of which `ratio` is known.
 
     A gap is a run of masked positions with a known token on both sides. The text before the block counts
     as known; behind the block there is nothing yet, so a run that touches its end is not a gap. `inside`
-    [B, N] tells the block from padding behind it.
+    [B, N] tells the block from padding behind it. Settings of each row are [B, 1].
     """
     N = masked.shape[1]
     open_ = masked | ~inside

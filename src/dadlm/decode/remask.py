@@ -51,8 +51,8 @@ def reveal_steps(seed: Tensor, block: Tensor, steps: Tensor, positions: int, lon
     return reveal
 
 
-def confident(masked: Tensor, infilled: Tensor, confidence: Tensor, threshold: float) -> Tensor:
-    """Keep what is at least as sure as the threshold, and the surest position in any case."""
+def confident(masked: Tensor, infilled: Tensor, confidence: Tensor, threshold: float | Tensor) -> Tensor:
+    """Keep what is at least as sure as the threshold (or each row's, [B, 1]), and the surest in any case."""
     confidence = confidence.masked_fill(~masked, -1.0)
     return infilled | (masked & ((confidence >= threshold) | _highest(confidence)))
 

@@ -23,17 +23,38 @@ class Row:
     prompt: list[int]
     new_tokens: int
     seed: int
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    """(first, length) of positions of the prompt to fill; empty: the prompt is completed."""
     tokens: list[int] = field(default_factory=list)
     forward_passes: int = 0
     cache_passes: int = 0
 
     @property
     def length(self) -> int:
-        return len(self.prompt) + self.new_tokens
+        return len(self.prompt) + (0 if self.gaps else self.new_tokens)
+
+    def is_open(self, width: int) -> list[bool]:
+        """[W]: positions to decide. Behind the text all is open: what is written there is cut off again."""
+        open_ = [False] * len(self.prompt) + [True] * (width - len(self.prompt))
+        for first, length in self.gaps:
+            open_[first : first + length] = [True] * length
+        return open_
+
+    @property
+    def first_open(self) -> int:
+        return self.gaps[0][0] if self.gaps else len(self.prompt)
+
+    @property
+    def end(self) -> int:
+        """Behind the last position to decide."""
+        return sum(self.gaps[-1]) if self.gaps else self.length
 
 
 class Rows:
-    """A batch of rows that are decoded side by side, each at its own place in its own text."""
+    """A batch of rows that are decoded side by side, each at its own place in its own text.
+
+    Either all of them are completed, or all have gaps, which end-of-text does not end.
+    """
 
     def __init__(
         self, rows: list[Row], config: ModelConfig, settings: DecodeSettings, device: torch.device
@@ -45,13 +66,14 @@ class Rows:
         ids = torch.full((len(rows), width), config.eot_id)
         for index, row in enumerate(rows):
             ids[index, : len(row.prompt)] = torch.tensor(row.prompt)
-        self.ids = ids.to(device)
+        self.ids, self.has_gaps = ids.to(device), bool(rows[0].gaps)
+        self.open = torch.tensor([row.is_open(width) for row in rows], device=device)
         self.prompt = torch.tensor([len(row.prompt) for row in rows], device=device)
         self.length = torch.tensor([row.length for row in rows], device=device)
+        self.end = torch.tensor([row.end for row in rows], device=device)
         self.seed = torch.tensor([row.seed for row in rows], device=device)
-        self.first = (
-            torch.zeros_like(self.prompt) if self.is_window else self.prompt // self.block * self.block
-        )
+        first = torch.tensor([row.first_open for row in rows], device=device)
+        self.first = torch.zeros_like(first) if self.is_window else first // self.block * self.block
         self.finished = torch.zeros_like(self.prompt, dtype=torch.bool)
         self.forward_passes, self.cache_passes = torch.zeros_like(self.prompt), torch.zeros_like(self.prompt)
         self.steps: Tensor | None = None
@@ -63,7 +85,7 @@ class Rows:
     def most_blocks(self) -> int:
         """How many blocks the longest text may take."""
         return max(
-            (-(-row.length // self.block) - len(row.prompt) // self.block for row in self.texts), default=0
+            (-(-row.end // self.block) - row.first_open // self.block for row in self.texts), default=0
         )
 
     def next_block(self) -> Block:
@@ -78,7 +100,7 @@ class Rows:
             reveal = remask.reveal_steps(self.seed, number, self.steps, self.block, self.longest)
         return Block(
             ids=self.ids.gather(1, position),
-            masked=(position >= self.prompt[:, None]) & inside & ~self.finished[:, None],
+            masked=self.open.gather(1, position) & inside & ~self.finished[:, None],
             first=self.first.clone(),
             number=number,
             step=torch.zeros_like(number),
@@ -93,10 +115,10 @@ class Rows:
         self.ids.scatter_(
             1, position, torch.where(self.finished[:, None], self.ids.gather(1, position), block.ids)
         )
-        written = (position >= self.prompt[:, None]) & (position < self.length[:, None])
-        ends = ((block.ids == self.config.eot_id) & written).any(1)
-        ends |= self.first + self.block >= self.length
-        self.finished |= ends
+        if not self.has_gaps:
+            written = (position >= self.prompt[:, None]) & (position < self.length[:, None])
+            self.finished |= ((block.ids == self.config.eot_id) & written).any(1)
+        self.finished |= self.first + self.block >= self.end
         self.first.copy_(torch.where(self.finished, self.first, self.first + self.block))
 
     def keep(self, going_on: list[int]) -> None:
@@ -106,15 +128,17 @@ class Rows:
         for index, (row, (row.forward_passes, row.cache_passes)) in enumerate(
             zip(self.texts, passes, strict=True)
         ):
-            row.tokens = ids[index][prompt[index] : length[index]]
-            if self.config.eot_id in row.tokens:
+            row.tokens = ids[index][0 if row.gaps else prompt[index] : length[index]]
+            if not row.gaps and self.config.eot_id in row.tokens:
                 row.tokens = row.tokens[: row.tokens.index(self.config.eot_id) + 1]
         self.texts = [self.texts[index] for index in going_on]
         rows = torch.tensor(going_on, dtype=torch.int64, device=self.ids.device)
         for name in (
             "ids",
+            "open",
             "prompt",
             "length",
+            "end",
             "seed",
             "first",
             "finished",

@@ -16,7 +16,7 @@ _TOP_BIT = 29  # weights are at most 1.0, whose bits as an integer stay below 2 
 
 
 def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: float, rule: str) -> Tensor:
-    """Token ids [...] from fp32 logits [..., V]."""
+    """Token ids [...] from fp32 logits [..., V]; `draw_each` is the same with settings of each draw."""
     if temperature == 0:
         return most_probable(logits)
     temperature = max(temperature, 1e-30)
@@ -24,9 +24,29 @@ def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: floa
         from dadlm.decode.kernels.nucleus import draw as draw_fused
 
         flat = (logits.reshape(-1, logits.shape[-1]).contiguous(), uniform.reshape(-1).contiguous())
-        return draw_fused(*flat, temperature, top_p, rule == "standard").view(uniform.shape)
+        return draw_fused(*flat, 1.0 / temperature, top_p, rule == "standard").view(uniform.shape)
     weight = ((logits - logits.amax(-1, keepdim=True)) / temperature).exp()
     return draw(nucleus(weight, top_p, rule), uniform)
+
+
+def draw_each(
+    logits: Tensor, uniform: Tensor, temperature: Tensor, top_p: Tensor, standard: Tensor, cold: bool
+) -> Tensor:
+    """Token ids [n] from fp32 logits [n, V], each by its own fp64 temperature and top_p [n] and rule [n].
+
+    `cold` says that a temperature may be 0.
+    """
+    share = torch.where(top_p < 1, top_p, torch.inf)  # no threshold reaches it: nothing is cut off
+    warm = temperature.clamp(min=1e-30)
+    if logits.is_cuda and HAS_TRITON and logits.shape[-1] <= _LARGEST:
+        from dadlm.decode.kernels.nucleus import draw as draw_fused
+
+        flat = (logits.contiguous(), uniform.contiguous())
+        drawn = draw_fused(*flat, (1.0 / warm).float(), share, standard.to(torch.int32))
+    else:
+        weight = ((logits - logits.amax(-1, keepdim=True)) / warm.float()[:, None]).exp()
+        drawn = draw(_nucleus(weight, share[:, None], standard[:, None]), uniform)
+    return torch.where(temperature == 0, most_probable(logits), drawn) if cold else drawn
 
 
 def nucleus(weight: Tensor, top_p: float, rule: str = "standard") -> Tensor:
@@ -35,8 +55,10 @@ def nucleus(weight: Tensor, top_p: float, rule: str = "standard") -> Tensor:
     standard: the smallest set whose share reaches top_p. bd3lm: the token that crosses top_p is left out
     too, unless it is the first. Ties go to the lowest id.
     """
-    if top_p >= 1:
-        return weight
+    return weight if top_p >= 1 else _nucleus(weight, top_p, rule == "standard")
+
+
+def _nucleus(weight: Tensor, top_p: float | Tensor, standard: bool | Tensor) -> Tensor:
     exact = weight.double()
     wanted = exact.sum(-1, keepdim=True) * top_p
     bits = weight.contiguous().view(torch.int32)  # in the order of the values, which are not negative
@@ -50,10 +72,11 @@ def nucleus(weight: Tensor, top_p: float, rule: str = "standard") -> Tensor:
     tie = bits == threshold
     rank = tie.cumsum(-1) - 1
     room = (wanted - above) / edge
-    if rule == "standard":
-        equals = room.ceil()
+    narrow = torch.where(above == 0, room.floor().clamp(min=1), room.floor())
+    if isinstance(standard, Tensor):
+        equals = torch.where(standard, room.ceil(), narrow)
     else:
-        equals = torch.where(above == 0, room.floor().clamp(min=1), room.floor())
+        equals = room.ceil() if standard else narrow
     return weight * ((bits > threshold) | (tie & (rank < equals)))
 
 

@@ -96,18 +96,15 @@ class Backbone(nn.Module):
     ) -> Tensor:
         """Run the noisy blocks ids [B, G, N] as nodes; final hidden states [B, C, D].
 
-        The first `expand_at` layers see one node per position, the others K per masked one. `start` [D]
-        and `candidate` [K, D] are the embeddings that only DA-DLM has.
+        The first `expand_at` layers see one node per position, as BD3LM's do; the others K per masked one and
+        the start node. `start` [D] and `candidate` [K, D] are the embeddings that only DA-DLM has.
         """
-        x = self.embedding(ids)
-        if start is not None:
-            x = torch.cat([start.expand(*x.shape[:2], 1, -1), x], 2)
-        x, late = nodes.collapsed.from_slots(x), 0
-        if candidate is not None:
+        x, late = nodes.collapsed.from_slots(self.embedding(ids)), 0
+        if start is not None and candidate is not None:
             late = self.config.expand_at
             if late:
                 x = self._run(x, nodes.collapsed, context, range(late))
-            x = expand(x, candidate, nodes)
+            x = expand(x, candidate, start, nodes)
         x = self._run(x, nodes, context, range(late, len(self.layers)))
         return self._finish(x, self._condition())
 
@@ -151,4 +148,7 @@ class Backbone(nn.Module):
         return None if self.condition is None or self.modulation.kept is not None else self.condition()
 
     def _finish(self, x: Tensor, condition: Tensor | None) -> Tensor:
-        return self.norm(x, *self.modulation(condition))
+        hidden = self.norm(x, *self.modulation(condition))
+        if torch.is_autocast_enabled(x.device.type):  # once, and not in every product that takes it
+            hidden = hidden.to(torch.get_autocast_dtype(x.device.type))
+        return hidden

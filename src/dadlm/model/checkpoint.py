@@ -1,5 +1,6 @@
 """Models as folders in the Hugging Face layout: config.json, model.safetensors, tokenizer.json.
 
+The weights are float32, or 8 bits with a scale per row (`quantised`); "format" in config.json says which.
 Reading refuses what does not match, with the list of differences.
 """
 
@@ -13,10 +14,14 @@ import torch
 from torch import Tensor
 
 from dadlm.errors import CheckpointError, ConfigError
+from dadlm.model import pretrained
 from dadlm.model.config import ModelConfig
 from dadlm.model.files import CONFIG, WEIGHTS, digest, load_tensors, save_tensors, whole_folder, write_json
 from dadlm.model.network import Model
+from dadlm.model.quantised import dequantise, quantise
 from dadlm.tokens import Tokenizer
+
+_FORMATS = {32: 1, 8: 2}  # bits of a stored weight: what config.json calls it
 
 
 def weights(model: Model) -> dict[str, Tensor]:
@@ -52,19 +57,24 @@ def set_weights(model: Model, tensors: Mapping[str, Tensor], origin: object) -> 
             own[name].copy_(tensor)
 
 
-def write_model(folder: Path, model: Model, tensors: Mapping[str, Tensor] | None = None) -> None:
+def write_model(
+    folder: Path, model: Model, tensors: Mapping[str, Tensor] | None = None, bits: int = 32
+) -> None:
     """Write the three files into an existing folder; `tensors` (the EMA) may stand in for the weights."""
-    save_tensors(weights(model) if tensors is None else tensors, folder / WEIGHTS)
-    facts = {"model_type": "dadlm", "format": 1, "weights_sha256": digest(folder / WEIGHTS)}
+    if bits not in _FORMATS:
+        raise ConfigError(f"weights are stored in 32 or 8 bits, not in {bits!r}")
+    tensors = weights(model) if tensors is None else tensors
+    save_tensors(quantise(tensors) if bits == 8 else tensors, folder / WEIGHTS)
+    facts = {"model_type": "dadlm", "format": _FORMATS[bits], "weights_sha256": digest(folder / WEIGHTS)}
     write_json(folder / CONFIG, facts | asdict(model.config))
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
 
 
-def save(model: Model, folder: str | Path) -> None:
-    """Save a model as a folder, all or nothing."""
+def save(model: Model, folder: str | Path, *, bits: int = 32) -> None:
+    """Save a model as a folder, all or nothing; in 8 bits it is a quarter as large and nearly as good."""
     with whole_folder(Path(folder)) as temporary:
-        write_model(temporary, model)
+        write_model(temporary, model, bits=bits)
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -93,14 +103,16 @@ def _read_facts(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} is damaged: {error}") from error
     if not isinstance(content, dict) or content.get("model_type") != "dadlm":
         raise CheckpointError(f"{file} does not describe a dadlm model (model_type is not 'dadlm')")
-    if content.get("format") != 1:
+    if content.get("format") not in _FORMATS.values():
         raise CheckpointError(f"{file} has a format that this release does not know: install a newer dadlm")
     return content
 
 
 def _read_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """The weights of a folder, if they can be those of its configuration."""
+    """The weights of a folder in floating point, if they can be those of its configuration."""
     tensors = load_tensors(folder / WEIGHTS)
+    if _read_facts(folder)["format"] == _FORMATS[8]:
+        tensors = dequantise(tensors, folder)
     embedding, shape = tensors.get("backbone.embedding.weight"), (config.vocab_size, config.width)
     if embedding is not None and embedding.shape != shape:  # before an absurd width takes all memory
         raise CheckpointError(
@@ -133,13 +145,15 @@ def _find_dtype(name: str | torch.dtype) -> torch.dtype:
 def load(
     name_or_folder: str | Path, device: str | torch.device = "cpu", dtype: str | torch.dtype = "float32"
 ) -> Model:
-    """Load a model of any family from a folder or a Hugging Face repository name.
+    """Load a model of any family: "dadlm", "bd3lm" or "ar", which ship with the package, a folder, or a
+    Hugging Face repository name.
 
+    These three names always mean the shipped models; a folder called dadlm is "./dadlm" or Path("dadlm").
     bfloat16 is several times faster on a GPU; only in float32 is a row's text the same in every batch.
     """
-    folder = _locate(name_or_folder)
+    folder = locate(name_or_folder)
     config = read_config(folder)
-    tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
+    tokenizer = _read_tokenizer(folder)
     if tokenizer is not None and tokenizer.vocab_size + 1 != config.vocab_size:
         raise CheckpointError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, the model wants {config.vocab_size - 1}"
@@ -157,7 +171,19 @@ def load(
     return model.to(device, _find_dtype(dtype)).eval()
 
 
-def _locate(name_or_folder: str | Path) -> Path:
+def _read_tokenizer(folder: Path) -> Tokenizer | None:
+    """A folder's own tokenizer; the models that ship with the package share one."""
+    shared = pretrained.PRETRAINED
+    for place in (folder, shared) if folder.parent == shared else (folder,):
+        if (place / "tokenizer.json").is_file():
+            return Tokenizer.load(place)
+    return None
+
+
+def locate(name_or_folder: str | Path) -> Path:
+    """The model folder that a shipped model's name, a folder, a training run or a hub's name stands for."""
+    if (own := pretrained.shipped(name_or_folder)) is not None:
+        return own
     folder = Path(name_or_folder)
     for place in (folder, folder / "best", folder / "last"):  # a training run stands for its best model
         if (place / CONFIG).is_file() and (place / WEIGHTS).exists():

@@ -21,6 +21,7 @@ def compile_parts(model: Model) -> Model:
         assert isinstance(layer, Layer)
         layer.project = torch.compile(layer.project, dynamic=False)
         layer.finish = torch.compile(layer.finish, dynamic=False)
+    model.backbone._finish = torch.compile(model.backbone._finish, dynamic=False)
     average = torch.compile(softmax_average, dynamic=False)
     model.backbone.attend_nodes = partial(attend_nodes, average=average)
     return model

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,14 @@ _OURS = {WEIGHTS, CONFIG, "tokenizer.json", "training"}
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder that takes the place of `target` only when the body ends well."""
+def whole_folder(target: Path, may_replace: Collection[str] = ()) -> Iterator[Path]:
+    """Yield a temporary folder that takes the place of `target` only when the body ends well.
+
+    A target that holds anything but a model's files, or files named in `may_replace`, is left alone.
+    """
     target, temporary = target.resolve(), None  # through a link, not over it
     try:
-        if _is_foreign(target):
+        if _is_foreign(target, _OURS.union(may_replace)):
             raise CheckpointError(
                 f"{target} exists and is no model folder: nothing was written; choose another"
             )
@@ -46,11 +49,11 @@ def whole_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _is_foreign(target: Path) -> bool:
+def _is_foreign(target: Path, ours: set[str]) -> bool:
     """Something that saving must not replace: a file, or a folder with things in it that are not ours."""
     if not target.exists():
         return False
-    return not target.is_dir() or not {path.name for path in target.iterdir()} <= _OURS
+    return not target.is_dir() or not {path.name for path in target.iterdir()} <= ours
 
 
 def _replace(temporary: Path, target: Path) -> None:

@@ -30,7 +30,8 @@ class Graph(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.start = nn.Parameter(torch.randn(config.width) * 0.02)
+        # Both enter the residual stream at `expand_at`, and are of its scale there.
+        self.start = nn.Parameter(torch.randn(config.width) * config.candidate_scale)
         self.candidate = nn.Parameter(torch.randn(config.candidates, config.width) * config.candidate_scale)
         kind = {"single": SingleTransition, "gated": GatedTransition}[config.transition]
         self.transition = kind(config)

@@ -9,6 +9,7 @@ B rows, C nodes, D width, G blocks, N block size, K candidates, H heads, E head 
 import torch
 from torch import Tensor, nn
 
+from dadlm.model import kernels
 from dadlm.model.config import ModelConfig
 from dadlm.nodes import Nodes
 
@@ -25,10 +26,21 @@ def _targets(x: Tensor, nodes: Nodes) -> Tensor:
     return nodes.groups(nodes.to_slots(x))
 
 
-def _dot(q: Tensor, k: Tensor) -> Tensor:
-    """q·k / sqrt(d) of [.., K, F] in fp32 even under autocast: errors would add up along a path."""
+def _scores(q: Tensor, k: Tensor, nodes: Nodes, heads: int) -> Tensor:
+    """Packed q and k [B, C, D] → q·k / sqrt(E) of adjacent groups, [B, G, N, H, K, K].
+
+    In fp32 even under autocast: errors would add up along a path.
+    """
+    if kernels.takes(q):
+        from dadlm.model.kernels import links
+
+        if links.fits(nodes, q.shape[-1] // heads):
+            return links.scores(q, k, nodes, heads)
+    sources, targets = (
+        x.unflatten(-1, (heads, -1)).transpose(3, 4).float() for x in (_sources(q, nodes), _targets(k, nodes))
+    )
     with torch.autocast(q.device.type, enabled=False):
-        return (q.float() @ k.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
+        return (sources @ targets.transpose(-1, -2)) * sources.shape[-1] ** -0.5
 
 
 def _track(nodes: Nodes) -> Tensor:
@@ -55,8 +67,7 @@ class SingleTransition(nn.Module):
         )
 
     def forward(self, hidden: Tensor, nodes: Nodes) -> Tensor:
-        q, k = _sources(self.query(hidden), nodes), _targets(self.key(hidden), nodes)
-        logits = _dot(q, k)
+        logits = _scores(self.query(hidden), self.key(hidden), nodes, 1).squeeze(3)
         if self.bias is not None:
             logits = logits + self.bias * _track(nodes)
         return logits.masked_fill(~nodes.active[..., None, :], -torch.inf).log_softmax(-1)
@@ -82,9 +93,7 @@ class GatedTransition(nn.Module):
     def forward(self, hidden: Tensor, nodes: Nodes) -> Tensor:
         place = nodes.position - nodes.visible + 1  # 0 is the start node, 1..N the positions
         hidden = torch.cat([hidden, self.position(place.clamp(min=0)).to(hidden.dtype)], -1)
-        q = _sources(self.query(hidden), nodes).unflatten(-1, (self.heads, -1)).transpose(3, 4)
-        k = _targets(self.key(hidden), nodes).unflatten(-1, (self.heads, -1)).transpose(3, 4)
-        logits = _dot(q, k)  # [B, G, N, H, K, K]
+        logits = _scores(self.query(hidden), self.key(hidden), nodes, self.heads)
         if self.bias is not None:
             logits = logits + self.bias[:, None, None] * _track(nodes)[:, :, :, None]
         inactive = ~nodes.active[:, :, :, None, None, :]

@@ -214,8 +214,8 @@ class Nodes:
 
     @cached_property
     def collapsed(self) -> "Nodes":
-        """The same blocks before expansion: one node per position (and the start node)."""
-        return _one_node_each(self.masked, self.first, self.start)
+        """The same blocks before expansion: one node per position, as BD3LM has them."""
+        return _one_node_each(self.masked, self.first, False)
 
 
 def _active(masked: Tensor, candidates: int) -> Tensor:
@@ -255,8 +255,8 @@ def make_rooms(masked: Tensor, block_size: int, candidates: int, start: bool) ->
     extra = L // block_size * int(start)
     counts = masked.numpy().sum(1)  # quicker than torch, which would wake its threads for it
     most = L + extra + (candidates - 1) * int(counts.max())
-    # Masked tokens are close to half of all: steps of a sixteenth are few shapes, and little is empty.
-    step = max(_TILE, B * L // 16)
+    # Masked tokens are close to half of all: steps of a 64th are few shapes, and little is empty.
+    step = max(_TILE, B * L // 64)
     masked_room = min(-(-int(counts.sum()) // step) * step, B * L)
     return Rooms(_capacity(most, L * candidates + extra, exact=False), max(step, masked_room) * candidates)
 
@@ -279,16 +279,13 @@ def _capacity(count: int, full: int, exact: bool) -> int:
     return next(room for room in rooms if room >= count)
 
 
-def expand(x: Tensor, embedding: Tensor, nodes: Nodes) -> Tensor:
-    """Split masked positions into K nodes: collapsed [B, G·M₁, F] → [B, C, F].
+def expand(x: Tensor, embedding: Tensor, start: Tensor, nodes: Nodes) -> Tensor:
+    """Split masked positions into K nodes, and let the start nodes in: collapsed [B, G·N, F] → [B, C, F].
 
-    Candidate k adds row k of `embedding` [K, F]; anchors and start nodes stay as they are.
+    Candidate k adds row k of `embedding` [K, F], anchors stay as they are, every start node is `start` [F].
     """
     B, G, N = nodes.masked.shape
-    slots = nodes.collapsed.to_slots(x)
-    positions = slots[:, :, int(nodes.start) :, None, :]
+    positions = nodes.collapsed.to_slots(x)[:, :, :, None]
     offset = embedding.to(x.dtype) * nodes.masked[..., None, None]
-    candidates = (positions + offset).reshape(B, G, N * nodes.candidates, -1)
-    if nodes.start:
-        candidates = torch.cat([slots[:, :, :1], candidates], 2)
-    return nodes.from_slots(candidates)
+    slots = (positions + offset).reshape(B, G, N * nodes.candidates, -1)
+    return nodes.from_slots(torch.cat([start.to(x.dtype).expand(B, G, 1, -1), slots], 2))

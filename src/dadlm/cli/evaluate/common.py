@@ -9,9 +9,11 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from dadlm.cli.models import open_model
 from dadlm.errors import ConfigError
 from dadlm.evaluate import rows_of
-from dadlm.model import Model, find_device, load
+from dadlm.model import Model, find_device
+from dadlm.model.pretrained import shipped
 from dadlm.tokens import Rows
 
 Options = TypeVar("Options")
@@ -74,15 +76,11 @@ def parse(options: type[Options], words: list[str], kind: str) -> Options:
 
 
 def load_model(folder: str, options: Common) -> Model:
-    if not folder:
-        raise ConfigError("no model: pass --model FOLDER, for example one that `dadlm train` made")
-    return load(folder, options.place, options.dtype)
+    return open_model(folder, options.place, options.dtype)
 
 
 def load_models(folders: Sequence[str], options: Common) -> dict[str, Model]:
     """Models by their names."""
-    if not folders:
-        raise ConfigError("no models: pass --model FOLDER [FOLDER ...], for example ones `dadlm train` made")
     names = names_of(folders)
     if len(set(names)) < len(names):
         raise ConfigError(f"--model names a model twice: {' '.join(folders)}")
@@ -91,7 +89,7 @@ def load_models(folders: Sequence[str], options: Common) -> dict[str, Model]:
 
 def names_of(folders: Sequence[str]) -> list[str]:
     """Each folder's own name, or its run's if it is called last or best; with parents where two are alike."""
-    places = [Path(folder).absolute() for folder in folders]
+    places = [Path(shipped(folder) or folder).absolute() for folder in folders]
     runs = [place.parent if place.name in ("last", "best") else place for place in places]
     if len(set(runs)) == len(set(places)):  # else both are compared, and must be told apart
         places = runs

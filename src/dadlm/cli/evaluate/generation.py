@@ -13,8 +13,8 @@ from dadlm.evaluate import generation
 
 @dataclass(frozen=True, kw_only=True)
 class Options(OnText):
-    model: tuple[str, ...] = ()
-    """Models to compare; a BD3LM of the same block size makes DA-DLM's adjusted TPF possible."""
+    model: tuple[str, ...] = ("bd3lm", "dadlm")
+    """Models to compare, by name or folder; a BD3LM of the same block size makes an adjusted TPF possible."""
     configurations: tuple[str, ...] = ("quick",)
     """Presets (quick, paper, paper-16, paper-8, paper-4) or single ones: FH T=8 T=8/infill=2,0.5 conf=0.9."""
     samples: int = 200

@@ -12,8 +12,8 @@ from dadlm.evaluate import latency
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    model: tuple[str, ...] = ()
-    """Models to measure; one BD3LM among them makes ratios possible."""
+    model: tuple[str, ...] = ("bd3lm", "dadlm")
+    """Models to measure, by name or folder; one BD3LM among them makes ratios possible."""
     batch_size: int = 32
     """Texts side by side; the paper has 32."""
     prompt_tokens: int | None = None

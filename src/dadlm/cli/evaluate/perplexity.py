@@ -10,12 +10,14 @@ from dadlm.cli.evaluate.common import OnText, load_model, names_of
 from dadlm.evaluate import perplexity
 from dadlm.evaluate.intervals import caution
 from dadlm.evaluate.text import in_words
+from dadlm.model.pretrained import DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(OnText):
-    model: str = ""
-    """Folder of a model or of a training run (its best checkpoint), or a Hugging Face name."""
+    model: str = DEFAULT
+    """One that ships with dadlm (dadlm, bd3lm, ar), a folder of a model or of a training run (its best
+    checkpoint), or a Hugging Face name."""
     count: int | None = None
     """Rows to score, drawn from all over the text; None: all."""
     length: int | None = None

@@ -11,12 +11,14 @@ from dadlm.evaluate import Interval, reconstruction
 from dadlm.evaluate.intervals import caution
 from dadlm.evaluate.reconstruction import check_tokenizers
 from dadlm.evaluate.text import in_words
+from dadlm.model.pretrained import DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(OnText):
-    model: str = ""
-    """Folder of a model or of a training run (its best checkpoint), or a Hugging Face name."""
+    model: str = DEFAULT
+    """One that ships with dadlm (dadlm, bd3lm, ar), a folder of a model or of a training run (its best
+    checkpoint), or a Hugging Face name."""
     against: str = ""
     """A second model, to be compared row by row; empty: none."""
     count: int | None = None

@@ -12,6 +12,7 @@ from dadlm.evaluate import summarisation
 from dadlm.evaluate.documents import read_documents
 from dadlm.evaluate.intervals import caution
 from dadlm.evaluate.summarisation import paper_settings
+from dadlm.model.pretrained import DEFAULT
 
 _SCORES = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "average": "average"}
 _SHOWN = 5  # lines left out that are named; the result names all
@@ -19,8 +20,9 @@ _SHOWN = 5  # lines left out that are named; the result names all
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    model: str = ""
-    """Folder of a model or of a training run, or a Hugging Face name."""
+    model: str = DEFAULT
+    """One that ships with dadlm (dadlm, bd3lm, ar), a folder of a model or of a training run (its best
+    checkpoint), or a Hugging Face name."""
     data: str = ""
     """JSON Lines (.jsonl, also .zst) of {"document", "summary"}, or a folder of them."""
     pairs: int | None = None

@@ -18,29 +18,36 @@ _SEGMENT = 4096
 _TURNS = 10  # of three bits; weights are at most 1.0, whose bits stay below 2 ** 30
 
 
-def draw(logits: Tensor, uniform: Tensor, temperature: float, top_p: float, crossing: bool) -> Tensor:
-    """Ids [n] from fp32 logits [n, V]; `crossing` keeps the token that crosses top_p (the standard rule)."""
+def draw(
+    logits: Tensor, uniform: Tensor, scale: float | Tensor, top_p: float | Tensor, crossing: bool | Tensor
+) -> Tensor:
+    """Ids [n] from fp32 logits [n, V]; `crossing` keeps the token that crosses top_p (the standard rule).
+
+    `scale` is 1 / temperature. All three may be [n]: fp32, fp64 (infinite: cut off nothing) and int32.
+    """
     (n, V), device = logits.shape, logits.device
+    EACH = isinstance(scale, Tensor)
+    cut = isinstance(top_p, Tensor) or top_p < 1
     S = triton.cdiv(V, _SEGMENT)
     P = triton.next_power_of_2(S)
-    scale = 1.0 / temperature
     tops = torch.empty(n, P, device=device, dtype=torch.float32)
     sums = torch.empty(n, P, device=device, dtype=torch.float64)
     _top[(n, P)](logits, tops, V, P, _SEGMENT)
-    _sum[(n, P)](logits, tops, sums, V, P, scale, _SEGMENT)
+    _sum[(n, P)](logits, tops, sums, V, P, scale, _SEGMENT, EACH)
     # Every turn reads what the one before it wrote and writes beside it.
     threshold = torch.zeros(_TURNS + 1, n, device=device, dtype=torch.int32)
     masses = torch.empty(_TURNS, n, P, 8, device=device, dtype=torch.float64)
     # A number handed to a kernel would be rounded to single precision, which decides ties.
     wanted = sums.sum(1) * top_p
     common = (logits, tops, wanted, threshold, masses, V, P, n, scale)
-    for turn in range(_TURNS if top_p < 1 else 0):
-        _turn[(n, P)](*common, turn, _SEGMENT)
+    for turn in range(_TURNS if cut else 0):
+        _turn[(n, P)](*common, turn, _SEGMENT, EACH)
     above = torch.empty(n, P, device=device, dtype=torch.float64)
     ties = torch.empty(n, P, device=device, dtype=torch.int32)
-    _count[(n, P)](*common, above, ties, top_p < 1, _TURNS, _SEGMENT)
+    _count[(n, P)](*common, above, ties, cut, _TURNS, _SEGMENT, EACH)
     out = torch.empty(n, device=device, dtype=torch.int64)
-    _pick[(n,)](*common, above, ties, uniform, out, top_p < 1, crossing, _TURNS, _SEGMENT)
+    rule = (crossing, cut, True) if isinstance(crossing, Tensor) else (out, cut, crossing)
+    _pick[(n,)](*common, above, ties, uniform, out, *rule, _TURNS, _SEGMENT, EACH)
     return out
 
 
@@ -51,13 +58,15 @@ def _load(logits, row, segment, V, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _weights(logits, tops, row, segment, V, P, scale, SIZE: tl.constexpr):
+def _weights(logits, tops, row, segment, V, P, scale, SIZE: tl.constexpr, EACH: tl.constexpr):
     """Places and weights of a segment: exp of logits below the row's maximum, with bits in order of value."""
     place, x = _load(logits, row, segment, V, SIZE)
     # A loop over the segments' maxima would need their number at compile time; a vector does not.
     top = tl.max(
         tl.load(tops + row * P + tl.arange(0, 64), mask=tl.arange(0, 64) < P, other=-float("inf")), 0
     )
+    if EACH:
+        scale = tl.load(scale + row)
     return place, tl.exp((x - top) * scale)
 
 
@@ -81,16 +90,18 @@ def _top(logits, tops, V, P, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _sum(logits, tops, sums, V, P, scale, SIZE: tl.constexpr):
+def _sum(logits, tops, sums, V, P, scale, SIZE: tl.constexpr, EACH: tl.constexpr):
     row, segment = tl.program_id(0), tl.program_id(1)
-    _, w = _weights(logits, tops, row, segment, V, P, scale, SIZE)
+    _, w = _weights(logits, tops, row, segment, V, P, scale, SIZE, EACH)
     tl.store(sums + row * P + segment, tl.sum(w.to(tl.float64), 0))
 
 
 @triton.jit
-def _turn(logits, tops, wanted, threshold, masses, V, P, n, scale, turn, SIZE: tl.constexpr):
+def _turn(
+    logits, tops, wanted, threshold, masses, V, P, n, scale, turn, SIZE: tl.constexpr, EACH: tl.constexpr
+):  # fmt: skip
     row, segment = tl.program_id(0), tl.program_id(1)
-    _, w = _weights(logits, tops, row, segment, V, P, scale, SIZE)
+    _, w = _weights(logits, tops, row, segment, V, P, scale, SIZE, EACH)
     low = 0
     if turn > 0:
         low = _threshold_after(turn, threshold, masses, wanted, row, P, n)
@@ -106,11 +117,11 @@ def _turn(logits, tops, wanted, threshold, masses, V, P, n, scale, turn, SIZE: t
 @triton.jit
 def _count(
     logits, tops, wanted, threshold, masses, V, P, n, scale, above, ties,
-    CUT: tl.constexpr, TURNS: tl.constexpr, SIZE: tl.constexpr,
+    CUT: tl.constexpr, TURNS: tl.constexpr, SIZE: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
     """The mass of a segment above the threshold, and how many of its tokens equal it."""
     row, segment = tl.program_id(0), tl.program_id(1)
-    place, w = _weights(logits, tops, row, segment, V, P, scale, SIZE)
+    place, w = _weights(logits, tops, row, segment, V, P, scale, SIZE, EACH)
     low = 0
     if CUT:
         low = _threshold_after(TURNS, threshold, masses, wanted, row, P, n)
@@ -123,8 +134,8 @@ def _count(
 
 @triton.jit
 def _pick(
-    logits, tops, wanted, threshold, masses, V, P, n, scale, above, ties, uniform, out,
-    CUT: tl.constexpr, CROSSING: tl.constexpr, TURNS: tl.constexpr, SIZE: tl.constexpr,
+    logits, tops, wanted, threshold, masses, V, P, n, scale, above, ties, uniform, out, crossing,
+    CUT: tl.constexpr, CROSSING: tl.constexpr, TURNS: tl.constexpr, SIZE: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     lane = tl.arange(0, 64)
@@ -136,12 +147,17 @@ def _pick(
     if CUT:
         total_above = tl.sum(segment_above, 0)
         room = (tl.load(wanted + row) - total_above) / edge
-        if CROSSING:
+        if EACH:
+            room = tl.where(edge == 0.0, 0.0, room)  # nothing is cut off, and nothing lies on the edge
+        # Without the crossing token, the most probable one always stays.
+        narrow = tl.floor(room).to(tl.int32)
+        narrow = tl.where(total_above == 0.0, tl.maximum(narrow, 1), narrow)
+        if EACH:
+            equals = tl.where(tl.load(crossing + row) != 0, tl.ceil(room).to(tl.int32), narrow)
+        elif CROSSING:
             equals = tl.ceil(room).to(tl.int32)
         else:
-            equals = tl.floor(room).to(tl.int32)
-            # The most probable token always stays.
-            equals = tl.where(total_above == 0.0, tl.maximum(equals, 1), equals)
+            equals = narrow
     ties_before = tl.cumsum(segment_ties, 0) - segment_ties
     in_ties = tl.minimum(tl.maximum(equals - ties_before, 0), segment_ties)
     mass = segment_above + in_ties.to(tl.float64) * edge
@@ -153,7 +169,7 @@ def _pick(
     chosen = lane == segment
     passed = tl.sum(tl.where(chosen, reached - mass, 0.0), 0)
     before = tl.sum(tl.where(chosen, ties_before, 0), 0)
-    place, w = _weights(logits, tops, row, segment, V, P, scale, SIZE)
+    place, w = _weights(logits, tops, row, segment, V, P, scale, SIZE, EACH)
     bits = w.to(tl.int32, bitcast=True)
     tie = ((bits == low) & (place < V) & (w > 0)).to(tl.int32)
     inside = (bits > low) | ((tie == 1) & (before + tl.cumsum(tie, 0) - tie < equals))

@@ -1,0 +1,235 @@
+"""The study: every model of docs/results.md, trained from one plan.
+
+    dadlm data prepare wiki_train.jsonl.zst --tokenizer bpe:8192 --out cache
+    dadlm data prepare wiki_val.jsonl.zst --tokenizer cache/FOLDER --out cache
+    python benchmarks/study.py plan
+    python benchmarks/study.py train mdlm-base base-16 dadlm-16 --train cache/FOLDER --valid cache/FOLDER
+
+A run starts from the averaged weights of the run it stands on, with a fresh optimiser and a short warm-up,
+whatever its family: BD3LM and DA-DLM of the same length differ in the graph alone. Finished runs are left as
+they are, unfinished ones go on. What a run measured on its way goes to OUT/NAME/curve.json.
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dadlm.errors import CheckpointError, DadlmError
+from dadlm.model.config import Family
+from dadlm.model.network import count_parameters
+from dadlm.recipes import recipe
+from dadlm.tokens import Rows, Shards, Tokenizer
+from dadlm.train import RunConfig, Trainer
+from dadlm.train.start import fresh_model, model_from
+
+SHORT, LONG = 1_200, 4_000  # steps of the paper's share (40% of the block-wise 15%), and of a larger one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of the plan: what it trains, for how long, and on which run it stands."""
+
+    family: Family
+    steps: int
+    after: str | None = None
+    decay: int = 0
+    model: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+    what: str = ""
+
+
+def plan() -> dict[str, Run]:
+    """By name. MDLM takes 85% of 20,000 steps, the block-wise stages the rest, as in the paper."""
+    runs = {
+        "mdlm-base": Run(family="mdlm", steps=17_000, what="the common start"),
+        "mdlm": Run(family="mdlm", steps=3_000, after="mdlm-base", decay=600, what="20,000 steps in all"),
+        "ar-base": Run(family="ar", steps=8_000),
+        "ar-half": Run(family="ar", steps=2_000, after="ar-base", decay=600, what="half the steps (paper)"),
+        "ar": Run(family="ar", steps=12_000, after="ar-base", decay=2_000, what="20,000 steps in all"),
+    }
+    for N in (16, 8, 4):
+        runs |= _blockwise(N)
+    for name, model, train in VARIANTS:
+        runs[f"probe-{name}"] = Run(
+            family="dadlm",
+            steps=300,
+            after="base-16",
+            model=model,
+            train={"valid_every": 50, "valid_rows": 64, "ema": 0.99, **train},
+            what="what makes the candidates part",
+        )
+    for name, model in ABLATIONS.items():
+        runs[f"dadlm-16-{name}"] = _last("dadlm", SHORT, 16, model)
+    return runs
+
+
+def _blockwise(N: int) -> dict[str, Run]:
+    base = Run(
+        family="bd3lm", steps=1_800, after="mdlm-base", model={"block_size": N}, what="60% of the block-wise"
+    )
+    runs = {f"base-{N}": base}
+    for family in ("bd3lm", "dadlm"):
+        runs[f"{family}-{N}"] = _last(family, SHORT, N)
+        runs[f"{family}-{N}-long"] = _last(family, LONG, N)
+    if N == 16:
+        for length, steps in (("", SHORT), ("-long", LONG)):
+            more = round(steps * COST)
+            runs[f"bd3lm-16{length}-matched"] = replace(
+                _last("bd3lm", more, N), what="as much compute as DA-DLM"
+            )
+    return runs
+
+
+def _last(family: Family, steps: int, N: int, model: dict[str, Any] | None = None) -> Run:
+    """A final stage: the learning rate falls to zero over its last third or quarter."""
+    decay = steps // 3 if steps <= SHORT else steps // 4
+    return Run(
+        family=family,
+        steps=steps,
+        after=f"base-{N}",
+        decay=decay,
+        model={"block_size": N, **(model or {})},
+        train={"valid_every": 200},
+    )
+
+
+# What a step of DA-DLM costs in steps of BD3LM, N = 16, K = 4 (`dadlm bench train --scale lab`).
+COST = 1.55
+
+VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("default", {}, {}),
+    ("offset-2", {"candidate_offset": 2.0}, {}),
+    ("track-5", {"track_bias": 5.0}, {}),
+    ("graph-lr-5", {}, {"graph_lr_scale": 5.0}),
+    ("gated", {"transition": "gated"}, {}),
+    ("eight", {"candidates": 8}, {}),
+    ("input", {"expand_at": 0, "candidate_scale": 0.02}, {}),
+    ("lr-2", {}, {"lr": 2e-3}),
+]
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "expand-0": {"expand_at": 0, "candidate_scale": 0.02},
+    "expand-2": {"expand_at": 2},
+    "k2": {"candidates": 2},
+    "k8": {"candidates": 8},
+    "gated": {"transition": "gated"},
+    "no-track": {"track_bias": None},
+    "no-offset": {"candidate_offset": None},
+}
+
+
+def config_of(name: str, run: Run, out: Path, rows: int | None, **train: Any) -> RunConfig:
+    """The lab recipe with the changes of the plan."""
+    base = recipe(f"lab-{run.family}")
+    settings = {
+        "steps": run.steps,
+        "decay": run.decay,
+        "warmup": 500 if run.after is None else 50,
+        "valid_every": 1_000,
+        "save_every": run.steps,
+        "log_every": 50,
+        "compile": torch.cuda.is_available(),
+        **run.train,
+        **train,
+    }
+    if rows is not None:
+        settings["batch_size"] = rows
+    return replace(
+        base,
+        model=replace(base.model, **run.model),
+        train=replace(base.train, **settings),
+        out=str(out / name),
+        init_from=None if run.after is None else str(out / run.after),
+    )
+
+
+def train(name: str, run: Run, options: argparse.Namespace) -> None:
+    """Train one run to its end and write down what it measured on its way."""
+    out = Path(options.out)
+    config = config_of(name, run, out, options.rows, **({} if options.lr is None else {"lr": options.lr}))
+    if options.steps is not None:
+        config = replace(config, train=replace(config.train, steps=options.steps, decay=0))
+    shards, valid = Shards.open(Path(options.train)), Shards.open(Path(options.valid))
+    if config.init_from is None:
+        model = fresh_model(config.model, Tokenizer.load(options.train), config.train.seed)
+    else:
+        if not (Path(config.init_from) / "last").exists():
+            raise CheckpointError(f"{name} stands on {run.after}: train that first")
+        model = model_from(Path(config.init_from) / "last", config.model, config.train.seed)
+    torch._dynamo.reset()  # of the run before; compiled code is kept on disk
+    context = config.model.context
+    trainer = Trainer(
+        config,
+        model,
+        Rows.from_shards(shards, context),
+        Rows.from_shards(valid, context),
+        quiet=options.quiet,
+    )
+    began = time.perf_counter()
+    finished = trainer.run()
+    seconds = time.perf_counter() - began
+    curve = [
+        {
+            "step": entry["step"],
+            **{key[6:]: round(value, 5) for key, value in entry.items() if key[:6] == "valid_"},
+        }
+        for entry in map(json.loads, (Path(config.out) / "metrics.jsonl").read_text().splitlines())
+        if any(key.startswith("valid_") for key in entry)
+    ]
+    facts = {
+        "name": name,
+        "family": run.family,
+        "after": run.after,
+        "steps": finished.step,
+        "tokens_per_step": config.train.batch_size * context,
+        "lr": config.train.lr,
+        "seconds": round(seconds, 1),
+        "parameters": count_parameters(model.config)["total"],
+        "model": run.model,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "curve": curve,
+    }
+    (Path(config.out) / "curve.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    print(f"{name:24s} {finished.step} steps  {seconds:.0f} s  {curve[-1]}", flush=True)
+
+
+def show(runs: dict[str, Run]) -> None:
+    for name, run in runs.items():
+        changes = ", ".join(f"{key} {value}" for key, value in (run.model | run.train).items())
+        print(f"{name:22s} {run.family:6s} {run.steps:6d} steps after {run.after or 'nothing':10s} {changes}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("command", choices=("plan", "train"))
+    parser.add_argument("names", nargs="*", help="runs of the plan, in the order to train them")
+    parser.add_argument("--train", help="folder of token shards to learn from")
+    parser.add_argument("--valid", help="folder of token shards to validate on")
+    parser.add_argument("--out", default="runs/study")
+    parser.add_argument("--rows", type=int, help="rows of 1,024 tokens per step (32)")
+    parser.add_argument("--steps", type=int, help="stop after so many steps: to try things out")
+    parser.add_argument("--lr", type=float, help="another learning rate than the recipe's")
+    parser.add_argument("--quiet", action="store_true")
+    options = parser.parse_args()
+    runs = plan()
+    if options.command == "plan":
+        show(runs)
+        return 0
+    try:
+        for name in options.names:
+            if name not in runs:
+                raise CheckpointError(f"no run {name} in the plan; `plan` lists them")
+            train(name, runs[name], options)
+    except DadlmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""The loop of `dadlm generate` at a terminal: a prompt is typed, its text appears block by block.
+
+Ctrl-C stops the text in work, Ctrl-D leaves.
+"""
+
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from dadlm.cli.writing import write_text
+from dadlm.decode import DecodeSettings
+from dadlm.errors import ConfigError, DadlmError
+from dadlm.model import Model
+
+_HELP = """\
+TEXT               complete it
+/set               the settings of decoding
+/set NAME VALUE    change one: /set sampler random, /set steps 4, /set infill 2 0.5, /set infill none
+/seed NUMBER       decode every text with this seed; /seed alone draws new ones again
+/show              every denoising step with its graph, on or off
+/quit              leave, as Ctrl-D does; Ctrl-C stops the text in work"""
+
+
+@dataclass
+class Session:
+    """What the loop remembers from one prompt to the next."""
+
+    model: Model
+    settings: DecodeSettings
+    seed: int | None
+    show: bool
+    console: Console
+
+
+def converse(model: Model, settings: DecodeSettings, seeds: Sequence[int] = (), show: bool = False) -> int:
+    """Read prompts and commands until Ctrl-D or /quit; mistakes are told and cost nothing."""
+    if len(seeds) > 1:
+        raise ConfigError("texts are written one by one here: give one --seed")
+    settings.check(model.config)
+    with suppress(ImportError):  # absent on Windows, where the terminal keeps the history itself
+        import readline  # noqa: F401 (input() takes line editing and history from it)
+    console = Console(highlight=False, soft_wrap=True)
+    session = Session(model, settings, seeds[0] if seeds else None, show, console)
+    console.print("Type a text to be continued, or /help.", style="dim")
+    while True:
+        try:
+            line = input("> ")
+            if line.strip() == "/quit":
+                return 0
+            if line.startswith("/"):
+                _obey(session, line[1:].split())
+            elif line.strip():
+                seed = secrets.randbits(31) if session.seed is None else session.seed
+                write_text(model, line, session.settings, seed, session.show, console)
+        except EOFError:
+            console.print()
+            return 0
+        except KeyboardInterrupt:  # at the prompt: a fresh line
+            console.print()
+        except (DadlmError, UnicodeDecodeError) as error:
+            console.print(Text(f"error: {error}", style="red"))
+
+
+def _obey(session: Session, words: list[str]) -> None:
+    match words:
+        case ["set"]:
+            for name, value in asdict(session.settings).items():
+                session.console.print(Text(f"{name:18s} {value}"))
+        case ["set", name, *values] if values:
+            changed = _changed(session.settings, name, values)
+            changed.check(session.model.config)
+            session.settings = changed
+        case ["seed"]:
+            session.seed = None
+        case ["seed", number]:
+            session.seed = _seed(number)
+        case ["show"]:
+            session.show = not session.show
+            session.console.print(f"steps are {'shown' if session.show else 'not shown'}", style="dim")
+        case ["help"]:
+            session.console.print(Text(_HELP))
+        case _:
+            raise ConfigError(f"/{' '.join(words)} is no command; /help lists them")
+
+
+def _changed(settings: DecodeSettings, name: str, words: list[str]) -> DecodeSettings:
+    name = name.replace("-", "_")  # as on the command line, or as in Python
+    if name not in {field.name for field in fields(DecodeSettings)}:
+        raise ConfigError(f"no setting {name!r}; /set lists them")
+    values = [_value(word) for word in words]
+    changes: dict[str, Any] = {name: values[0] if len(values) == 1 else tuple(values)}
+    if name == "sampler" and changes[name] != "random":
+        changes["steps"] = None  # only that sampler has them
+    return replace(settings, **changes)
+
+
+def _value(word: str) -> int | float | str | None:
+    """A number where it is one; the settings check the rest themselves."""
+    if word.lower() == "none":
+        return None
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(word)
+    return word
+
+
+def _seed(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise ConfigError(f"a seed is a whole number, got {word!r}") from None

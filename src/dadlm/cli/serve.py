@@ -1,0 +1,120 @@
+"""dadlm serve: models behind an OpenAI-compatible HTTP API, and the playground page."""
+
+import json
+import logging
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from dadlm.errors import ConfigError
+from dadlm.model import load
+from dadlm.model.pretrained import NAMES
+from dadlm.serve.settings import ServeSettings
+
+_KEY = "DADLM_API_KEY"
+
+
+@dataclass(frozen=True)
+class Options:
+    model: tuple[str, ...] = NAMES
+    """Names of models that ship with dadlm, folders or Hugging Face names, or NAME=FOLDER to choose the name;
+    the first is the default of requests."""
+    device: str = "cpu"
+    """Where to run, e.g. cuda."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 is several times faster on a GPU; only float32 gives the same text in every company."""
+    api_key_file: Path | None = None
+    """File with the key that clients must send; or set the variable DADLM_API_KEY; neither: no key."""
+    replicas: int = 1
+    """Copies of the server behind one address, on Ray Serve."""
+    json: bool = False
+    """Say where the server is as one JSON object."""
+    settings: Annotated[ServeSettings, tyro.conf.arg(name="")] = field(default_factory=ServeSettings)
+
+
+def run(words: list[str]) -> int:
+    options = tyro.cli(Options, args=words, prog="dadlm serve", config=(tyro.conf.FlagCreatePairsOff,))
+    sources, key, settings = _sources(options.model), _read_key(options.api_key_file), options.settings
+    if options.replicas < 1:
+        raise ConfigError(f"replicas must be at least 1, got {options.replicas}")
+    _check_extra()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    if not settings.loopback and key is None:
+        print(f"warning: {settings.host} is open to others and no API key is set", file=sys.stderr)
+    if options.replicas > 1:
+        _serve_replicas(options, sources, key)
+    else:
+        _serve(options, sources, key)
+    return 0
+
+
+def _serve(options: Options, sources: dict[str, str], key: str | None) -> None:
+    from dadlm.serve.app import create_app
+    from dadlm.serve.server import Server, open_socket
+    from dadlm.serve.service import Service
+
+    with open_socket(options.settings) as opened:
+        models = {name: load(source, options.device, options.dtype) for name, source in sources.items()}
+        service = Service.of(models, options.settings)
+        port = opened.getsockname()[1]
+        server = Server(create_app(service, key), service, lambda: _announce(options, list(models), port))
+        server.run(sockets=[opened])
+
+
+def _serve_replicas(options: Options, sources: dict[str, str], key: str | None) -> None:
+    from dadlm.serve.replicas import serve_replicas
+
+    serve_replicas(
+        sources,
+        replicas=options.replicas,
+        device=options.device,
+        dtype=options.dtype,
+        settings=options.settings,
+        api_key=key,
+        announce=lambda: _announce(options, list(sources), options.settings.port),
+    )
+
+
+def _announce(options: Options, names: list[str], port: int) -> None:
+    host = options.settings.host
+    url = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+    if options.json:
+        print(json.dumps({"url": url, "models": names}), flush=True)
+    else:
+        print(f"{', '.join(names)} at {url} (OpenAI's API: {url}v1)", flush=True)
+
+
+def _sources(given: tuple[str, ...]) -> dict[str, str]:
+    """Name → folder; a folder without a name is called by its own."""
+    sources: dict[str, str] = {}
+    for one in given:
+        name, equals, source = one.partition("=")
+        if not equals:
+            name, source = (Path(one).resolve().name if Path(one).is_dir() else one), one
+        if not name or not source or name in sources:
+            raise ConfigError(f"model {one!r}: give each model a name of its own, NAME=FOLDER")
+        sources[name] = source
+    return sources
+
+
+def _read_key(file: Path | None) -> str | None:
+    """From a file or the environment, never from the command line, which other users can see."""
+    key = os.environ.get(_KEY) if file is None else file.read_text(encoding="utf-8").strip()
+    if key is None:
+        return None
+    if not key.isascii() or not key.isprintable() or len(key) < 8:
+        raise ConfigError("an API key has at least 8 characters, all of them printable ASCII")
+    return key
+
+
+def _check_extra() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("serving needs more packages: pip install 'dadlm[serve]'") from error

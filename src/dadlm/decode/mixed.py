@@ -1,0 +1,159 @@
+"""One denoising step of rows that each have settings of their own: `block.denoise_step` for mixed company.
+
+The settings are tensors, so that one step, and on CUDA one captured graph, serves whoever is there. Each row
+gets to the bit what it would get alone. On CUDA nothing waits for the device.
+
+B rows, N block size, K candidates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from dadlm import counter, dag
+from dadlm.decode import remask
+from dadlm.decode.block import Block, Step, choose_best, composite, places, put
+from dadlm.decode.infill import short_gaps
+from dadlm.decode.predict import Prediction, Predictor, at_path
+from dadlm.decode.sample import draw_each
+from dadlm.decode.settings import DecodeSettings
+from dadlm.model import Model
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """`DecodeSettings` of B rows as tensors [B]; numbers in fp64, and rounded where a single one would be."""
+
+    random: Tensor
+    confidence: Tensor
+    viterbi: Tensor
+    standard: Tensor
+    """Nucleus rule."""
+    longest: Tensor
+    """Infilling's k; 0: none."""
+    ratio: Tensor
+    threshold: Tensor
+    transition_weight: Tensor
+    temperature: Tensor
+    top_p: Tensor
+
+    @classmethod
+    def of(cls, settings: Sequence[DecodeSettings], device: torch.device | str = "cpu") -> "Mixed":
+        columns = zip(*map(_numbers, settings), strict=True)
+        return cls(*(torch.tensor(column, dtype=_dtype(column[0]), device=device) for column in columns))
+
+    def __getitem__(self, rows: slice) -> "Mixed":
+        return Mixed(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def put(self, rows: Tensor, other: "Mixed") -> None:
+        """Replace the settings of some rows, in place."""
+        for field in fields(self):
+            getattr(self, field.name)[rows] = getattr(other, field.name)
+
+
+def _numbers(settings: DecodeSettings) -> tuple[bool | int | float, ...]:
+    longest, ratio = settings.infill or (0, 0.0)
+    return (
+        settings.sampler == "random",
+        settings.sampler == "confidence",
+        settings.path == "viterbi",
+        settings.nucleus == "standard",
+        longest,
+        float(ratio),
+        float(settings.threshold),
+        float(settings.transition_weight),
+        float(settings.temperature),
+        float(settings.top_p),
+    )
+
+
+def _dtype(number: bool | int | float) -> torch.dtype:
+    return {bool: torch.bool, int: torch.int64, float: torch.float64}[type(number)]
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a step must be able to do: known before it, so that no row pays for what none asks for."""
+
+    viterbi: bool
+    """Some row takes the most probable path, for which every node's tokens are looked at."""
+    wide: bool
+    """Some row may keep several tokens in a step, or looks at how sure they are."""
+    cold: bool
+    """Some row has temperature 0."""
+
+    @classmethod
+    def of(cls, settings: Sequence[DecodeSettings]) -> "Features":
+        return cls(
+            viterbi=any(one.path == "viterbi" for one in settings),
+            wide=any(one.sampler != "first-hitting" or one.infill is not None for one in settings),
+            cold=any(one.temperature == 0 for one in settings),
+        )
+
+
+def denoise_mixed(
+    model: Model, predictor: Predictor, block: Block, mixed: Mixed, features: Features, fixed: bool
+) -> tuple[Block, Step]:
+    """Predict the graphs, choose paths and tokens, keep some of them, remask the rest.
+
+    `fixed`: no shape depends on the data.
+    """
+    prediction = predictor.predict(block.ids, block.masked, block.first)
+    infilled = short_gaps(block.masked, block.inside, mixed.longest[:, None], mixed.ratio[:, None].float())
+    kept, at = _keep(block, infilled, mixed)
+    sure_first = mixed.confidence[:, None]
+    wanted = torch.where(sure_first, block.masked, kept)
+    path, drawn, emitted = _choose(model, prediction, block, wanted, mixed, features, fixed)
+    if features.wide:
+        weight, threshold = mixed.transition_weight[:, None], mixed.threshold[:, None].float()
+        sure = composite(emitted, prediction.transition_logp, path, weight)
+        kept = torch.where(sure_first, remask.confident(block.masked, infilled, sure, threshold), kept)
+    ids = torch.where(kept, drawn, block.ids)
+    after = replace(block, ids=ids, masked=block.masked & ~kept, step=at + 1)
+    return after, Step(block, prediction, path, kept, infilled, at, ids)
+
+
+def _keep(block: Block, infilled: Tensor, mixed: Mixed) -> tuple[Tensor, Tensor]:
+    """What the samplers that do not look at the tokens keep [B, N], and the step it happens at [B]."""
+    one = remask.first_hitting(block.masked, infilled, block.seed, block.number, block.step)
+    share, at = remask.random(block.masked, infilled, block.reveal, block.step)
+    return torch.where(mixed.random[:, None], share, one), torch.where(mixed.random, at, block.step)
+
+
+def _choose(
+    model: Model,
+    prediction: Prediction,
+    block: Block,
+    wanted: Tensor,
+    mixed: Mixed,
+    features: Features,
+    fixed: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `block.choose`: paths [B, N], tokens [B, N] and untempered probabilities [B, N] where wanted."""
+    B, N = wanted.shape
+    path = dag.sample_path(prediction.transition_logp, block.uniform(counter.PATH))
+    drawn_at = wanted & ~mixed.viterbi[:, None]
+    place = places(drawn_at, (B * N if features.wide else B) if fixed else None)
+    some = place.clamp(max=B * N - 1)
+    hidden, node, row = at_path(prediction.hidden, path).flatten(0, 1)[some], path.flatten()[some], some // N
+    logits, uniform = model.head.token_logits(hidden, node), block.uniform(counter.TOKEN).flatten()[some]
+    how = (mixed.temperature[row], mixed.top_p[row], mixed.standard[row])
+    drawn = draw_each(logits, uniform, *how, cold=features.cold)
+    tokens, emitted = put(drawn, place, wanted), torch.zeros_like(wanted, dtype=torch.float32)
+    if features.wide:
+        probability = logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
+        emitted = put(probability, place, wanted)
+    if not features.viterbi:
+        return path, tokens, emitted
+    # Every node of these rows goes through the vocabulary head: the others are spared that where they can be.
+    device = wanted.device
+    rows = torch.arange(B, device=device) if fixed else mixed.viterbi.nonzero().squeeze(1)
+    these = Prediction(prediction.hidden[rows], prediction.active[rows], prediction.transition_logp[rows])
+    best, is_best = choose_best(model, these, block.masked[rows]), mixed.viterbi[rows, None]
+    path, tokens, emitted = (
+        old.index_copy(0, rows, torch.where(is_best, new, old[rows]))
+        for old, new in zip((path, tokens, emitted), best, strict=True)
+    )
+    return path, tokens, emitted

@@ -1,0 +1,27 @@
+// Probabilities read off a step's transitions, for those who draw it.
+
+/** [N][K]: how likely a path is to come through each node. */
+export function reach(step) {
+  let before = [1]; // the start-of-block node
+  return step.top_tokens.map((group, i) => {
+    const here = group.map((tokens, k) =>
+      tokens.length ? before.reduce((sum, mass, j) => sum + mass * step.transition[i][j][k], 0) : 0,
+    );
+    before = here;
+    return here;
+  });
+}
+
+/** The edges into group i: { from, to, probability, flow, lit }. */
+export function edgesInto(step, i, reached) {
+  const sources = i ? reached[i - 1] : [1];
+  return sources.flatMap((mass, from) => {
+    if (i && !step.top_tokens[i - 1][from].length) return [];
+    return step.top_tokens[i].flatMap((tokens, to) => {
+      if (!tokens.length) return [];
+      const probability = step.transition[i][from][to];
+      const lit = step.path[i] === to && (i === 0 || step.path[i - 1] === from);
+      return [{ from, to, probability, flow: mass * probability, lit }];
+    });
+  });
+}

@@ -1,0 +1,171 @@
+// The playground: reads the controls, asks the server, and shows what comes.
+
+import { Controls } from "./controls.js";
+import { themeSwitch } from "./palette.js";
+import { Lane, race } from "./race.js";
+import { partsOf, Run } from "./run.js";
+import { saveJson, savePng, saveSvg } from "./save.js";
+import { stream } from "./server.js";
+import { optionsFor } from "./settings.js";
+import { showFigures, showText } from "./text.js";
+import { Viewer } from "./viewer.js";
+
+const ENDS = {
+  stop: "Done: the text came to its end.",
+  length: "Done: as many tokens as asked for.",
+};
+
+// Every element with an id, under that id in camel case.
+const page = {};
+for (const one of document.querySelectorAll("[id]")) {
+  page[one.id.replace(/-(.)/g, (_, letter) => letter.toUpperCase())] = one;
+}
+const controls = new Controls(page);
+const viewer = new Viewer(page, showAt);
+let runs = []; // on the page: one, or one for each lane
+let asked = null; // the values of the controls that they were made with
+let begun = 0;
+let running = null; // aborts what runs
+
+page.controls.addEventListener("submit", (event) => {
+  event.preventDefault();
+  start();
+});
+page.stop.addEventListener("click", () => running?.abort());
+page.copyLink.addEventListener("click", copyLink);
+page.saveSvg.addEventListener("click", () => saveSvg(viewer.picture(), stepName()));
+page.savePng.addEventListener("click", () => savePng(viewer.picture(), stepName()).catch(tell));
+page.saveJson.addEventListener("click", () => saveJson(runs.length > 1 ? runs : runs[0], "dadlm-run"));
+themeSwitch(page.theme, () => viewer.redraw());
+addEventListener("hashchange", followLink);
+followLink();
+
+/** A link holds all settings; whoever opens one sees the run made again. */
+async function followLink() {
+  try {
+    await controls.load(page.key.value);
+  } catch (error) {
+    return tell(error);
+  }
+  const link = controls.follow(location.hash);
+  if (link) await start(link.step);
+}
+
+/** Make the run that the controls describe; `step` is the one to look at in the end. */
+async function start(step = Infinity) {
+  running?.abort();
+  const mine = (running = new AbortController());
+  page.problem.hidden = true;
+  page.stop.disabled = false;
+  page.status.textContent = "Waiting for the server …";
+  page.text.ariaBusy = "true";
+  try {
+    await controls.load(page.key.value);
+    asked = controls.values;
+    history.replaceState(null, "", controls.link(asked, null));
+    begun = performance.now();
+    if (asked.mode === "race") await raceAll(asked, mine.signal);
+    else await writeOne(asked, mine.signal, step);
+  } catch (error) {
+    if (mine === running) tell(error);
+  } finally {
+    mine.abort(); // lanes that still run when another has failed
+    if (mine === running) settle();
+  }
+}
+
+async function writeOne(values, signal, step) {
+  const [model] = controls.chosen(values);
+  if (!model) throw new Error("The model of this link is not served here. Choose another.");
+  const isInfill = values.mode === "infill";
+  const parts = isInfill ? partsOf(values.prompt) : [values.prompt];
+  const run = new Run(model, parts, {
+    model: model.id,
+    ...(isInfill ? { parts: parts.map(asGap) } : { prompt: values.prompt }),
+    ...optionsFor(values, model.dadlm.family),
+    trace: true,
+  });
+  showRuns([run], values.mode);
+  viewer.show(run);
+  const path = isInfill ? "v1/infill" : "v1/completions";
+  for await (const chunk of stream(path, run.request, page.key.value, signal)) {
+    run.take(chunk);
+    page.status.textContent = "Writing …";
+    viewer.update();
+  }
+  viewer.go(step);
+  page.status.textContent = isInfill ? "Done: the gaps are filled." : ENDS[run.reason];
+}
+
+function asGap(part) {
+  return typeof part === "number" ? { gap: part } : part;
+}
+
+async function raceAll(values, signal) {
+  const lanes = controls.models.map((model) => {
+    const request = { model: model.id, prompt: values.prompt, ...optionsFor(values, model.dadlm.family) };
+    return new Lane(new Run(model, [values.prompt], request), lookInside);
+  });
+  showRuns(lanes.map(({ run }) => run), values.mode);
+  page.race.replaceChildren(...lanes.map(({ card }) => card));
+  page.status.textContent = "Racing …";
+  const chunksOf = ({ request }) => stream("v1/completions", request, page.key.value, signal);
+  await race(lanes, Boolean(values.in_turn), chunksOf);
+  page.status.textContent = "Done: every model has written its text.";
+}
+
+/** The same seed writes the same text again, this time with its steps. */
+function lookInside(model) {
+  controls.choose("write", model.id);
+  start();
+}
+
+function showRuns(now, mode) {
+  runs = now;
+  const isRace = mode === "race";
+  page.race.hidden = !isRace;
+  page.textCard.hidden = page.stepsCard.hidden = page.saveSvg.hidden = page.savePng.hidden = isRace;
+  page.exports.hidden = true;
+  viewer.show(null);
+}
+
+/** What hangs on the step that is looked at. */
+function showAt(index) {
+  const [run] = runs;
+  showText(page.text, run.piecesAt(index));
+  showFigures(page.figures, run, (performance.now() - begun) / 1000);
+}
+
+function settle() {
+  running = null;
+  page.stop.disabled = true;
+  page.text.ariaBusy = "false";
+  page.exports.hidden = !runs.length;
+  page.saveSvg.disabled = page.savePng.disabled = !runs[0]?.steps.length;
+}
+
+function tell(error) {
+  if (error.name === "AbortError") {
+    page.status.textContent = "Stopped.";
+    return;
+  }
+  page.status.textContent = "";
+  page.problem.textContent = error.message;
+  page.problem.hidden = false;
+  if (error.status === 401) page.keyField.hidden = false;
+}
+
+async function copyLink() {
+  history.replaceState(null, "", controls.link(asked, runs[0].steps.length ? viewer.index : null));
+  try {
+    await navigator.clipboard.writeText(location.href);
+    page.status.textContent = "Link copied: it makes this run again.";
+  } catch {
+    page.status.textContent = "The address bar holds the link to this run.";
+  }
+}
+
+function stepName() {
+  const { block, step } = runs[0].steps[viewer.index];
+  return `dadlm-block-${block}-step-${step}`;
+}

@@ -1,0 +1,80 @@
+// Talks to the server: the list of models, answers as streams of objects, and errors in words.
+
+export class ServerError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export async function listModels(key) {
+  return (await (await ask("v1/models", { headers: headers(key) })).json()).data;
+}
+
+/** The objects of a server-sent answer, as they arrive. Aborting the signal makes the server cancel. */
+export async function* stream(path, body, key, signal) {
+  const answer = await ask(path, {
+    method: "POST",
+    headers: { "content-type": "application/json", ...headers(key) },
+    body: JSON.stringify({ ...body, stream: true }),
+    signal,
+  });
+  for await (const line of lines(answer.body)) {
+    if (!line.startsWith("data:")) continue; // blank lines and comments that keep the connection alive
+    const data = line.slice(5).trim();
+    if (data === "[DONE]") return;
+    const object = JSON.parse(data);
+    if (object.error) throw new ServerError(sentence(object.error.message));
+    yield object;
+  }
+  throw new ServerError("The connection ended before the text did. Is the server still running?");
+}
+
+async function* lines(body) {
+  let rest = "";
+  for await (const piece of chunks(body.pipeThrough(new TextDecoderStream()))) {
+    const whole = (rest + piece).split("\n");
+    rest = whole.pop();
+    yield* whole;
+  }
+}
+
+// Not every browser can loop over a stream yet.
+async function* chunks(readable) {
+  const reader = readable.getReader();
+  try {
+    for (let next = await reader.read(); !next.done; next = await reader.read()) yield next.value;
+  } finally {
+    await reader.cancel().catch(() => {}); // an aborted one has nothing left to cancel
+  }
+}
+
+function headers(key) {
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+async function ask(path, request) {
+  let answer;
+  try {
+    answer = await fetch(path, request);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerError("The server cannot be reached. Is it still running?");
+  }
+  if (!answer.ok) throw new ServerError(await words(answer), answer.status);
+  return answer;
+}
+
+async function words(answer) {
+  const said = (await answer.json().catch(() => null))?.error?.message;
+  if (answer.status === 401) return "This server asks for a key. Type it above and try again.";
+  if (answer.status === 429) {
+    const seconds = answer.headers.get("retry-after");
+    return `The server is busy. Try again ${seconds ? `in ${seconds} s` : "in a moment"}.`;
+  }
+  return said ? sentence(said) : `The server answered ${answer.status} ${answer.statusText}.`;
+}
+
+function sentence(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}

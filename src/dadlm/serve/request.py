@@ -1,0 +1,174 @@
+"""What is asked of a scheduler and what comes back: requests, events, and the handle of a submitted request.
+
+Knows nothing of models or batches: a `Job` is a mailbox between the thread that decodes and those that wait.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from dadlm.decode import DecodeSettings, StepEvent
+from dadlm.errors import ConfigError, DadlmError
+
+Reason = Literal["stop", "length", "cancelled", "deadline", "shutdown", "error"]
+
+
+class QueueFull(DadlmError):  # noqa: N818 - says what happened, as queue.Full does
+    """As many requests wait as may wait; `retry_after` says in how many seconds a place is expected."""
+
+    def __init__(self, waiting: int, retry_after: float) -> None:
+        super().__init__(f"{waiting} requests are waiting already; try again in {retry_after:.0f} seconds")
+        self.retry_after = retry_after
+
+
+class ShuttingDown(DadlmError):  # noqa: N818
+    """The scheduler finishes what it has and takes nothing new."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A text to complete, or one whose gaps are to be filled."""
+
+    ids: tuple[int, ...]
+    """Tokens of the prompt; for infilling the whole text, with anything at the gaps."""
+    gaps: tuple[tuple[int, int], ...] = ()
+    """(first, length) of the positions to fill, in order; empty: complete the prompt."""
+    settings: DecodeSettings
+    """How to decode; checked against the model on submit."""
+    seed: int
+    """The same request with the same seed gives the same text, alone or in company."""
+    stop: tuple[str, ...] = ()
+    """At most 4; the text is cut before the first that occurs, also where blocks meet."""
+    trace: bool = False
+    """Give every denoising step."""
+    logprobs: int | None = None
+    """Give the log-probability of each token and of so many (0 to 5) best ones of its node."""
+    deadline: float | None = None
+    """Seconds from submission after which the request ends with what it has."""
+
+    def __post_init__(self) -> None:
+        if len(self.stop) > 4 or not all(isinstance(text, str) and text for text in self.stop):
+            raise ConfigError(f"stop takes at most 4 texts that are not empty, got {self.stop!r}")
+        if self.stop and self.gaps:
+            raise ConfigError("stop belongs to completions: gaps are filled to their end")
+        if self.logprobs is not None and not 0 <= self.logprobs <= 5:
+            raise ConfigError(f"logprobs must be in 0..5, got {self.logprobs!r}")
+        if self.deadline is not None and not self.deadline > 0:
+            raise ConfigError(f"deadline must be a positive number of seconds, got {self.deadline!r}")
+
+    def whole(self, tokens: list[int]) -> list[int]:
+        """The text with the committed tokens in their places: behind the prompt, or in the gaps."""
+        if not self.gaps:
+            return [*self.ids, *tokens]
+        text, rest = list(self.ids), iter(tokens)
+        for first, length in self.gaps:
+            for position in range(first, first + length):
+                text[position] = next(rest, text[position])
+        return text
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A committed token, as probable as its node found it at the step that fixed it (not tempered)."""
+
+    token: int
+    text: str
+    logprob: float
+    top: list[tuple[int, str, float]]
+    """(id, text, log-probability) of the node's best tokens, best first."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A finished block; an autoregressive model commits one token at a time."""
+
+    tokens: list[int]
+    """Up to and including end-of-text or the token that completes a stop text; of gaps, those in them."""
+    text: str
+    """Pieces joined give the whole text: what may yet become another character or a stop text waits."""
+    logprobs: list[TokenLogprob] | None
+    """One for each token, if asked for."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One denoising step with its graph."""
+
+    event: StepEvent
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last event of every job."""
+
+    reason: Reason
+    message: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    forward_passes: int
+    cache_passes: int
+    seconds_queued: float
+    seconds_running: float
+    seconds_to_first: float | None
+    """From submission to the first committed block; None if there was none."""
+
+
+Event = Committed | Traced | Finished
+
+
+class Job:
+    """The handle of a submitted request. Its events are read once, from any thread or event loop."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.cancelled = False
+        self._events: deque[Event] = deque()
+        self._changed = threading.Condition()
+        self._wakers: list[Callable[[], None]] = []
+
+    def cancel(self) -> None:
+        """End the request soon; its last event says so, unless it was finished before."""
+        self.cancelled = True  # looked at before every step
+
+    def put(self, event: Event) -> None:
+        """For the scheduler: hand an event to whoever reads."""
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+            wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
+
+    def __iter__(self) -> Iterator[Event]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._events)
+                event = self._events.popleft()
+            yield event
+            if isinstance(event, Finished):
+                return
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while True:
+            event = await self._next()
+            yield event
+            if isinstance(event, Finished):
+                return
+
+    async def _next(self) -> Event:
+        loop = asyncio.get_running_loop()
+        while True:
+            arrived = asyncio.Event()
+            with self._changed:
+                if self._events:
+                    return self._events.popleft()
+                self._wakers.append(lambda arrived=arrived: _wake(loop, arrived))
+            await arrived.wait()
+
+
+def _wake(loop: asyncio.AbstractEventLoop, arrived: asyncio.Event) -> None:
+    if not loop.is_closed():  # whoever waited there is gone
+        loop.call_soon_threadsafe(arrived.set)

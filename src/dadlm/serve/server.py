@@ -1,0 +1,106 @@
+"""The server process: sockets, signals and slow clients. What is answered is `app`'s business."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from dadlm.serve.service import Service
+from dadlm.serve.settings import ServeSettings
+
+_TO_ARRIVE = 0.3  # seconds for requests that were sent before anybody could know
+_TO_SAY_GOODBYE = 5  # seconds for answers on their way out when the texts are done
+
+
+def open_socket(settings: ServeSettings) -> socket.socket:
+    """Bound, so that an address in use is told before any model is loaded."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind((settings.host, settings.port))
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which first lets the schedulers finish when it is told to end, and then ends well."""
+
+    def __init__(self, app: FastAPI, service: Service, announce: Callable[[], None] = lambda: None) -> None:
+        self.service, self.announce, settings = service, announce, service.settings
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=Protocol,
+                ws="none",
+                loop="asyncio",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=settings.max_connections,
+                timeout_keep_alive=int(settings.patience) or 1,
+                timeout_graceful_shutdown=int(settings.grace) + _TO_SAY_GOODBYE,
+                h11_max_incomplete_event_size=32 * 1024,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.announce()  # not before: whoever reads it may connect at once
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Nobody who has been let in is left without a word: requests on their way arrive and are refused."""
+        finishing = asyncio.create_task(asyncio.to_thread(self.service.close, self.service.settings.grace))
+        await asyncio.sleep(_TO_ARRIVE)
+        await super().shutdown(sockets)
+        await finishing
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """uvicorn would raise the signal again at the end; a server that was asked to end has done well."""
+        if self.should_exit:
+            os._exit(128 + sig)  # asked twice: do not wait
+        self.should_exit = True
+
+
+class Protocol(H11Protocol):
+    """Closes connections on which no whole request head comes in time, or nobody reads the answer."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.late: asyncio.TimerHandle | None = None
+        self._wait_for_request()
+        opened = transport.get_extra_info("socket")
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; the system then ends the connection
+            milliseconds = int(self.timeout_keep_alive * 1000)
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        self._wait_for_request()
+        super().on_response_complete()
+
+    def _wait_for_request(self) -> None:
+        self._stop_waiting()
+        self.late = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self.late is not None:
+            self.late.cancel()
+            self.late = None

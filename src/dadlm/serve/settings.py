@@ -1,0 +1,69 @@
+"""How a server listens and what it bears; every number that is not about decoding."""
+
+import ipaddress
+import math
+from dataclasses import dataclass
+
+from dadlm.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """Options of `dadlm serve`. The API key is not among them: settings may be printed, a secret may not."""
+
+    host: str = "127.0.0.1"
+    """Address to listen at; anything but this machine's own loopback is open to others."""
+    port: int = 8000
+    """Port to listen at; 0 takes a free one and prints it."""
+    max_rows: int = 64
+    """Texts decoded side by side, per model; bounds the memory."""
+    max_queue: int = 256
+    """Texts that may wait for a row, per model; one more is told to come back later (429)."""
+    deadline: float | None = None
+    """Seconds after which a text is given up, waiting included; None: never."""
+    grace: float = 30.0
+    """Seconds that texts in work get to finish when the server is told to end."""
+    max_body: int = 1 << 20
+    """Bytes of a request's body."""
+    max_choices: int = 64
+    """Texts that one request may ask for: prompts × n."""
+    max_connections: int = 1024
+    """Connections open at once; one more is refused (503)."""
+    patience: float = 20.0
+    """Seconds that a client may take to send its request, or to take in a piece of the answer."""
+    cors_origin: tuple[str, ...] = ()
+    """Origins of web pages that may call this server, e.g. https://example.org; its own page always may."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port must be in 0..65535, got {self.port}")
+        for name, low in (("max_rows", 1), ("max_queue", 1), ("max_body", 1), ("max_choices", 1)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        if self.max_connections < 2:
+            raise ConfigError(f"max_connections must be at least 2, got {self.max_connections}")
+        _seconds("grace", self.grace, zero=True)
+        _seconds("patience", self.patience)
+        if self.deadline is not None:
+            _seconds("deadline", self.deadline)
+        for origin in self.cors_origin:
+            scheme, _, host = origin.partition("://")
+            if scheme not in ("http", "https") or not host or "/" in host:
+                raise ConfigError(
+                    f"cors_origin takes origins such as https://example.org, without a path; got {origin!r}"
+                )
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def _seconds(name: str, value: float, zero: bool = False) -> None:
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        raise ConfigError(f"{name} must be a number of seconds{'' if zero else ' above 0'}, got {value}")

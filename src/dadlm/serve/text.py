@@ -1,0 +1,70 @@
+"""Tokens → pieces of text that can be given away: nothing that is given has to be taken back.
+
+Two things may still change and wait: the end of a text that is no whole character yet, and what may become a
+stop text. Where a stop text begins, the text ends; the one that begins first counts, however tokens cut it.
+"""
+
+from collections.abc import Sequence
+
+from dadlm.tokens import Tokenizer
+
+_UNDECIDED = "\ufffd"  # what decoders write for the bytes of a character that is not complete
+_LONGEST_WAIT = 3  # bytes of a character of four
+_WINDOW, _OVERLAP = 64, 16
+
+
+class Pieces:
+    """The text of one request as it grows."""
+
+    def __init__(self, tokenizer: Tokenizer | None, stop: Sequence[str] = ()) -> None:
+        self._tokenizer, self._stop = tokenizer, stop
+        self._window: list[int] = []  # the last tokens: a piece of text depends on those before it
+        self._given = 0  # characters of the window's text that were passed on
+        self._held = ""  # passed on, but perhaps part of a stop text
+
+    def add(self, tokens: Sequence[int]) -> tuple[str, int | None]:
+        """Text that is certain now, and how many of the tokens it took to reach a stop text (None: none)."""
+        if not self._stop:
+            return self._decoded(tokens), None
+        pieces = []
+        for count, token in enumerate(tokens, 1):
+            piece, stopped = self._before_stop(self._decoded([token]))
+            pieces.append(piece)
+            if stopped:
+                return "".join(pieces), count
+        return "".join(pieces), None
+
+    def end(self) -> tuple[str, bool]:
+        """The rest, when no more tokens come; whether it reached a stop text."""
+        rest = self._text()[self._given :]
+        self._window, self._given = [], 0
+        return self._before_stop(rest, last=True)
+
+    def _text(self) -> str:
+        return "" if self._tokenizer is None else self._tokenizer.decode(self._window)
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        self._window += tokens
+        text = self._text()
+        open_end = min(_LONGEST_WAIT, len(text) - len(text.rstrip(_UNDECIDED)))
+        certain = len(text) - open_end
+        new, self._given = text[self._given : certain], max(self._given, certain)
+        if len(self._window) > _WINDOW and not open_end:  # or long texts would take longer and longer
+            self._window = self._window[-_OVERLAP:]
+            self._given = len(self._text())
+        return new
+
+    def _before_stop(self, new: str, last: bool = False) -> tuple[str, bool]:
+        held = self._held + new
+        found = min((at for stop in self._stop if (at := held.find(stop)) >= 0), default=len(held) + 1)
+        maybe = len(held) if last else self._may_become_stop(held)
+        stopped = found <= maybe
+        cut = min(found, maybe)
+        self._held = "" if stopped else held[cut:]
+        return held[:cut], stopped
+
+    def _may_become_stop(self, held: str) -> int:
+        """Where the longest end of `held` begins that is the beginning of a stop text."""
+        longest = max(map(len, self._stop), default=1) - 1
+        places = range(max(0, len(held) - longest), len(held))
+        return next((at for at in places if any(s.startswith(held[at:]) for s in self._stop)), len(held))

@@ -1,0 +1,63 @@
+"""A scheduler that does nothing by itself: a test says what happens to each job, and when."""
+
+from typing import Any
+
+from tests.serve.running import settings
+
+from dadlm import Model
+from dadlm.serve.request import Committed, Finished, Job, Request
+from dadlm.serve.service import Served, Service
+from dadlm.serve.stats import Stats
+
+
+def finished(reason: Any = "length", **changes: Any) -> Finished:
+    facts: dict[str, Any] = {
+        "message": None,
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "forward_passes": 2,
+        "cache_passes": 1,
+        "seconds_queued": 0.5,
+        "seconds_running": 0.25,
+        "seconds_to_first": 0.6,
+    }
+    return Finished(reason=reason, **(facts | changes))
+
+
+def committed(text: str, tokens: list[int] | None = None) -> Committed:
+    return Committed(tokens=tokens or [0] * len(text), text=text, logprobs=None)
+
+
+class FakeScheduler:
+    """Gives every job these events at once, and refuses all jobs from number `room` on with `refusal`."""
+
+    def __init__(self, *events: Any, refusal: Exception | None = None, room: int = 0) -> None:
+        self.events, self.refusal, self.room = events, refusal, room
+        self.jobs: list[Job] = []
+        self.alive = True
+
+    def start(self) -> None: ...
+
+    def shutdown(self, grace: float) -> None:
+        for job in self.jobs:
+            job.put(finished("shutdown"))
+
+    def submit(self, request: Request) -> Job:
+        if self.refusal is not None and len(self.jobs) >= self.room:
+            raise self.refusal
+        job = Job(request)
+        self.jobs.append(job)
+        for event in self.events:
+            job.put(event)
+        return job
+
+    def stats(self) -> Stats:
+        return Stats()
+
+    @property
+    def cancelled(self) -> list[bool]:
+        return [job.cancelled for job in self.jobs]
+
+
+def fake_service(model: Model, scheduler: FakeScheduler, **changes: Any) -> Service:
+    return Service([Served("fake", model, scheduler)], settings(**changes))  # type: ignore[arg-type]

@@ -1,0 +1,72 @@
+"""A browser that sees this machine only, and a visit to a page that must stay silent and at home.
+
+Debian's chromium is driven by playwright. Without either, the tests that need it are skipped by name; where
+CI is set, that is a failure.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+_ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # as if the network were cut
+)
+_REFUSED = "Failed to load resource"  # what chromium itself writes when a server refuses
+
+
+@contextmanager
+def chromium() -> Iterator["Browser"]:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        _missing("playwright is not installed")
+    path = shutil.which("chromium") or _missing("there is no chromium (Debian: apt-get install chromium)")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=_ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+def _missing(what: str) -> NoReturn:
+    told = f"the tests of the playground did not run: {what}"
+    if os.environ.get("CI"):
+        pytest.fail(told)
+    pytest.skip(told)
+
+
+@contextmanager
+def visit(browser: "Browser", url: str, hash_: str = "", refused: bool = False, **look) -> Iterator["Page"]:
+    """The page at `url`; in the end nothing may have been complained of, nor anybody else asked for anything.
+
+    `refused`: the server is meant to refuse something. `look` are playwright's options of a context.
+    """
+    context = browser.new_context(**look)
+    context.set_default_timeout(10_000)
+    page = context.new_page()
+    said: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    context.on("request", lambda request: asked.append(request.url))
+    page.goto(url + hash_)
+    yield page
+    context.close()
+    if refused:
+        said = [line for line in said if _REFUSED not in line]
+    assert said == []
+    strangers = [one for one in asked if not one.startswith((url, "data:image/", f"blob:{url}"))]
+    assert asked and strangers == []

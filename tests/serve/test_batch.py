@@ -1,0 +1,200 @@
+"""Whatever its company, a request's text is the one it would get alone."""
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.decode.tiny import FAMILIES, silence_eot, tiny
+from tests.serve.company import alone, drain, gap_requests, requests, truth_of
+
+from dadlm import DecodeSettings, Model
+from dadlm.decode import engine
+from dadlm.decode.block import composite
+from dadlm.decode.sample import draw_each, draw_tokens
+from dadlm.serve import Request, Scheduler, batch
+from dadlm.serve.slots import Slots, bytes_per_slot, slots_that_fit
+
+SHAPES = {
+    **{family: {"family": family} for family in FAMILIES},
+    "late expansion": {"family": "dadlm", "expand_at": 1},
+    "candidate offsets": {"family": "dadlm", "candidate_offset": 0.5},
+    "published network": {"family": "bd3lm", "architecture": "bd3lm", "tie_embedding": False},
+}
+every_model = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+
+
+def model_of(shape: dict) -> Model:
+    return silence_eot(tiny(**shape))
+
+
+@pytest.fixture
+def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed shapes and padded slots; an act is called instead of replayed."""
+    start = batch.Batch.__init__
+    monkeypatch.setattr(batch.Batch, "__init__", lambda self, model, slots: start(self, model, slots, True))
+    monkeypatch.setattr(engine.Act, "__call__", lambda self, function: function())
+
+
+def run_all(model: Model, asked: list[Request], max_rows: int) -> list:
+    scheduler = Scheduler(model, max_rows=max_rows)
+    jobs = []
+    for request in asked:  # each joins a step later than the one before
+        jobs.append(scheduler.submit(request))
+        scheduler.tick()
+    drain(scheduler)
+    return [truth_of(job) for job in jobs]
+
+
+@every_model
+def test_mixed_settings_in_one_batch_give_each_its_own_text(shape: dict):
+    model = model_of(shape)
+    assert run_all(model, requests(), 5) == [alone(model, request) for request in requests()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_that_end_themselves(family: str):
+    model = tiny(family)  # end-of-text is as probable as any token
+    assert run_all(model, requests(24), 8) == [alone(model, request) for request in requests(24)]
+
+
+@pytest.mark.parametrize("family", ("mdlm", "bd3lm", "dadlm"))
+def test_gaps_beside_completions(family: str):
+    model = tiny(family)
+    asked = [one for pair in zip(gap_requests(), requests(), strict=True) for one in pair]
+    assert run_all(model, asked, 6) == [alone(model, request) for request in asked]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_fixed_shapes_of_cuda_give_the_same(family: str, as_on_cuda: None):
+    model = model_of({"family": family})
+    asked = requests() + ([] if family == "ar" else gap_requests()[:6])
+    assert run_all(model, asked, 6) == [alone(model, request) for request in asked]
+
+
+@pytest.mark.parametrize("family", ("ar", "dadlm"))
+def test_long_prompts_are_read_in_parts(family: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(batch, "_TOKENS_READ", 8)
+    model = model_of({"family": family})
+    asked = requests()
+    scheduler = Scheduler(model, max_rows=4)
+    read = []
+    forward = scheduler._batch._forward
+    monkeypatch.setattr(
+        scheduler._batch, "_forward", lambda rows, used: read.append(rows.shape) or forward(rows, used)
+    )
+    jobs = [scheduler.submit(request) for request in asked]
+    drain(scheduler)
+    assert [truth_of(job) for job in jobs] == [alone(model, request) for request in asked]
+    assert max(rows * (columns - 1) // 2 for rows, columns in read) <= 16
+
+
+MODELS = {family: tiny(family, layers=1) for family in ("ar", "bd3lm", "dadlm")}
+ASKED = requests(8)
+
+
+@cache
+def truths(family: str) -> dict:
+    return {i: alone(MODELS[family], request) for i, request in enumerate(ASKED)}
+
+
+@given(
+    family=st.sampled_from(sorted(MODELS)),
+    order=st.permutations(range(len(ASKED))),
+    pauses=st.lists(st.integers(0, 4), min_size=len(ASKED), max_size=len(ASKED)),
+    max_rows=st.integers(1, 8),
+)
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_any_order_of_arrival(family: str, order: list[int], pauses: list[int], max_rows: int):
+    scheduler = Scheduler(MODELS[family], max_rows=max_rows)
+    jobs = {}
+    for index, pause in zip(order, pauses, strict=True):
+        jobs[index] = scheduler.submit(ASKED[index])
+        for _ in range(pause):
+            scheduler.tick()
+    drain(scheduler)
+    assert {index: truth_of(job) for index, job in jobs.items()} == truths(family)
+
+
+def test_one_forward_pass_serves_all_rows(monkeypatch: pytest.MonkeyPatch):
+    model = model_of({"family": "dadlm"})
+    rows = []
+    denoise = model.denoise
+    monkeypatch.setattr(
+        model, "denoise", lambda ids, *rest, **how: rows.append(len(ids)) or denoise(ids, *rest, **how)
+    )
+    scheduler = Scheduler(model, max_rows=8)
+    for request in requests(6):
+        scheduler.submit(request)
+    for _ in range(3):
+        scheduler.tick()
+    assert rows == [6, 6, 6]
+
+
+def test_settings_of_each_draw_are_those_of_one_draw_to_the_bit():
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(200, 500, generator=generator)
+    uniform = torch.rand(200, generator=generator)
+    ways = [
+        (t, p, rule)
+        for t in (0.0, 0.3, 0.7, 1.0, 1.9)
+        for p in (0.2, 0.9, 1.0)
+        for rule in ("standard", "bd3lm")
+    ]
+    chosen = [ways[i % len(ways)] for i in range(len(logits))]
+    single = torch.stack([draw_tokens(logits[i], uniform[i], *way) for i, way in enumerate(chosen)])
+    temperature, top_p, rule = zip(*chosen, strict=True)
+    numbers = (torch.tensor(x, dtype=torch.float64) for x in (temperature, top_p))
+    each = draw_each(logits, uniform, *numbers, torch.tensor([r == "standard" for r in rule]), cold=True)
+    assert torch.equal(each, single)
+
+
+def test_a_weight_of_each_row_is_rounded_as_one_weight_is():
+    generator = torch.Generator().manual_seed(0)
+    emitted = torch.rand(50, 4, generator=generator)
+    transition = torch.randn(50, 4, 3, 3, generator=generator).log_softmax(-1)
+    path = torch.randint(0, 3, (50, 4), generator=generator)
+    weights = torch.linspace(0, 1, 50, dtype=torch.float64)
+    single = [
+        composite(emitted[i, None], transition[i, None], path[i, None], float(w))
+        for i, w in enumerate(weights)
+    ]
+    assert torch.equal(composite(emitted, transition, path, weights[:, None]), torch.cat(single))
+
+
+def test_memory_is_known_beforehand():
+    model = tiny("bd3lm")
+    slots = Slots(model, 3)
+    assert slots.k.nbytes + slots.v.nbytes == 3 * bytes_per_slot(model)
+    assert slots_that_fit(model, 64) == 64
+    with pytest.warns(UserWarning, match="6 rows at once instead of 64"):
+        assert slots_that_fit(model, 64, free=10 * bytes_per_slot(model) + 1) == 6
+
+
+@pytest.mark.acceptance
+@pytest.mark.parametrize("family, least", [("dadlm", 1.3), ("ar", 2.0)])
+def test_a_batch_is_faster_than_one_at_a_time(family: str, least: float):
+    """On a random model of the lab's size (10M parameters); wants a machine that does nothing else."""
+    from time import perf_counter
+
+    from dadlm.recipes import recipe
+
+    torch.manual_seed(0)
+    model = Model(recipe(f"lab-{family}").model).eval()
+    how = DecodeSettings(max_new_tokens=32)
+    asked = [Request(ids=tuple(range(100 + i)), settings=how, seed=i) for i in range(32)]
+    truth = [alone(model, request) for request in asked[:1]]  # warm
+    begin = perf_counter()
+    truth = [alone(model, request) for request in asked[:6]]
+    solo = sum(len(tokens) for tokens, *_ in truth) / (perf_counter() - begin)
+    scheduler = Scheduler(model, max_rows=32)
+    jobs = [scheduler.submit(request) for request in asked]
+    begin = perf_counter()
+    drain(scheduler)
+    seconds = perf_counter() - begin
+    answers = [truth_of(job) for job in jobs]
+    batched = sum(len(tokens) for tokens, *_ in answers) / seconds
+    print(f"{family}: {solo:.1f} tokens/s alone, {batched:.1f} together: {batched / solo:.2f} times")
+    assert answers[:6] == truth
+    assert batched >= least * solo

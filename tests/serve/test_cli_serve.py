@@ -1,0 +1,173 @@
+"""`dadlm serve` as people start and end it: a process of its own, keys, signals, and clear errors."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.serve.running import WAIT, events, letter_model
+
+import dadlm
+from dadlm import Model
+from dadlm.cli import main
+
+PROMPT = "the cat "
+
+
+def long_model() -> Model:
+    """Long enough a context that a signal comes in the midst of a text; a head whose bias can be saved."""
+    return letter_model("bd3lm", context=2048, architecture="bd3lm", tie_embedding=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("models") / "long"
+    dadlm.save(long_model(), where)
+    return where
+
+
+@contextmanager
+def process(*words: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The server and its port."""
+    command = [sys.executable, "-m", "dadlm.cli", "serve", "--port", "0", "--json", *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        try:
+            assert started.stdout is not None and started.stderr is not None
+            line = started.stdout.readline()
+            assert line, started.stderr.read()
+            yield started, int(json.loads(line)["url"].rsplit(":", 1)[1].strip("/"))
+        finally:
+            if started.poll() is None:
+                started.kill()
+
+
+class Client(threading.Thread):
+    """Asks for a long text; keeps whatever came."""
+
+    def __init__(self, port: int, seed: int, tokens: int, stream: bool) -> None:
+        super().__init__()
+        self.port, self.stream = port, stream
+        self.fields = {"prompt": PROMPT, "seed": seed, "max_tokens": tokens, "stream": stream}
+        self.begun = threading.Event()
+        self.status, self.content = 0, b""
+
+    def run(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT)
+        headers = {"content-type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(self.fields), headers)
+        if not self.stream:
+            self.begun.set()
+        answer = connection.getresponse()
+        self.status = answer.status
+        while piece := answer.read1(1000):
+            self.begun.set()
+            self.content += piece
+        connection.close()
+
+    @property
+    def told(self) -> list[Any]:
+        return events(self.content) if self.stream else [json.loads(self.content)]
+
+
+def end_under_load(port: int, server: subprocess.Popen[str], tokens: int) -> list[Client]:
+    """Send SIGTERM when every client's text is being written; wait for all of them and for the server."""
+    clients = [Client(port, seed, tokens, stream=seed % 4 > 0) for seed in range(8)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        assert client.begun.wait(WAIT)
+    assert any(client.is_alive() for client in clients), "this is no load"
+    server.send_signal(signal.SIGTERM)
+    for client in clients:
+        client.join(WAIT)
+        assert not client.is_alive(), "a client waits for ever"
+    assert server.wait(WAIT) == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=WAIT)
+    return clients
+
+
+def test_sigterm_lets_texts_finish(folder: Path) -> None:
+    want = [dadlm.generate(long_model(), PROMPT, seed=seed, max_new_tokens=80).texts[0] for seed in range(8)]
+    with process("--model", folder, "--grace", 20) as (server, port):
+        clients = end_under_load(port, server, 80)
+    for client, text in zip(clients, want, strict=True):
+        assert client.status == 200
+        assert "".join(told["choices"][0]["text"] for told in client.told) == text
+
+
+def test_sigterm_tells_whom_it_cannot_finish(folder: Path) -> None:
+    with process("--model", folder, "--grace", 0.2) as (server, port):
+        clients = end_under_load(port, server, 2000)
+        assert server.stderr is not None
+        log = server.stderr.read()
+    for client in clients:
+        assert client.told[-1]["error"]["code"] == "shutdown"
+        assert client.status == (200 if client.stream else 503)
+    assert PROMPT.strip() not in log and "Traceback" not in log
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert main(["serve", *map(str, words)]) == 2
+    told = capsys.readouterr()
+    assert not told.out and told.err.startswith("error: ")
+    return told.err
+
+
+def test_clear_errors(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "NAME=FOLDER" in refused(capsys, "--model", folder, folder)
+    assert "NAME=FOLDER" in refused(capsys, "--model", "=x")
+    assert "not a model folder" in refused(capsys, "--port", 0, "--model", f"a={tmp_path}")
+    assert "replicas" in refused(capsys, "--model", folder, "--replicas", 0)
+    assert "max_rows" in refused(capsys, "--model", folder, "--max-rows", 0)
+    assert "absent" in refused(capsys, "--model", folder, "--api-key-file", tmp_path / "absent")
+    (tmp_path / "short").write_text("key\n")
+    assert "8 characters" in refused(capsys, "--model", folder, "--api-key-file", tmp_path / "short")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "in use" in refused(capsys, "--model", folder, "--port", taken.getsockname()[1])
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install 'dadlm[serve]'" in refused(capsys, "--model", folder)
+
+
+def test_ray_is_asked_for_by_name(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "pip install 'dadlm[serve,ray]'" in refused(capsys, "--model", folder, "--replicas", 2)
+    assert "--port" in refused(capsys, "--model", folder, "--replicas", 2, "--port", 0)
+
+
+def test_open_to_others_without_a_key_is_warned_of(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr("dadlm.cli.serve._serve", lambda *given: served.append(given))
+    assert main(["serve", "--model", str(folder), "--host", "0.0.0.0"]) == 0
+    assert "no API key" in capsys.readouterr().err
+    (tmp_path / "key").write_text("a-key-of-tests\n")
+    key = ["--api-key-file", str(tmp_path / "key")]
+    assert main(["serve", "--model", f"a={folder}", str(folder), "--host", "0.0.0.0", *key]) == 0
+    monkeypatch.setenv("DADLM_API_KEY", "another-key")
+    assert main(["serve"]) == 0
+    assert not capsys.readouterr().err
+    sources, keys = [given[1] for given in served], [given[2] for given in served]
+    assert keys == [None, "a-key-of-tests", "another-key"]
+    assert sources[2] == {name: name for name in ("dadlm", "bd3lm", "ar")}, "all that ship"
+    assert sources[1] == {"a": str(folder), "long": str(folder)}
+
+
+def test_environment_has_no_key() -> None:
+    assert "DADLM_API_KEY" not in os.environ, "these tests want none"

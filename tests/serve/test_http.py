@@ -1,0 +1,420 @@
+"""What the HTTP server bears and how it refuses, with a scheduler that does as it is told."""
+
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.serve.fakes import FakeScheduler, committed, fake_service, finished
+from tests.serve.running import Running, events, letter_model, running, settings, until
+
+from dadlm.errors import ConfigError
+from dadlm.serve import jobs
+from dadlm.serve.request import QueueFull, ShuttingDown
+from dadlm.serve.settings import ServeSettings
+
+KEY = "a-key-of-tests"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    scheduler = FakeScheduler(committed("ab"), committed("cd"), finished())
+    with running(fake_service(letter_model("dadlm"), scheduler)) as here:
+        yield here
+
+
+def serving(scheduler: FakeScheduler, api_key: str | None = None, **changes: Any):
+    return running(fake_service(letter_model("dadlm"), scheduler, **changes), api_key)
+
+
+BAD = [
+    ({}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [10**30]}, "prompt"),
+    ({"prompt": [270]}, "prompt"),  # the mask
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"prompt": "x" * 64}, "prompt"),
+    ({"prompt": "x" * 100_001}, "prompt"),
+    ({"prompt": "half a character: \ud83d"}, "prompt"),
+    ({"prompt": ["x"] * 65}, "prompt"),
+    ({"prompt": ["x"] * 60, "n": 2}, "n"),
+    ({"prompt": "x", "n": 0}, "n"),
+    ({"prompt": "x", "max_tokens": 64}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": 2.5}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": "4"}, "max_tokens"),
+    ({"prompt": "x", "temperature": -1}, "temperature"),
+    ({"prompt": "x", "temperature": float("nan")}, "temperature"),
+    ({"prompt": "x", "temperature": float("inf")}, "temperature"),
+    ({"prompt": "x", "temperature": True}, "temperature"),
+    ({"prompt": "x", "top_p": 0}, "top_p"),
+    ({"prompt": "x", "top_p": 1.01}, "top_p"),
+    ({"prompt": "x", "seed": 2**64}, "seed"),
+    ({"prompt": "x", "stop": ["a"] * 5}, "stop"),
+    ({"prompt": "x", "stop": ""}, "stop"),
+    ({"prompt": "x", "stop": "a" * 101}, "stop"),
+    ({"prompt": "x", "logprobs": 6}, "logprobs"),
+    ({"prompt": "x", "logprobs": 1, "echo": True}, "echo"),
+    ({"prompt": "x", "stream": "yes"}, "stream"),
+    ({"prompt": "x", "trace": True}, "trace"),
+    ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
+    ({"prompt": "x", "stream": True, "stream_options": {"other": True}}, "stream_options"),
+    ({"prompt": "x", "sampler": "best"}, "sampler"),
+    ({"prompt": "x", "steps": 2}, "steps"),
+    ({"prompt": "x", "sampler": "random", "steps": 5}, "steps"),  # more than the block has tokens
+    ({"prompt": "x", "infill": [1]}, "infill"),
+    ({"prompt": "x", "infill": [0, 0.5]}, "infill"),
+    ({"prompt": "x", "infill": [1, 2]}, "infill"),
+    ({"prompt": "x", "path": 1}, "path"),
+    ({"prompt": "x", "suffix": "y"}, "suffix"),
+    ({"prompt": "x", "best_of": 2}, "best_of"),
+    ({"prompt": "x", "presence_penalty": 0.1}, "presence_penalty"),
+    ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias"),
+    ({"prompt": "x", "model": 5}, "model"),
+    ({"prompt": "x", "colour": "red"}, "colour"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), BAD, ids=lambda value: ascii(value)[:40])
+def test_bad_field_is_refused_by_name(server: Running, body: dict[str, Any], param: str) -> None:
+    begun = len(server.service.served["fake"].scheduler.jobs)  # type: ignore[attr-defined]
+    status, answer = server.post("/v1/completions", **body)
+    assert status == 400
+    assert answer["error"]["param"] == param
+    assert param in answer["error"]["message"]
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert len(server.service.served["fake"].scheduler.jobs) == begun  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ("text", "list"),
+        ([], "at least 1"),
+        (["no gap"], "no gap"),
+        ([{"gap": 0}], "greater than"),
+        ([{"gap": 64}], "context"),
+        (["a", {"gap": 100_000}], "context"),
+        (["x" * 60, {"gap": 5}], "context"),
+        ([{"gap": 1, "more": 2}], "parts"),
+        ([None], "parts"),
+    ],
+    ids=lambda value: ascii(value)[:30],
+)
+def test_bad_parts_are_refused(server: Running, parts: Any, told: str) -> None:
+    status, answer = server.post("/v1/infill", parts=parts)
+    assert status == 400 and answer["error"]["param"] == "parts"
+    assert told in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe\x00", b'{"prompt": "\xff"}', b"[" * 200_000),
+        *(b'{"prompt": ' + b"9" * 10_000 + b"}", b'{"a":' * 50_000, b'{"prompt": "a"} {}', b"\x00"),
+    ],
+    ids=lambda body: ascii(body[:12]),
+)
+def test_a_body_that_is_no_object_is_refused(server: Running, body: bytes) -> None:
+    status, _, answer = server.ask("POST", "/v1/completions", body)
+    assert status == 400 and "body" in answer["error"]["message"]
+
+
+def test_a_form_sent_by_a_web_page_is_refused(server: Running) -> None:
+    """A page of elsewhere can send such a body without asking first."""
+    body = json.dumps({"prompt": "x"}).encode()
+    status, _, answer = server.ask("POST", "/v1/completions", body, {"content-type": "text/plain"})
+    assert status == 400 and "application/json" in answer["error"]["message"]
+
+
+def test_neutral_values_of_what_is_not_supported_are_taken(server: Running) -> None:
+    neutral = {
+        "best_of": 1,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0,
+        "logit_bias": {},
+        "suffix": None,
+        "user": "someone",
+        "n": None,
+        "stop": None,
+        "temperature": None,
+    }
+    assert server.post("/v1/completions", prompt="x", **neutral)[0] == 200
+
+
+def test_a_large_body_is_refused_and_the_server_goes_on(server: Running) -> None:
+    for size in ((1 << 20) + 1, 3 << 20):
+        status, _, answer = server.ask("POST", "/v1/completions", b" " * size)
+        assert status == 413 and answer["error"]["param"] == "body"
+    assert server.post("/v1/completions", prompt="x")[0] == 200
+
+
+def test_unknown_places_and_methods(server: Running) -> None:
+    assert server.ask("GET", "/v2")[0] == 404
+    assert server.ask("GET", "/v1/completions")[0] == 405
+    assert server.ask("GET", "/static/../settings.py")[0] == 404
+    status, answer = server.post("/v1/completions", prompt="x", model="another")
+    assert status == 404 and answer["error"]["param"] == "model" and "fake" in answer["error"]["message"]
+
+
+def test_random_bytes_do_no_harm(server: Running) -> None:
+    chance = random.Random(0)
+    for size in (1, 10, 1000, 100_000):
+        with server.connect() as opened:
+            try:
+                opened.sendall(chance.randbytes(size) + b"\r\n\r\n")
+                opened.recv(1000)
+            except ConnectionError:
+                pass  # closed on us, as it should be
+    assert server.ask("GET", "/healthz")[0] == 200
+
+
+def test_whole_answer_and_its_account(server: Running) -> None:
+    status, answer = server.post("/v1/completions", prompt=["x", "y"], n=2, seed=7, echo=True)
+    assert status == 200
+    assert [choice["text"] for choice in answer["choices"]] == ["xabcd", "xabcd", "yabcd", "yabcd"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 16, "total_tokens": 22}
+    assert [choice["seed"] for choice in answer["dadlm"]["choices"]] == [7, 8, 9, 10]
+    assert answer["dadlm"]["forward_passes"] == 8 and answer["dadlm"]["tokens_per_forward"] == 2.0
+    assert answer["dadlm"]["seconds"] == 0.75
+
+
+def test_stream_tells_the_account_with_the_last_reason(server: Running) -> None:
+    told = server.chunks("/v1/completions", prompt="x", n=2, stream_options={"include_usage": True})
+    texts = ["", ""]
+    for chunk in told[:-1]:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == ["abcd", "abcd"]
+    ends = [chunk for chunk in told[:-1] if chunk["choices"][0]["finish_reason"]]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in ends] == ["length", "length"]
+    assert "usage" not in ends[0] and ends[1]["usage"]["completion_tokens"] == 8
+    assert ends[1]["dadlm"]["forward_passes"] == 4
+    assert told[-1]["choices"] == [] and told[-1]["usage"] == ends[1]["usage"]
+
+
+def test_queue_full_is_429_with_a_time_and_begins_nothing() -> None:
+    scheduler = FakeScheduler(refusal=QueueFull(3, 4.2), room=2)
+    with serving(scheduler) as server:
+        status, headers, answer = server.ask("POST", "/v1/completions", {"prompt": "x", "n": 3})
+        assert status == 429 and headers["retry-after"] == "5" and answer["error"]["code"] == "queue_full"
+        assert scheduler.cancelled == [True, True]
+
+
+def test_more_than_can_ever_wait_is_no_case_for_429() -> None:
+    with serving(FakeScheduler(refusal=QueueFull(2, 1.0), room=2), max_queue=2) as server:
+        status, answer = server.post("/v1/completions", prompt="x", n=3)
+        assert status == 400 and answer["error"]["param"] == "n"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ShuttingDown("going"), 503), (ConfigError("threshold is odd"), 400)]
+)
+def test_refusals_of_the_scheduler(error: Exception, status: int) -> None:
+    with serving(FakeScheduler(refusal=error)) as server:
+        got, answer = server.post("/v1/completions", prompt="x")
+        assert got == status and str(error) in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(("reason", "status"), [("error", 500), ("deadline", 503), ("shutdown", 503)])
+def test_a_text_that_cannot_be_finished_is_told(reason: str, status: int) -> None:
+    scheduler = FakeScheduler(committed("ab"), finished(reason, message="it broke"))
+    with serving(scheduler) as server:
+        got, answer = server.post("/v1/completions", prompt="x")
+        assert got == status and answer["error"]["code"] == reason
+        told = server.chunks("/v1/completions", prompt="x")
+        assert told[0]["choices"][0]["text"] == "ab"
+        assert told[-1]["error"]["code"] == reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_cancels_its_jobs(stream: bool) -> None:
+    scheduler = FakeScheduler(committed("ab"))
+    with serving(scheduler) as server:
+        body = json.dumps({"prompt": "x", "n": 2, "stream": stream}).encode()
+        with server.connect() as opened:
+            opened.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\n\r\n" % len(body) + body
+            )
+            if stream:
+                assert opened.recv(1000).startswith(b"HTTP/1.1 200")
+            until(lambda: len(scheduler.jobs) == 2)
+            assert scheduler.cancelled == [False, False]
+        until(lambda: scheduler.cancelled == [True, True], 2)
+
+
+def test_silence_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_KEEP_ALIVE", 0.05)
+    scheduler = FakeScheduler()
+    with serving(scheduler) as server, server.connect() as opened:
+        body = b'{"prompt": "x", "stream": true}'
+        opened.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n" % len(body) + body
+        )
+        seen = b""
+        while seen.count(b": waiting\n\n") < 2:
+            seen += opened.recv(1000)
+        scheduler.jobs[0].put(finished())
+        while b"[DONE]" not in seen:
+            seen += opened.recv(1000)
+
+
+def test_key(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with serving(FakeScheduler(committed("ab"), finished()), api_key=KEY) as server:
+        for header in ({}, {"authorization": f"Bearer {KEY}x"}, {"authorization": KEY}):
+            status, headers, answer = server.ask("POST", "/v1/completions", {"prompt": "x"}, header)
+            assert status == 401 and answer["error"]["code"] == "invalid_api_key"
+            assert headers["www-authenticate"] == "Bearer"
+        assert server.ask("GET", "/v1/models")[0] == server.ask("GET", "/metrics")[0] == 401
+        for path in ("/healthz", "/readyz", "/", "/openapi.json"):
+            assert server.ask("GET", path)[0] == 200
+        right = {"authorization": f"Bearer {KEY}"}
+        assert server.post("/v1/completions", right, prompt="a secret prompt")[0] == 200
+    assert KEY not in caplog.text and "secret" not in caplog.text
+    assert "/v1/completions 200" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_mistake_of_ours_is_told_without_its_words(caplog: pytest.LogCaptureFixture, stream: bool) -> None:
+    caplog.set_level(logging.DEBUG)
+    with serving(FakeScheduler(refusal=RuntimeError("a secret prompt"))) as server:
+        status, headers, answer = server.ask("POST", "/v1/completions", {"prompt": "x", "stream": stream})
+    assert status == 500 and answer["error"]["type"] == "server_error"
+    assert "secret" not in json.dumps(answer) + caplog.text
+    assert f"{headers['x-request-id']} RuntimeError" in caplog.text and "fakes.py" in caplog.text
+
+
+def test_other_pages_may_not_call(server: Running) -> None:
+    for header in ({"host": "evil.example"}, {"origin": "http://evil.example"}, {"origin": "null"}):
+        status, headers, _ = server.ask("POST", "/v1/completions", {"prompt": "x"}, header)
+        assert status == 403 and "access-control-allow-origin" not in headers
+    own = {"origin": server.url}
+    assert server.ask("POST", "/v1/completions", {"prompt": "x"}, own)[0] == 200
+    assert server.ask("GET", "/healthz", headers={"host": "localhost:1"})[0] == 200
+
+
+def test_an_origin_can_be_let_in() -> None:
+    page = "https://page.example"
+    with serving(FakeScheduler(finished()), api_key=KEY, cors_origin=(page,)) as server:
+        asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        status, headers, _ = server.ask("OPTIONS", "/v1/completions", headers={"origin": page} | asks)
+        assert status == 200 and headers["access-control-allow-origin"] == page
+        assert (
+            server.ask("OPTIONS", "/v1/completions", headers={"origin": "https://x.example"} | asks)[0] >= 400
+        )
+        right = {"origin": page, "authorization": f"Bearer {KEY}"}
+        status, headers, _ = server.ask("POST", "/v1/completions", {"prompt": "x"}, right)
+        assert status == 200 and headers["access-control-allow-origin"] == page
+
+
+def test_page_is_served_with_careful_headers(server: Running) -> None:
+    status, headers, content = server.ask("GET", "/")
+    assert status == 200 and content.startswith(b"<!doctype html>")
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert len(headers["x-request-id"]) == 32
+
+
+def test_not_ready_when_a_scheduler_has_died_or_the_end_has_come(server: Running) -> None:
+    scheduler: Any = server.service.served["fake"].scheduler
+    assert server.ask("GET", "/readyz")[0] == 200
+    scheduler.alive = False
+    assert server.ask("GET", "/readyz")[0] == 503 and server.ask("GET", "/healthz")[0] == 200
+    scheduler.alive = True
+    server.service.running = False
+    assert server.ask("GET", "/readyz")[0] == 503
+    server.service.running = True
+
+
+def test_slow_heads_and_bodies_are_given_up() -> None:
+    scheduler = FakeScheduler(finished())
+    with serving(scheduler, patience=1.0) as server, server.connect() as head, server.connect() as body:
+        begin = time.monotonic()
+        body.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
+        head.sendall(b"GET /healthz HTTP/1.1\r\n")
+        for _ in range(7):  # now and then a little: that does not help
+            time.sleep(0.1)
+            head.sendall(b"x: y\r\n")
+        assert head.recv(1000) == b""
+        assert body.recv(1000).startswith(b"HTTP/1.1 408")
+        assert 0.9 < time.monotonic() - begin < 10
+
+
+def test_a_client_that_does_not_read_is_given_up() -> None:
+    scheduler = FakeScheduler(*[committed("x" * 100_000)] * 100)
+    with serving(scheduler, patience=1.0) as server, server.connect() as opened:
+        body = b'{"prompt": "x", "stream": true}'
+        opened.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n" % len(body) + body
+        )
+        until(lambda: scheduler.cancelled == [True], 15)
+
+
+def test_connections_are_bounded() -> None:
+    with serving(FakeScheduler(finished()), max_connections=3) as server:
+        with server.connect(), server.connect():
+            assert server.ask("GET", "/healthz")[0] == 503
+        until(lambda: server.ask("GET", "/healthz")[0] == 200)
+
+
+def test_events_of_several_texts_are_told_apart() -> None:
+    scheduler = FakeScheduler()
+    with serving(scheduler) as server:
+
+        def write() -> None:
+            until(lambda: len(scheduler.jobs) == 2)
+            first, second = scheduler.jobs
+            for job, text in ((second, "b1"), (first, "a1"), (second, "b2")):
+                job.put(committed(text))
+            second.put(finished("stop"))
+            first.put(committed("a2"))
+            first.put(finished("length"))
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        told = server.chunks("/v1/completions", prompt="x", n=2)
+        writer.join()
+    choices = [chunk["choices"][0] for chunk in told]
+    joined = ["".join(c["text"] for c in choices if c["index"] == index) for index in (0, 1)]
+    assert joined == ["a1a2", "b1b2"]
+    assert {c["index"]: c["finish_reason"] for c in choices if c["finish_reason"]} == {0: "length", 1: "stop"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"port": 65536}, {"max_rows": 0}, {"grace": -1}, {"patience": 0}, {"patience": float("nan")}),
+        *({"deadline": 0}, {"cors_origin": ("example.org",)}, {"cors_origin": ("https://a.b/c",)}),
+    ],
+    ids=str,
+)
+def test_settings_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        settings(**wrong)
+
+
+def test_loopback() -> None:
+    assert all(ServeSettings(host=host).loopback for host in ("127.0.0.1", "localhost", "::1", "127.1.2.3"))
+    assert not any(
+        ServeSettings(host=host).loopback for host in ("0.0.0.0", "::", "192.0.2.1", "example.org")
+    )
+
+
+def test_events_wants_an_end() -> None:
+    with pytest.raises(AssertionError):
+        events(b'data: {"a": 1}\n\n')

@@ -1,0 +1,238 @@
+"""The real `openai` client against a real server with tiny models: answers are those of `dadlm.generate`."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+import torch
+from tests.serve.running import WAIT, Running, letter_model, letters, running, settings
+
+import dadlm
+from dadlm.decode import fill
+from dadlm.serve.service import Service
+
+FAMILIES = ("dadlm", "bd3lm", "ar")
+PROMPT = "the cat "
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    models = {family: letter_model(family) for family in FAMILIES}
+    with running(Service.of(models, settings(max_rows=8))) as here:
+        yield here
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=WAIT, max_retries=0) as connected:
+        yield connected
+
+
+def alone(family: str, prompt: Any = PROMPT, **options: Any) -> dadlm.Generated:
+    return dadlm.generate(letter_model(family), prompt, **options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_is_that_of_generate(client: openai.OpenAI, family: str) -> None:
+    want = alone(family, seed=5, max_new_tokens=14)
+    answer = client.completions.create(model=family, prompt=PROMPT, seed=5, max_tokens=14)
+    assert answer.choices[0].text == want.texts[0]
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None and answer.usage.completion_tokens == 14
+    assert answer.usage.prompt_tokens == len(letters().encode(PROMPT))
+    told = answer.model_extra["dadlm"]  # type: ignore[index]
+    assert told["forward_passes"] == want.forward_passes[0]
+    assert told["cache_passes"] == want.cache_passes[0]
+    assert told["seed"] == 5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stream_joins_to_the_same_text(client: openai.OpenAI, family: str) -> None:
+    pieces, reasons, usages = [], [], []
+    for chunk in client.completions.create(
+        model=family,
+        prompt=PROMPT,
+        seed=6,
+        max_tokens=14,
+        stream=True,
+        stream_options={"include_usage": True},
+    ):
+        pieces += [choice.text for choice in chunk.choices]
+        reasons += [choice.finish_reason for choice in chunk.choices if choice.finish_reason]
+        usages += [chunk.usage] if chunk.usage else []
+    assert "".join(pieces) == alone(family, seed=6, max_new_tokens=14).texts[0]
+    assert len([piece for piece in pieces if piece]) > 2, "one piece is no stream"
+    assert reasons == ["length"] and usages[-1].completion_tokens == 14
+
+
+def test_our_options(client: openai.OpenAI) -> None:
+    options = {"sampler": "random", "steps": 2, "path": "viterbi", "infill": [2, 0.25]}
+    want = alone("dadlm", seed=1, max_new_tokens=12, temperature=0.7, **options | {"infill": (2, 0.25)})
+    answer = client.completions.create(
+        model="dadlm", prompt=PROMPT, seed=1, max_tokens=12, temperature=0.7, extra_body=options
+    )
+    assert answer.choices[0].text == want.texts[0]
+    assert answer.model_extra["dadlm"]["forward_passes"] == want.forward_passes[0]  # type: ignore[index]
+
+
+def test_several_prompts_and_choices_have_the_seeds_of_rows(client: openai.OpenAI) -> None:
+    prompts = ["the ", "a dog"]
+    want = alone("dadlm", [p for p in prompts for _ in range(2)], seed=20, max_new_tokens=8).texts
+    answer = client.completions.create(model="dadlm", prompt=prompts, n=2, seed=20, max_tokens=8)
+    assert [choice.text for choice in answer.choices] == want
+    ids = [letters().encode(prompt) for prompt in prompts]
+    answer = client.completions.create(model="dadlm", prompt=ids, n=2, seed=20, max_tokens=8)
+    assert [choice.text for choice in answer.choices] == want
+    texts = [""] * 4
+    for chunk in client.completions.create(
+        model="dadlm", prompt=prompts, n=2, seed=20, max_tokens=8, stream=True
+    ):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == want
+
+
+def test_empty_prompt_and_echo(client: openai.OpenAI) -> None:
+    assert (
+        client.completions.create(model="ar", prompt="", seed=3, max_tokens=5).choices[0].text
+        == (alone("ar", "", seed=3, max_new_tokens=5).texts[0])
+    )
+    answer = client.completions.create(model="ar", prompt=PROMPT, seed=3, max_tokens=5, echo=True)
+    assert answer.choices[0].text == PROMPT + alone("ar", seed=3, max_new_tokens=5).texts[0]
+
+
+def test_stop_cuts_before_it(client: openai.OpenAI) -> None:
+    whole = alone("bd3lm", seed=9, max_new_tokens=24).texts[0]
+    stop = next(whole[i : i + 2] for i in range(4, 20) if whole[i : i + 2].isascii())
+    want = whole[: whole.index(stop)]
+    answer = client.completions.create(model="bd3lm", prompt=PROMPT, seed=9, max_tokens=24, stop=[stop, "§§"])
+    assert answer.choices[0].text == want and answer.choices[0].finish_reason == "stop"
+    stream = client.completions.create(
+        model="bd3lm", prompt=PROMPT, seed=9, max_tokens=24, stop=stop, stream=True
+    )
+    assert "".join(choice.text for chunk in stream for choice in chunk.choices) == want
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs(client: openai.OpenAI, stream: bool) -> None:
+    """AR at its first token: the network's own distribution after the prompt."""
+    options: dict[str, Any] = {"seed": 4, "max_tokens": 6, "logprobs": 3, "model": "ar", "prompt": PROMPT}
+    if stream:
+        told = [
+            choice.logprobs
+            for chunk in client.completions.create(stream=True, **options)
+            for choice in chunk.choices
+            if choice.logprobs
+        ]
+    else:
+        told = [client.completions.create(**options).choices[0].logprobs]
+    tokens = [token for part in told for token in part.tokens or []]  # type: ignore[union-attr]
+    scores = [score for part in told for score in part.token_logprobs or []]  # type: ignore[union-attr]
+    tops = [top for part in told for top in part.top_logprobs or []]  # type: ignore[union-attr]
+    offsets = [offset for part in told for offset in part.text_offset or []]  # type: ignore[union-attr]
+    want = alone("ar", seed=4, max_new_tokens=6)
+    texts = [letters().decode([id_]) for id_ in want.tokens[0]]
+    whole = [i for i, text in enumerate(texts) if "\ufffd" not in text]
+    assert whole and [tokens[i] for i in whole] == [texts[i] for i in whole]
+    assert offsets == [len("".join(texts[:i])) for i in range(6)]
+    model = letter_model("ar")
+    with torch.inference_mode():
+        hidden = model.read(torch.tensor([letters().encode(PROMPT)]))
+        logp = model.head.token_logits(hidden[0, -1:], 0)[0].log_softmax(-1)
+    assert scores[0] == pytest.approx(logp[want.tokens[0][0]].item(), abs=1e-4)
+    assert sorted(tops[0].values(), reverse=True) == pytest.approx(logp.topk(3).values.tolist(), abs=1e-4)
+    assert all(len(top) == 3 for top in tops)
+
+
+def test_trace_carries_every_step(server: Running) -> None:
+    fields = {"model": "dadlm", "prompt": PROMPT, "seed": 8, "max_tokens": 8}
+    told = server.chunks("/v1/completions", trace=True, **fields)
+    steps = [chunk["dadlm"]["step"] for chunk in told if "step" in chunk.get("dadlm", {})]
+    model = letter_model("dadlm")
+    want = [event.to_json() for event in dadlm.stream(model, PROMPT, seed=8, max_new_tokens=8)]
+    assert len(steps) == len(want)
+    for got, expected in zip(steps, want, strict=True):
+        for name in ("block", "step", "ids", "anchor", "path", "fixed", "infilled"):
+            assert got[name] == expected[name], name
+        assert torch.allclose(
+            torch.tensor(got["transition"]), torch.tensor(expected["transition"]), atol=1e-4
+        )
+
+
+def test_models(client: openai.OpenAI) -> None:
+    cards = list(client.models.list())
+    assert [card.id for card in cards] == list(FAMILIES)
+    facts = cards[0].model_extra["dadlm"]  # type: ignore[index]
+    model = letter_model("dadlm")
+    assert facts == {
+        "family": "dadlm",
+        "block_size": 4,
+        "candidates": 3,
+        "context": 64,
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+
+
+def test_default_model_is_the_first(server: Running) -> None:
+    status, answer = server.post("/v1/completions", prompt=PROMPT, seed=2, max_tokens=4)
+    assert status == 200 and answer["model"] == "dadlm"
+    assert answer["choices"][0]["text"] == alone("dadlm", seed=2, max_new_tokens=4).texts[0]
+
+
+def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="another"):
+        client.completions.create(model="another", prompt="x")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="ar", prompt="x", max_tokens=10_000)
+    assert caught.value.param == "max_tokens" and caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("family", ["dadlm", "bd3lm"])
+def test_infill_is_that_of_fill(server: Running, family: str) -> None:
+    parts = ["the cat ", {"gap": 5}, " on the ", {"gap": 2}, "."]
+    first, middle, last = (letters().encode(text) for text in ("the cat ", " on the ", "."))
+    ids = [*first, *[0] * 5, *middle, *[0] * 2, *last]
+    gaps = [(len(first), 5), (len(first) + 5 + len(middle), 2)]
+    want = fill(letter_model(family), ids, gaps, seed=3, sampler="random", steps=2)
+    fields = {"model": family, "seed": 3, "parts": parts, "sampler": "random", "steps": 2}
+    status, answer = server.post("/v1/infill", **fields)
+    assert status == 200
+    assert answer["text"] == want.text
+    assert answer["gaps"] == [letters().decode(gap) for gap in want.gaps]
+    assert answer["usage"]["completion_tokens"] == 7
+    assert answer["dadlm"]["forward_passes"] == want.forward_passes
+    told = server.chunks("/v1/infill", **fields)
+    assert told[-1]["text"] == want.text and told[-1]["gaps"] == answer["gaps"]
+
+
+def test_a_gap_may_come_first(server: Running) -> None:
+    """The text then begins after an end of text, as an empty prompt does."""
+    ending = letters().encode(" sat")
+    want = fill(letter_model("dadlm"), [letters().eot_id, 0, 0, 0, *ending], [(1, 3)], seed=1)
+    status, answer = server.post("/v1/infill", model="dadlm", seed=1, parts=[{"gap": 3}, " sat"])
+    assert status == 200 and answer["text"] == want.text and answer["text"].endswith(" sat")
+    again = server.post("/v1/infill", model="dadlm", seed=1, parts=["", {"gap": 3}, " sat"])[1]
+    assert again["gaps"] == answer["gaps"]
+
+
+def test_infill_is_refused_by_ar(server: Running) -> None:
+    status, answer = server.post("/v1/infill", model="ar", parts=["a", {"gap": 1}])
+    assert status == 400 and answer["error"]["param"] == "parts"
+
+
+def test_a_crowd_gets_what_each_would_get_alone(server: Running) -> None:
+    """More than the rows hold, of all models, streamed and not."""
+
+    def ask(i: int) -> bool:
+        family, tokens = FAMILIES[i % 3], 4 + i % 9
+        fields = {"model": family, "prompt": PROMPT, "seed": 100 + i, "max_tokens": tokens}
+        want = alone(family, seed=100 + i, max_new_tokens=tokens).texts[0]
+        if i % 2:
+            return server.post("/v1/completions", **fields)[1]["choices"][0]["text"] == want
+        told = server.chunks("/v1/completions", **fields)
+        return "".join(chunk["choices"][0]["text"] for chunk in told) == want
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(ask, range(36)))

@@ -1,0 +1,343 @@
+"""The playground in a real browser: what it shows is what `generate` and `stream` give."""
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+from tests.serve.fakes import FakeScheduler, committed, fake_service
+from tests.serve.page_browser import chromium, visit
+from tests.serve.page_server import SCRIPT, serving, tiny_models
+from tests.serve.running import running, until
+
+from dadlm import Model, StepEvent, generate, stream
+from dadlm.decode import fill
+
+PROMPT = "the red fox "
+RANDOM = {"sampler": "random", "steps": 2, "infill": (1, 0.5)}
+LINK = {"prompt": PROMPT, "max_tokens": 13, "seed": 5, "sampler": "random", "steps": 2} | {
+    "infill_k": 1,
+    "infill_r": 0.5,
+    "temperature": 1,
+    "top_p": 0.9,
+    "path": "sample",
+}
+DONE = "#exports:not([hidden])"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Model]:
+    return tiny_models()
+
+
+@pytest.fixture(scope="module")
+def url(models: dict[str, Model]) -> Iterator[str]:
+    with serving(models) as address:
+        yield address
+
+
+def text_of(model: Model, **options) -> str:
+    return PROMPT + generate(model, PROMPT, max_new_tokens=13, seed=5, **options).texts[0]
+
+
+def steps_of(model: Model, **options) -> list[StepEvent]:
+    return list(stream(model, PROMPT, max_new_tokens=13, seed=5, **options))
+
+
+def hash_of(mode: str = "write", **more) -> str:
+    return "#" + urlencode({"mode": mode, "model": "dadlm"} | LINK | more)
+
+
+def go_to(page, step: int) -> None:
+    page.locator("#slider").fill(str(step))
+    page.wait_for_function(
+        "n => document.querySelector('#count').textContent.startsWith(`${n} /`)", arg=step + 1
+    )
+
+
+def test_writes_what_generate_writes(browser, url, models) -> None:
+    with visit(browser, url) as page:
+        page.get_by_label("Prompt").fill(PROMPT)
+        page.get_by_label("Model").select_option("dadlm")
+        page.get_by_label("Sampler").select_option("random")
+        for name, value in {
+            "Tokens": 13,
+            "Steps per block": 2,
+            "Infill gaps up to": 1,
+            "once known": 0.5,
+        }.items():
+            page.get_by_label(name, exact=True).fill(str(value))
+        page.get_by_label("Seed", exact=True).fill("5")
+        page.get_by_role("button", name="Write").click()
+        page.wait_for_selector(DONE)
+        assert page.locator("#text").text_content() == text_of(models["dadlm"], **RANDOM)
+        out = generate(models["dadlm"], PROMPT, max_new_tokens=13, seed=5, **RANDOM)
+        figures = page.locator("#figures dd").all_text_contents()
+        assert figures[:3] == ["13", str(out.forward_passes[0]), f"{out.tokens_per_forward[0]:.2f}"]
+        assert "as many tokens" in page.locator("#status").inner_text()
+
+
+def test_only_controls_that_apply_are_shown(browser, url) -> None:
+    def shown() -> set[str]:
+        visible = page.locator("[data-field]:not([hidden])")
+        return set(visible.evaluate_all("all => all.map(field => field.dataset.field)"))
+
+    always = {"prompt", "seed", "temperature", "top_p"}
+    with visit(browser, url) as page:
+        page.get_by_label("Model").select_option("ar")
+        assert shown() == always | {"model", "max_tokens"}
+        page.get_by_label("Model").select_option("bd3lm")
+        assert shown() == always | {"model", "max_tokens", "sampler", "infill_k"}
+        page.get_by_label("Sampler").select_option("confidence")
+        assert shown() == always | {"model", "max_tokens", "sampler", "infill_k", "threshold"}
+        page.get_by_label("Model").select_option("dadlm")
+        page.get_by_label("Infill gaps up to").fill("2")
+        page.get_by_label("Fill gaps", exact=True).check()
+        assert shown() == always | {"model", "sampler", "infill_k", "infill_r", "threshold", "path"}
+        page.get_by_role("radio", name="Race").check()
+        assert "model" not in shown() and "in_turn" in shown()
+
+
+def test_graph_of_every_step(browser, url, models) -> None:
+    events = steps_of(models["dadlm"], **RANDOM)
+    assert any(any(event.infilled) for event in events) and any(any(event.anchor) for event in events)
+    with visit(browser, url, hash_of()) as page:
+        page.wait_for_selector(DONE)
+        assert page.locator("#slider").get_attribute("max") == str(len(events) - 1)
+        for number, event in enumerate(events):
+            go_to(page, number)
+            masked = [position for position, known in enumerate(event.anchor) if not known]
+            assert page.locator("#graph .anchor").count() == len(event.anchor) - len(masked)
+            assert page.locator("#graph g.candidate").count() == 2 * len(masked)  # of three, one is lit
+            lit = page.locator("#graph g.lit").evaluate_all(
+                "all => all.map(n => [n.dataset.group, n.dataset.node])"
+            )
+            assert lit == [[str(position), str(event.path[position])] for position in masked]
+            below = "".join(page.locator("#graph svg > g:not([tabindex])").all_text_contents())
+            assert below.count("◆") == sum(event.infilled)
+            assert below.count("✓") == sum(event.fixed) - sum(event.infilled)
+            assert below.count("↺") == len(masked) - sum(event.fixed)
+
+
+def test_hint_tells_a_nodes_tokens(browser, url, models) -> None:
+    event = steps_of(models["dadlm"], **RANDOM)[0]
+    position = event.anchor.index(False)
+    with visit(browser, url, hash_of(step=0)) as page:
+        page.wait_for_selector(DONE)
+        page.locator(f'#graph [data-group="{position}"][data-node="1"]').hover()
+        told = page.locator("#hint li").all_inner_texts()
+        assert [line.split("\n")[0] for line in told] == [
+            text for _, text, _ in event.top_tokens[position][1]
+        ]
+        p = event.top_tokens[position][1][0][2]
+        assert f"{round(100 * p)}%" in told[0]
+        page.keyboard.press("Escape")
+        assert page.locator("#hint").is_hidden()
+
+
+def test_keyboard(browser, url, models) -> None:
+    events = steps_of(models["dadlm"], **RANDOM)
+    count, first = len(events), events[0].anchor.index(False)
+    with visit(browser, url, hash_of()) as page:
+        page.wait_for_selector(DONE)
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_function(
+            "n => document.querySelector('#count').textContent === n", arg=f"{count - 1} / {count}"
+        )
+        page.locator("#slider").focus()
+        page.keyboard.press("Home")
+        page.wait_for_function("n => document.querySelector('#count').textContent === n", arg=f"1 / {count}")
+        assert page.locator('#graph [tabindex="0"]').count() == 1  # one stop; the arrows go on from there
+        page.locator('#graph [tabindex="0"]').focus()
+        page.keyboard.press("ArrowLeft")
+        assert page.evaluate("document.activeElement.dataset.group") == str(first - 1)
+        assert page.locator("#hint").is_visible()
+        page.get_by_label("Prompt").focus()
+        page.keyboard.press("Control+Enter")
+        page.wait_for_function("() => document.querySelector('#exports').hidden")
+        page.wait_for_selector(DONE)
+
+
+@pytest.mark.acceptance
+def test_play_walks_to_the_end(browser, url, models) -> None:
+    count = len(steps_of(models["dadlm"], **RANDOM))
+    with visit(browser, url, hash_of(step=count - 2)) as page:
+        page.wait_for_selector(DONE)
+        page.get_by_role("button", name="Play the steps").click()
+        page.wait_for_function(
+            "n => document.querySelector('#count').textContent === n", arg=f"{count} / {count}"
+        )
+        page.get_by_role("button", name="Play the steps").wait_for()
+
+
+def test_race(browser, url, models) -> None:
+    with visit(browser, url, hash_of("race")) as page:
+        page.wait_for_selector(DONE)
+        for name, model in models.items():
+            lane = page.get_by_role("article", name=name, exact=True)
+            options = {} if name == "ar" else RANDOM
+            out = generate(model, PROMPT, max_new_tokens=13, seed=5, **options)
+            assert lane.locator(".prose").text_content() == text_of(model, **options)
+            numbers = lane.locator(".bars b").all_inner_texts()
+            assert numbers[1:] == [str(out.forward_passes[0]), f"{out.tokens_per_forward[0]:.2f}", "13"]
+        assert page.get_by_text("fastest").count() == 1
+        page.get_by_role("article", name="bd3lm").get_by_role("button").click()
+        page.wait_for_selector("#steps-card svg")
+        page.wait_for_selector(DONE)
+        assert page.locator("#text").text_content() == text_of(models["bd3lm"], **RANDOM)
+
+
+def test_infill(browser, url, models) -> None:
+    model = models["dadlm"]
+    ids = model.tokenizer.encode("the red a a a river a a fox")
+    filled = fill(model, ids, [(2, 3), (6, 2)], seed=5, **RANDOM)
+    gaps = [model.tokenizer.decode(gap) for gap in filled.gaps]
+    text = "the red [[3]] river [[2]] fox"
+    with visit(browser, url, hash_of("infill", prompt=text, step=0)) as page:
+        page.wait_for_selector(DONE)
+        decided = page.locator("#text .token").count()
+        assert 0 < decided < 5 and page.locator("#text .mask").count() == 5 - decided
+        page.locator("#slider").press("End")
+        page.wait_for_function("() => !document.querySelector('#text .mask')")
+        assert page.locator("#text").text_content() == f"the red {gaps[0]} river {gaps[1]} fox"
+        assert page.get_by_label("Model").locator("option[value=ar]").is_disabled()
+
+
+def test_text_as_it_stood_at_a_step(browser, url, models) -> None:
+    model = models["dadlm"]
+    events = steps_of(model, **RANDOM)
+    after = [[a or b for a, b in zip(one.anchor, one.fixed, strict=True)] for one in events]
+    number = next(n for n, known in enumerate(after) if events[n].block > 0 and not all(known))
+    event, known = events[number], after[number]
+    tokens = generate(model, PROMPT, max_new_tokens=13, seed=5, **RANDOM).tokens[0]
+    written = tokens[: 4 * event.block - 3]  # blocks of four, and three words of prompt
+    with visit(browser, url, hash_of(step=number)) as page:
+        page.wait_for_selector(DONE)
+        assert page.locator("#text .mask").count() == known.count(False)
+        told = page.locator("#text .token").all_text_contents()
+        ids = [id_ for id_, there in zip(event.ids, known, strict=True) if there]
+        assert told == [model.tokenizer.token_text(id_) for id_ in ids]
+        assert page.locator("#text .text").text_content() == model.tokenizer.decode(written)
+
+
+def test_stop_cancels_at_the_server(browser, models) -> None:
+    scheduler = FakeScheduler(committed("half a text"))
+    with (
+        running(fake_service(models["dadlm"], scheduler)) as server,
+        visit(browser, f"{server.url}/") as page,
+    ):
+        page.get_by_role("button", name="Write").click()
+        page.get_by_text("half a text").wait_for()
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_text("Stopped.").wait_for()
+        until(lambda: scheduler.cancelled == [True])
+        assert page.get_by_text("half a text").is_visible()
+
+
+def test_exports(browser, url, models, tmp_path: Path) -> None:
+    def saved(name: str) -> Path:
+        with page.expect_download() as download:
+            page.get_by_role("button", name=name).click()
+        file = tmp_path / download.value.suggested_filename
+        download.value.save_as(file)
+        return file
+
+    events = steps_of(models["dadlm"], **RANDOM)
+    with visit(browser, url, hash_of(step=1)) as page:
+        page.wait_for_selector(DONE)
+        svg = ET.parse(saved("Step as SVG")).getroot()
+        nodes = [part for part in svg.iter("{http://www.w3.org/2000/svg}g") if part.get("data-node")]
+        assert len(nodes) == sum(1 if known else 3 for known in events[1].anchor)
+        assert "var(" not in ET.tostring(svg, encoding="unicode")  # it stands on its own
+        png = saved("Step as PNG").read_bytes()
+        assert png[:8] == b"\x89PNG\r\n\x1a\n"
+        assert int.from_bytes(png[16:20], "big") == 2 * int(svg.attrib["width"])
+        run = json.loads(saved("Run as JSON").read_text())
+        assert [step["path"] for step in run["steps"]] == [event.path for event in events]
+        assert [step["ids"] for step in run["steps"]] == [event.ids for event in events]
+        assert PROMPT + run["text"] == text_of(models["dadlm"], **RANDOM)
+        assert run["request"]["seed"] == 5 and run["request"]["infill"] == [1, 0.5]
+
+
+def test_link_makes_the_run_again(browser, url, models) -> None:
+    with visit(browser, url, hash_of(), permissions=["clipboard-read", "clipboard-write"]) as page:
+        page.wait_for_selector(DONE)
+        go_to(page, 2)
+        page.get_by_role("button", name="Copy link").click()
+        page.wait_for_function("() => document.querySelector('#status').textContent.includes('opied')")
+        link = page.evaluate("navigator.clipboard.readText()")
+        picture = page.locator("#graph").inner_html()
+        text = page.locator("#text").inner_html()
+    with visit(browser, url, link.removeprefix(url)) as page:
+        page.wait_for_selector(DONE)
+        page.wait_for_function("() => document.querySelector('#count').textContent.startsWith('3 /')")
+        assert page.locator("#graph").inner_html() == picture
+        assert page.locator("#text").inner_html() == text
+
+
+def test_html_is_shown_and_never_run(browser, url) -> None:
+    with visit(browser, url, hash_of(prompt=f"the {SCRIPT} fox", max_tokens=24)) as page:
+        page.wait_for_selector(DONE)
+        assert page.locator("#text .prompt").text_content() == f"the {SCRIPT} fox"
+        assert page.title() == "dadlm playground"
+        assert page.locator("main img").count() == 0
+        first = page.locator("#text").text_content()
+        assert first is not None and first.startswith(f"the {SCRIPT} fox")
+
+
+def test_server_refusals_are_told_in_words(browser, url) -> None:
+    with visit(browser, url, hash_of(prompt="the unicorn"), refused=True) as page:
+        page.wait_for_selector("#problem:not([hidden])")
+        assert "unicorn" in page.get_by_role("alert").inner_text()
+        busy = {"status": 429, "headers": {"retry-after": "7"}, "body": "{}"}
+        page.route("**/v1/completions", lambda route: route.fulfill(**busy))
+        page.get_by_role("button", name="Write").click()
+        page.get_by_text("The server is busy. Try again in 7 s.").wait_for()
+        page.unroute("**/v1/completions")
+        page.route("**/v1/completions", lambda route: route.abort())
+        page.get_by_role("button", name="Write").click()
+        page.get_by_text("The server cannot be reached.").wait_for()
+
+
+def test_links_from_elsewhere_do_no_harm(browser, url) -> None:
+    with visit(browser, url, hash_of("dance", model="unicorn", sampler="magic", step="x")) as page:
+        page.get_by_text("The model of this link is not served here.").wait_for()
+        page.get_by_label("Model").select_option("dadlm")
+        page.get_by_label("Sampler").select_option("random")
+        page.get_by_role("button", name="Write").click()
+        page.wait_for_selector(f"{DONE} #save-svg:enabled")
+
+
+@pytest.mark.acceptance
+def test_key_is_asked_for_and_not_written_down(browser, models) -> None:
+    with serving(models, api_key="open sesame") as url, visit(browser, url, refused=True) as page:
+        page.get_by_label("API key").fill("open sesame")
+        page.get_by_label("Prompt").fill(PROMPT)
+        page.get_by_role("button", name="Write").click()
+        page.wait_for_selector(f"{DONE} #save-svg:enabled")
+        assert "sesame" not in page.url
+        assert page.evaluate("localStorage.length + sessionStorage.length") == 0
+
+
+def test_narrow_and_dark(browser, url) -> None:
+    look = {"viewport": {"width": 400, "height": 800}, "color_scheme": "dark", "reduced_motion": "reduce"}
+    with visit(browser, url, hash_of(), **look) as page:
+        page.wait_for_selector(DONE)
+        assert page.evaluate("document.documentElement.scrollWidth") == 400
+        assert page.evaluate("graph.scrollWidth > graph.clientWidth")
+        ground = "getComputedStyle(document.body).backgroundColor"
+        dark, drawn = page.evaluate(ground), page.locator("#graph svg > rect").first.get_attribute("fill")
+        page.get_by_role("button", name="Dark").click()
+        page.wait_for_function(
+            "old => document.querySelector('#graph svg > rect').getAttribute('fill') !== old", arg=drawn
+        )
+        light = page.evaluate(ground)
+        assert sum(map(int, dark[4:-1].split(","))) < 150 < 600 < sum(map(int, light[4:-1].split(",")))

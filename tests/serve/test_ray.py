@@ -1,0 +1,145 @@
+"""`dadlm serve --replicas 2` on Ray Serve: one is killed under load, and nobody who comes later notices."""
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import psutil
+import pytest
+from tests.serve.running import letter_model
+
+import dadlm
+from dadlm import Model
+
+pytestmark = pytest.mark.acceptance
+PROMPT = "the cat "
+START = 120.0  # seconds that Ray gets to start on a busy machine
+
+
+def model() -> Model:
+    """A head whose bias can be saved: end-of-text is silenced by it."""
+    return letter_model("bd3lm", context=256, architecture="bd3lm", tie_embedding=False)
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Two copies behind one port; afterwards SIGTERM, and nothing may be left of them."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    dadlm.save(model(), folder)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = probe.getsockname()[1]
+    words = ["serve", "--model", str(folder), "--port", str(free), "--replicas", "2", "--grace", "10"]
+    command = [sys.executable, "-m", "dadlm.cli", *words, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
+        try:
+            assert started.stdout is not None
+            late = threading.Timer(START, started.kill)
+            late.start()
+            assert json.loads(started.stdout.readline())["models"] == ["tiny"]
+            late.cancel()
+            yield free
+            everyone = family()
+            started.send_signal(signal.SIGTERM)
+            assert started.wait(60) == 0
+            assert not psutil.wait_procs(everyone, timeout=20)[1]
+        finally:
+            if started.poll() is None:
+                started.kill()
+
+
+def ask(port: int, seed: int, stream: bool = False) -> tuple[int, bytes]:
+    fields = {"prompt": PROMPT, "seed": seed, "max_tokens": 24, "stream": stream}
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request(
+            "POST", "/v1/completions", json.dumps(fields), {"content-type": "application/json"}
+        )
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+def text_of(content: bytes, stream: bool) -> str:
+    if not stream:
+        return json.loads(content)["choices"][0]["text"]
+    lines = [line.removeprefix("data: ") for line in content.decode().split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return "".join(json.loads(line)["choices"][0]["text"] for line in lines[:-1])
+
+
+def family() -> list[psutil.Process]:
+    """Ray's processes of these tests, and none of anybody else's."""
+    return psutil.Process().children(recursive=True)
+
+
+def copies() -> list[psutil.Process]:
+    return [one for one in family() if "ServeReplica" in _title(one)]
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return f"{process.name()} {' '.join(process.cmdline())}"
+    except psutil.Error:
+        return ""
+
+
+def test_all_of_ray_stays_on_loopback(port: int) -> None:
+    seen = 0
+    for process in family():
+        try:
+            connections = process.net_connections(kind="inet")
+        except psutil.Error:
+            continue
+        for connection in connections:
+            for address in filter(None, (connection.laddr, connection.raddr)):
+                seen += 1
+                assert address.ip in ("127.0.0.1", "::ffff:127.0.0.1", "::1"), (_title(process), connection)
+    assert seen > 10, "nothing was looked at"
+
+
+def test_one_is_killed_and_later_requests_do_not_notice(port: int) -> None:
+    want = [dadlm.generate(model(), PROMPT, seed=seed, max_new_tokens=24).texts[0] for seed in range(8)]
+    assert len(copies()) == 2
+    killed, over = threading.Event(), threading.Event()
+    before: list[bool] = []
+    after: list[tuple[int, bytes]] = []
+    right: list[bool] = []
+
+    def client(number: int) -> None:
+        while not over.is_set():
+            late, stream = killed.is_set(), number % 2 == 0
+            try:
+                status, content = ask(port, number, stream)
+            except (OSError, http.client.HTTPException) as error:
+                status, content = 0, repr(error).encode()
+            if not late:
+                before.append(status == 200)
+            elif status != 200:
+                after.append((status, content))
+            else:
+                right.append(text_of(content, stream) == want[number])
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+    for one in clients:
+        one.start()
+    time.sleep(3)
+    copies()[0].kill()
+    killed.set()
+    time.sleep(10)
+    over.set()
+    for one in clients:
+        one.join(60)
+        assert not one.is_alive()
+    assert sum(before) > 8, "no load before"
+    assert not after, after[:3]
+    assert len(right) > 8 and all(right)
+    deadline = time.monotonic() + 60
+    while len(copies()) < 2:  # Ray brings up another
+        assert time.monotonic() < deadline
+        time.sleep(0.5)

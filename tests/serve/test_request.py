@@ -1,0 +1,152 @@
+"""The mailbox of a request, for threads and event loops, and the pieces of text that go into it."""
+
+import asyncio
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dadlm import ConfigError, DecodeSettings
+from dadlm.serve import Committed, Event, Finished, Job, Request
+from dadlm.serve.text import Pieces
+from dadlm.tokens import Tokenizer
+from dadlm.tokens.vocabularies import train_bpe, word_level
+
+END = Finished("length", None, 1, 2, 2, 1, 0.0, 0.1, 0.1)
+SENT: list[Event] = [Committed([1], "a", None), Committed([2], "b", None), END]
+
+
+def request(**changes) -> Request:
+    return Request(**({"ids": (1, 2), "settings": DecodeSettings(), "seed": 0} | changes))
+
+
+def put_later(job: Job) -> threading.Thread:
+    def put() -> None:
+        for event in SENT:
+            job.put(event)
+
+    thread = threading.Timer(0.02, put)
+    thread.start()
+    return thread
+
+
+def test_a_thread_gets_the_events_in_order_and_then_the_end():
+    job = Job(request())
+    thread = put_later(job)
+    assert list(job) == SENT
+    thread.join(5)
+
+
+def test_an_event_loop_gets_the_same():
+    async def read() -> list[Event]:
+        job = Job(request())
+        thread = put_later(job)
+        events = [event async for event in job]
+        thread.join(5)
+        return events
+
+    assert asyncio.run(asyncio.wait_for(read(), 5)) == SENT
+
+
+def test_an_event_for_a_loop_that_is_gone_harms_nobody():
+    job = Job(request())
+
+    async def give_up() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(anext(aiter(job)), 0.01)
+
+    asyncio.run(give_up())
+    job.put(END)
+    assert list(job) == [END]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stop": ("a", "b", "c", "d", "e")},
+        {"stop": ("",)},
+        {"stop": ("a",), "gaps": ((1, 1),)},
+        {"logprobs": 6},
+        {"logprobs": -1},
+        {"deadline": 0.0},
+        {"deadline": float("nan")},
+    ],
+    ids=str,
+)
+def test_a_request_that_makes_no_sense_is_refused(changes: dict):
+    with pytest.raises(ConfigError, match=next(iter(changes))):
+        request(**changes)
+
+
+def test_the_whole_text_has_the_tokens_in_their_places():
+    assert request().whole([7, 8]) == [1, 2, 7, 8]
+    assert request(ids=(1, 2, 3, 4, 5), gaps=((1, 1), (3, 2))).whole([7, 8, 9]) == [1, 7, 3, 8, 9]
+
+
+# --- pieces of text
+
+BYTES: Tokenizer = train_bpe(["ab ab"], 258, show_progress=False)
+
+
+def pieces_of(tokenizer: Tokenizer, blocks: list[list[int]], stop: tuple[str, ...] = ()) -> list[str]:
+    """As the scheduler would give them."""
+    pieces, given = Pieces(tokenizer, stop), []
+    for block in blocks:
+        text, used = pieces.add(block)
+        given.append(text)
+        if used is not None:
+            return given
+    return [*given, pieces.end()[0]]
+
+
+def test_half_a_character_waits_for_the_other_half():
+    ids = BYTES.encode("a🙂b")
+    assert len(ids) == 6
+    assert pieces_of(BYTES, [[id_] for id_ in ids]) == ["a", "", "", "", "🙂", "b", ""]
+    assert pieces_of(BYTES, [ids[:3], ids[3:]]) == ["a", "🙂b", ""]
+
+
+def test_half_a_character_at_the_end_is_told_as_such():
+    ids = BYTES.encode("a🙂")
+    assert "".join(pieces_of(BYTES, [ids[:3]])) == BYTES.decode(ids[:3])
+
+
+@given(blocks=st.lists(st.lists(st.integers(0, 256), max_size=5), max_size=60))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_pieces_of_any_bytes_joined_are_the_whole_text(blocks: list[list[int]]):
+    assert "".join(pieces_of(BYTES, blocks)) == BYTES.decode([id_ for block in blocks for id_ in block])
+
+
+def test_words_are_joined_as_the_tokenizer_joins_them():
+    words = word_level(["one", "two", "three"])
+    ids = words.encode("one two three " * 60)
+    assert "".join(pieces_of(words, [ids[i : i + 7] for i in range(0, len(ids), 7)])) == words.decode(ids)
+
+
+def test_what_may_become_a_stop_text_waits():
+    blocks = [BYTES.encode(text) for text in ("one EN", "E END", "X")]
+    assert pieces_of(BYTES, blocks, ("END",)) == ["one ", "ENE "]
+    assert pieces_of(BYTES, blocks, ("ENDY",)) == ["one ", "ENE ", "ENDX", ""]
+
+
+@pytest.mark.parametrize("text, given", [("cac", "c"), ("cab", ""), ("ccab", "c"), ("ccb", "ccb")])
+def test_a_stop_text_inside_the_beginning_of_another_waits_for_it(text: str, given: str):
+    assert "".join(pieces_of(BYTES, [[id_] for id_ in BYTES.encode(text)], ("cab", "a"))) == given
+
+
+@given(
+    text=st.text("abc", min_size=10, max_size=30),
+    stop=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4),
+    cuts=st.lists(st.integers(1, 5), min_size=30, max_size=30),
+)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_the_stop_text_that_begins_first_ends_the_text_wherever_it_is_cut(
+    text: str, stop: list[str], cuts: list[int]
+):
+    ids, blocks = BYTES.encode(text), []
+    for cut in cuts:
+        blocks.append(ids[:cut])
+        ids = ids[cut:]
+    end = min((text.find(s) for s in stop if s in text), default=len(text))
+    assert "".join(pieces_of(BYTES, blocks, tuple(stop))) == text[:end]

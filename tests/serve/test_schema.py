@@ -1,0 +1,79 @@
+"""schemathesis reads the project's own OpenAPI and sends what that allows and forbids: no 5xx, no hang."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import schemathesis
+from hypothesis import given
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import CheckFunction, not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from tests.serve.running import WAIT, Running, letter_model, running, settings
+
+from dadlm.serve.service import Service
+
+# Not among them: that all that fits the schema is taken. What a model has no room for is refused.
+CHECKS: list[CheckFunction] = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+PLACES = ["/v1/completions", "/v1/infill", "/v1/models", "/healthz", "/readyz", "/metrics"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    models = {"dadlm": letter_model("dadlm", context=32), "ar": letter_model("ar", context=32)}
+    with running(Service.of(models, settings())) as here:
+        yield here
+
+
+def search(server: Running, place: str, cases: int, **how: Any) -> None:
+    """Send so many cases of what the description allows, and as many of what it forbids."""
+    refusals = {"negative_data_rejection": {"expected-statuses": [400, 404, 413]}}
+    config = schemathesis.Config.from_dict({"checks": refusals})
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json", config=config)
+    [operation] = schema[place].values()
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+        if mode == GenerationMode.NEGATIVE and operation.method == "get":
+            continue  # nothing can be wrong with what takes nothing
+
+        @given(case=operation.as_strategy(generation_mode=mode))
+        @hypothesis.settings(
+            max_examples=cases, deadline=None, suppress_health_check=list(hypothesis.HealthCheck), **how
+        )
+        def send(case: Case) -> None:
+            case.call_and_validate(checks=CHECKS, timeout=WAIT)
+
+        send()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_some_cases(server: Running, place: str) -> None:
+    search(server, place, 8, derandomize=True, database=None)
+
+
+@pytest.mark.acceptance
+@pytest.mark.parametrize("place", PLACES[:2])
+def test_thousands_of_cases(server: Running, place: str) -> None:
+    search(server, place, 700)
+
+
+def test_everything_is_described(server: Running) -> None:
+    told = server.ask("GET", "/openapi.json")[2]
+    assert list(told["paths"]) == PLACES
+    fields = told["components"]["schemas"]["CompletionBody"]
+    assert fields["additionalProperties"] is False
+    assert {"prompt", "max_tokens", "sampler", "infill", "trace"} <= set(fields["properties"])
+    assert fields["properties"]["sampler"]["description"]
