@@ -1,31 +1,29 @@
 """A server under load: N streaming clients for S seconds, every answer compared with its solo run.
 
 Starts `dadlm serve` as a process of its own. The clients go round a fixed set of requests, whose answers are
-first made one at a time with `dadlm.generate`; that is the throughput to beat, too.
+first made one at a time with `dadlm.generate`. That is the throughput to beat, too: it is measured again just
+before and just after every load, so that other work on the machine slows both alike.
 
-    python benchmarks/serving.py --model FOLDER --clients 1 8 64 --seconds 60 --out result.json
-    python benchmarks/serving.py --random lab-dadlm --tokenizer FOLDER    # random weights
+    python benchmarks/serving.py --model dadlm --clients 1 8 64 --seconds 60 --out result.json
 """
 
 import argparse
 import http.client
 import json
+import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import torch
+from typing import NamedTuple
 
 import dadlm
 from dadlm.bench.machine import describe_machine, measure_ceilings
-from dadlm.recipes import recipe
-from dadlm.tokens import Tokenizer
 
 PROMPTS = ["The history of the town", "In physics,", "She was born in", "The river", "A computer is", "Music"]
 PATIENCE = 600.0  # seconds without an answer that count as an error
@@ -50,14 +48,30 @@ def questions(count: int, tokens: int) -> list[dict]:
     ]
 
 
-def solo(model: dadlm.Model, asked: list[dict]) -> tuple[list[str], float]:
-    """The answers one at a time, and their tokens per second."""
-    begin, texts, tokens = time.perf_counter(), [], 0
-    for one in asked:
-        out = dadlm.generate(model, one["prompt"], seed=one["seed"], max_new_tokens=one["max_tokens"])
-        texts += out.texts
-        tokens += len(out.tokens[0])
-    return texts, tokens / (time.perf_counter() - begin)
+@dataclass
+class Solo:
+    """Answers made one at a time."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    def run(self, model: dadlm.Model, asked: list[dict]) -> "Solo":
+        begin, cpu = time.perf_counter(), time.process_time()
+        for one in asked:
+            out = dadlm.generate(model, one["prompt"], seed=one["seed"], max_new_tokens=one["max_tokens"])
+            self.texts += out.texts
+            self.tokens += len(out.tokens[0])
+        self.seconds += time.perf_counter() - begin
+        self.cpu_seconds += time.process_time() - cpu
+        return self
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of another process, since it began (Linux)."""
+    facts = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return sum(map(int, facts[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def client(port: int, number: int, asked: list[dict], want: list[str], until: float, seen: Seen) -> None:
@@ -112,6 +126,7 @@ def load(port: int, clients: int, seconds: float, asked: list[dict], want: list[
         "seconds": round(taken, 2),
         "requests": len(total),
         "requests_per_second": round(len(total) / taken, 3),
+        "tokens": sum(one.tokens for one in seen),
         "tokens_per_second": round(sum(one.tokens for one in seen) / taken, 1),
         "first_block_p50": round(statistics.median(first), 3),
         "first_block_p99": round(quantile(first, 0.99), 3),
@@ -124,38 +139,51 @@ def load(port: int, clients: int, seconds: float, asked: list[dict], want: list[
     }
 
 
+def compared(server: "Server", model: dadlm.Model, clients: int, seconds: float, asked, want) -> dict:
+    """A load between two measurements of one text at a time."""
+    some = asked[:6]
+    alone = Solo().run(model, some)
+    before = cpu_seconds(server.pid)
+    result = load(server.port, clients, seconds, asked, want)
+    used = cpu_seconds(server.pid) - before
+    alone.run(model, some)
+    per_second, per_cpu = alone.tokens / alone.seconds, alone.tokens / alone.cpu_seconds
+    return result | {
+        "tokens_per_cpu_second": round(result["tokens"] / used, 1),
+        "alone_tokens_per_second": round(per_second, 1),
+        "alone_tokens_per_cpu_second": round(per_cpu, 1),
+        "times_alone": round(result["tokens_per_second"] / per_second, 2),
+        "times_alone_per_cpu": round(result["tokens"] / used / per_cpu, 2),
+    }
+
+
 def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
+class Server(NamedTuple):
+    port: int
+    pid: int
+
+
 @contextmanager
-def server(folder: str, options: argparse.Namespace):
-    """The port of a server process."""
-    words = ["serve", "--model", folder, "--port", "0", "--json", "--max-rows", str(options.max_rows)]
+def serving(options: argparse.Namespace) -> Iterator[Server]:
+    """A server process."""
+    words = ["serve", "--model", options.model, "--port", "0", "--json", "--max-rows", str(options.max_rows)]
     words += ["--device", options.device, "--dtype", options.dtype]
     command = [sys.executable, "-m", "dadlm.cli", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as started:
         assert started.stdout is not None
         try:
-            yield int(json.loads(started.stdout.readline())["url"].rsplit(":", 1)[1].strip("/"))
+            url = json.loads(started.stdout.readline())["url"]
+            yield Server(int(url.rsplit(":", 1)[1].strip("/")), started.pid)
         finally:
             started.terminate()
 
 
-def random_model(options: argparse.Namespace, folder: Path) -> str:
-    torch.manual_seed(0)
-    tokenizer = Tokenizer.load(options.tokenizer)
-    config = recipe(options.random).model
-    vocabulary = {"vocab_size": tokenizer.vocab_size + 1, "eot_id": tokenizer.eot_id}
-    dadlm.save(dadlm.Model(type(config)(**vars(config) | vocabulary), tokenizer), folder / options.random)
-    return str(folder / options.random)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", help="folder or name of a model")
-    parser.add_argument("--random", help="recipe whose shape a model with random weights gets")
-    parser.add_argument("--tokenizer", help="folder of the tokenizer for --random")
+    parser.add_argument("--model", default="dadlm", help="folder or name of a model")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--tokens", type=int, default=64)
@@ -165,30 +193,25 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        source = options.model or random_model(options, Path(temporary))
-        model = dadlm.load(source, options.device, options.dtype)
-        asked = questions(options.questions, options.tokens)
-        solo(model, asked[:2])  # warm up
-        want, alone = solo(model, asked)
-        device, dtype = model.device, model.backbone.embedding.weight.dtype
-        result = {
-            "machine": describe_machine(device, dtype, measure_ceilings(device, dtype)),
-            "model": options.model or f"random weights of {options.random}",
-            "family": model.config.family,
-            "questions": {"count": len(asked), "tokens": options.tokens},
-            "solo_tokens_per_second": round(alone, 1),
-            "load": [],
-        }
-        del model
-        with server(source, options) as port:
-            load(port, 2, 1, asked, want)  # warm up
-            for clients in options.clients:
-                result["load"].append(load(port, clients, options.seconds, asked, want))
-                print(json.dumps(result["load"][-1]), flush=True)
+    model = dadlm.load(options.model, options.device, options.dtype)
+    asked = questions(options.questions, options.tokens)
+    Solo().run(model, asked[:2])  # warm up
+    want = Solo().run(model, asked).texts
+    device, dtype = model.device, model.backbone.embedding.weight.dtype
+    result = {
+        "machine": describe_machine(device, dtype, measure_ceilings(device, dtype)),
+        "model": options.model,
+        "family": model.config.family,
+        "questions": {"count": len(asked), "tokens": options.tokens},
+        "load": [],
+    }
+    with serving(options) as server:
+        load(server.port, 2, 1, asked, want)  # warm up
+        for clients in options.clients:
+            result["load"].append(compared(server, model, clients, options.seconds, asked, want))
+            print(json.dumps(result["load"][-1]), flush=True)
     if options.out is not None:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"one at a time: {alone:.1f} tokens/s")
 
 
 if __name__ == "__main__":

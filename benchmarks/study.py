@@ -4,6 +4,7 @@
     dadlm data prepare wiki_val.jsonl.zst --tokenizer cache/FOLDER --out cache
     python benchmarks/study.py plan
     python benchmarks/study.py train mdlm-base base-16 dadlm-16 --train cache/FOLDER --valid cache/FOLDER
+    python benchmarks/study.py measure mdlm dadlm-16:bd3lm-16 ar --valid cache/FOLDER
 
 A run starts from the averaged weights of the run it stands on, with a fresh optimiser and a short warm-up,
 whatever its family: BD3LM and DA-DLM of the same length differ in the graph alone. Finished runs are left as
@@ -21,6 +22,9 @@ from typing import Any
 import torch
 
 from dadlm.errors import CheckpointError, DadlmError
+from dadlm.evaluate import perplexity, reconstruction
+from dadlm.evaluate.work import write_result
+from dadlm.model import load
 from dadlm.model.config import Family
 from dadlm.model.network import count_parameters
 from dadlm.recipes import recipe
@@ -66,7 +70,30 @@ def plan() -> dict[str, Run]:
         )
     for name, model in ABLATIONS.items():
         runs[f"dadlm-16-{name}"] = _last("dadlm", SHORT, 16, model)
+    return runs | {f"news-{name}": _short_rows(run) for name, run in _news().items()}
+
+
+def _news() -> dict[str, Run]:
+    """Short news text at context 128: the paper's LM1B column. Little text, so fewer steps."""
+    runs = {
+        "mdlm-base": Run(family="mdlm", steps=4_000),
+        "mdlm": Run(family="mdlm", steps=1_200, after="mdlm-base", decay=400),
+    }
+    for N in (16, 8, 4):
+        runs[f"base-{N}"] = Run(family="bd3lm", steps=400, after="mdlm-base", model={"block_size": N})
+        for family in ("bd3lm", "dadlm"):
+            runs[f"{family}-{N}"] = _last(family, SHORT, N)
     return runs
+
+
+def _short_rows(run: Run) -> Run:
+    """As many tokens a step in rows of 128."""
+    return replace(
+        run,
+        after=None if run.after is None else f"news-{run.after}",
+        model={**run.model, "context": 128},
+        train={**run.train, "batch_size": 256, "valid_rows": 1024},
+    )
 
 
 def _blockwise(N: int) -> dict[str, Run]:
@@ -198,6 +225,28 @@ def train(name: str, run: Run, options: argparse.Namespace) -> None:
     print(f"{name:24s} {finished.step} steps  {seconds:.0f} s  {curve[-1]}", flush=True)
 
 
+def measure(name: str, against: str | None, options: argparse.Namespace) -> None:
+    """Reconstruction (beside another run of the same block size) and perplexity of a finished run."""
+    out = Path(options.out)
+    models = [load(out / one / "last", options.device) for one in (name, against) if one]
+    rows = Rows.from_shards(Shards.open(Path(options.valid)), models[0].config.context)
+    count = min(len(rows), options.count)
+    results: dict[str, Any] = {"perplexity": perplexity(models[0], rows, count=count, batch_size=64)}
+    if models[0].config.family != "ar":
+        other = models[1] if against else None
+        pair = reconstruction(models[0], rows, against=other, count=count, batch_size=64)
+        results["reconstruction"] = pair
+    for kind, result in results.items():
+        result["model"]["name"] = name
+        if against and kind == "reconstruction":
+            result["against"]["name"] = against
+        beside = f"-against-{against}" if against and kind == "reconstruction" else ""
+        write_result(out / "measured" / f"{kind}-{name}{beside}.json", result)
+        print(
+            name, against or "", kind, json.dumps(result.get("difference") or result.get("nll")), flush=True
+        )
+
+
 def show(runs: dict[str, Run]) -> None:
     for name, run in runs.items():
         changes = ", ".join(f"{key} {value}" for key, value in (run.model | run.train).items())
@@ -206,14 +255,18 @@ def show(runs: dict[str, Run]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("command", choices=("plan", "train"))
-    parser.add_argument("names", nargs="*", help="runs of the plan, in the order to train them")
+    parser.add_argument("command", choices=("plan", "train", "measure"))
+    parser.add_argument(
+        "names", nargs="*", help="runs of the plan in order; to measure: NAME or NAME:AGAINST"
+    )
     parser.add_argument("--train", help="folder of token shards to learn from")
     parser.add_argument("--valid", help="folder of token shards to validate on")
     parser.add_argument("--out", default="runs/study")
     parser.add_argument("--rows", type=int, help="rows of 1,024 tokens per step (32)")
     parser.add_argument("--steps", type=int, help="stop after so many steps: to try things out")
     parser.add_argument("--lr", type=float, help="another learning rate than the recipe's")
+    parser.add_argument("--count", type=int, default=512, help="rows to measure on")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quiet", action="store_true")
     options = parser.parse_args()
     runs = plan()
@@ -222,6 +275,10 @@ def main() -> int:
         return 0
     try:
         for name in options.names:
+            if options.command == "measure":
+                first, _, second = name.partition(":")
+                measure(first, second or None, options)
+                continue
             if name not in runs:
                 raise CheckpointError(f"no run {name} in the plan; `plan` lists them")
             train(name, runs[name], options)

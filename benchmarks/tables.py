@@ -1,4 +1,4 @@
-"""Write the performance tables of README.md and docs/performance.md from the files in benchmarks/results.
+"""Write the performance tables of README.md and docs from the files in benchmarks/results.
 
 python benchmarks/tables.py
 
@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = [ROOT / "README.md", ROOT / "docs" / "performance.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "serving.md"]
 MARK = re.compile(r"(<!-- bench:(\w+) -->\n).*?(<!-- /bench -->)", re.S)
 
 
@@ -60,7 +60,65 @@ def texts() -> str:
     return table(["960 tokens after 64", "batch", "TPF", "seconds", "tokens/s"], rows)
 
 
-TABLES = {"steps": steps, "texts": texts}
+def training() -> str:
+    """Milliseconds of an optimiser step at both sizes, and what they are to BD3LM's."""
+    sizes = {size: read(f"train-h200-{size}")["steps"] for size in ("paper", "lab")}
+    base = {
+        size: next(row["ms"] for row in rows if row["system"].startswith("BD3LM"))
+        for size, rows in sizes.items()
+    }
+    rows = [
+        [
+            paper["system"],
+            *(
+                cell
+                for size, row in (("paper", paper), ("lab", lab))
+                for cell in (f"{row['ms']:.1f}", f"{row['flop_use']:.0%}", f"{row['ms'] / base[size]:.2f}")
+            ),
+            f"{paper['peak_gib']:.0f}",
+        ]
+        for paper, lab in zip(sizes["paper"], sizes["lab"], strict=True)
+    ]
+    head = ["32 rows of 1,024 tokens"]
+    for size in ("paper's size", "10M"):
+        head += [f"{size}, ms", "of the matrix ceiling", "to BD3LM"]
+    return table([*head, "peak GiB, paper's"], rows)
+
+
+def serving() -> str:
+    """Requests and tokens per second and times to the first block, a row per model and number of clients."""
+    rows = [
+        [
+            f"{name}, {row['clients']}",
+            f"{row['requests_per_second']:.1f}",
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['first_block_p50']:.2f} / {row['first_block_p99']:.2f}",
+            f"{row['total_p50']:.1f} / {row['total_p99']:.1f}",
+            f"{row['tokens_per_cpu_second']:.0f}",
+            f"{row['times_alone_per_cpu']:.2f}",
+            str(row["fewest_answers_of_a_client"]),
+            f"{row['error_count']} / {row['different_from_solo']} of {row['requests']}",
+        ]
+        for name, file in (("DA-DLM", "dadlm"), ("AR", "ar"))
+        for row in read(f"serving-cpu-{file}")["load"]
+    ]
+    head = [
+        "model, clients",
+        "requests/s",
+        "tokens/s",
+        "first block, s (p50 / p99)",
+        "whole text, s (p50 / p99)",
+    ]
+    head += [
+        "tokens per CPU second",
+        "times alone",
+        "fewest answers of a client",
+        "errors / other than alone",
+    ]
+    return table(head, rows)
+
+
+TABLES = {"steps": steps, "texts": texts, "training": training, "serving": serving}
 
 
 def renewed(page: str) -> str:

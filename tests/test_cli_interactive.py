@@ -23,8 +23,10 @@ from dadlm.tokens import train_bpe, word_level
 
 pytest.importorskip("termios")
 WORDS = [f"w{number}" for number in range(28)]
-# A terminal of its own, so that Ctrl-C reaches the command and nobody else.
-START = """import fcntl, os, sys, termios
+# A terminal of its own, so that Ctrl-C reaches the command and nobody else; and is not ignored, as what a
+# shell starts in the background ignores it, tests included.
+START = """import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, "-m", "dadlm.cli", *sys.argv[1:]])"""
@@ -44,7 +46,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.end, text.encode())
 
-    def wait_for(self, pattern: str, seconds: float = 60) -> str:
+    def wait_for(self, pattern: str, seconds: float = 120) -> str:
         """What is printed up to and with the pattern."""
         limit = time.monotonic() + seconds
         while not (found := re.search(pattern, self.seen)):

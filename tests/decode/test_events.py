@@ -9,7 +9,7 @@ from tests.decode.tiny import FAMILIES, prompt_of, silence_eot, tiny
 from dadlm import Model, StepEvent, generate, stream
 from dadlm.tokens.vocabularies import train_bpe
 
-FIELDS = ["block", "step", "ids", "anchor", "top_tokens", "transition", "path", "fixed", "infilled"]
+FIELDS = ["block", "step", "ids", "texts", "anchor", "top_tokens", "transition", "path", "fixed", "infilled"]
 OPTIONS = {
     "first-hitting": {"infill": (2, 0.25)},
     "random": {"sampler": "random", "steps": 1},
@@ -53,7 +53,7 @@ def test_fields_and_shapes(models, family: str, options: dict):
     for event in events_of(model, options):
         assert [field.name for field in dataclasses.fields(event)] == FIELDS
         assert isinstance(event.block, int) and isinstance(event.step, int)
-        for name in ("ids", "anchor", "top_tokens", "transition", "path", "fixed", "infilled"):
+        for name in ("ids", "texts", "anchor", "top_tokens", "transition", "path", "fixed", "infilled"):
             assert len(getattr(event, name)) == N, name
         assert all(type(id_) is int for id_ in event.ids + event.path)
         assert all(type(flag) is bool for flag in event.anchor + event.fixed + event.infilled)
@@ -139,6 +139,7 @@ def test_one_event_follows_from_the_other(models, family: str, options: dict):
             assert not (event.fixed[i] and event.anchor[i])
             assert not (event.infilled[i] and not event.fixed[i]), "what is infilled is decided"
             assert id_ == state[i] if event.anchor[i] else (id_ != mask) == event.fixed[i]
+            assert event.texts[i] == ("" if id_ == mask else model.tokenizer.token_text(id_))
         state = event.ids
         if mask not in state:
             text, state = text[:first] + state, None

@@ -305,7 +305,7 @@ def test_ar_draws_as_the_grid_or_says_so(models: dict[str, Model], fast: dict[st
 def test_the_interval_of_tpf_draws_whole_documents() -> None:
     """Ten samples of one document at 1 token a pass, ten of another at 4: both, or twice the same."""
     samples = [{"tokens": [0] * tpf, "forward_passes": 1, "cache_passes": 1} for tpf in [1] * 10 + [4] * 10]
-    cost = module._cost(samples, torch.arange(20) // 10, 0.5)
+    cost = module.cost_of(samples, torch.arange(20) // 10, 0.5)
     assert cost["raw_tpf_interval"] == {"mean": 2.5, "low": 1.0, "high": 4.0}
     assert (cost["raw_tpf"], cost["tpf_with_cache_passes"], cost["adjusted_tpf"]) == (2.5, 1.25, 1.25)
 

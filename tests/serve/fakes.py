@@ -24,8 +24,8 @@ def finished(reason: Any = "length", **changes: Any) -> Finished:
     return Finished(reason=reason, **(facts | changes))
 
 
-def committed(text: str, tokens: list[int] | None = None) -> Committed:
-    return Committed(tokens=tokens or [0] * len(text), text=text, logprobs=None)
+def committed(text: str, tokens: list[int] | None = None, passes: int = 1) -> Committed:
+    return Committed(tokens=tokens or [0] * len(text), text=text, logprobs=None, forward_passes=passes)
 
 
 class FakeScheduler:

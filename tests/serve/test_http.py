@@ -333,10 +333,10 @@ def test_not_ready_when_a_scheduler_has_died_or_the_end_has_come(server: Running
     scheduler: Any = server.service.served["fake"].scheduler
     assert server.ask("GET", "/readyz")[0] == 200
     scheduler.alive = False
-    assert server.ask("GET", "/readyz")[0] == 503 and server.ask("GET", "/healthz")[0] == 200
+    assert server.ask("GET", "/readyz")[0] == server.ask("GET", "/healthz")[0] == 503
     scheduler.alive = True
     server.service.running = False
-    assert server.ask("GET", "/readyz")[0] == 503
+    assert server.ask("GET", "/readyz")[0] == 503 and server.ask("GET", "/healthz")[0] == 200
     server.service.running = True
 
 

@@ -195,6 +195,19 @@ def test_race(browser, url, models) -> None:
         assert page.locator("#text").text_content() == text_of(models["bd3lm"], **RANDOM)
 
 
+def test_a_race_counts_while_it_runs(browser, models) -> None:
+    scheduler = FakeScheduler(committed("ab", [1, 2], passes=3), committed("c", [3], passes=6))
+    with (
+        running(fake_service(models["dadlm"], scheduler)) as server,
+        visit(browser, f"{server.url}/", hash_of("race")) as page,
+    ):
+        page.get_by_text("abc").wait_for()
+        page.wait_for_function("() => document.querySelectorAll('.bars b')[1].textContent === '6'")
+        assert page.locator(".bars b").all_inner_texts()[1:] == ["6", "0.50", "3"]
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_text("Stopped.").wait_for()
+
+
 def test_infill(browser, url, models) -> None:
     model = models["dadlm"]
     ids = model.tokenizer.encode("the red a a a river a a fox")

@@ -14,7 +14,7 @@ from dadlm.tokens import Tokenizer
 from dadlm.tokens.vocabularies import train_bpe, word_level
 
 END = Finished("length", None, 1, 2, 2, 1, 0.0, 0.1, 0.1)
-SENT: list[Event] = [Committed([1], "a", None), Committed([2], "b", None), END]
+SENT: list[Event] = [Committed([1], "a", None, 1), Committed([2], "b", None, 2), END]
 
 
 def request(**changes) -> Request:

@@ -2,6 +2,8 @@
 
 import logging
 import threading
+from collections import Counter
+from itertools import accumulate
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from dadlm.serve import (
     batch,
     detail,
 )
+from dadlm.serve import scheduler as scheduler_module
 from dadlm.tokens.vocabularies import train_bpe
 
 BYTES = train_bpe(["ab ab"], 258, show_progress=False)
@@ -241,6 +244,16 @@ def test_logprobs_are_those_of_the_node_at_the_step_that_fixed_the_token(model):
     assert torch.allclose(torch.tensor([one.logprob for one in given]), logp, atol=1e-4)
 
 
+def test_each_block_tells_the_passes_up_to_it(model):
+    scheduler = Scheduler(model)
+    request = ask(13, seed=3, settings=DecodeSettings(max_new_tokens=13, sampler="random", steps=2))
+    job = scheduler.submit(request)
+    drain(scheduler)
+    told = [event.forward_passes for event in events_of(job) if isinstance(event, Committed)]
+    steps = Counter(event.block for event in stream(model, request.ids, seed=3, settings=request.settings))
+    assert told == list(accumulate(steps.values())) and len(told) == 4
+
+
 # --- when things go wrong
 
 
@@ -326,6 +339,15 @@ def test_out_of_memory_even_alone_is_told(model, monkeypatch: pytest.MonkeyPatch
     }
 
 
+def test_steps_that_nobody_reads_end_their_request(model, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scheduler_module, "_UNREAD_STEPS", 3)
+    scheduler = Scheduler(model)
+    bad, good = scheduler.submit(ask(40, trace=True)), scheduler.submit(ask(40, seed=1))
+    drain(scheduler)
+    assert finished(events_of(bad)).reason == "cancelled" and bad.unread == 0
+    assert truth_of(good) == alone(model, good.request), "what is not traced may be read later"
+
+
 # --- the thread
 
 
@@ -380,6 +402,22 @@ def test_a_scheduler_that_breaks_tells_everyone(model, monkeypatch: pytest.Monke
     assert not scheduler.alive
     with pytest.raises(ShuttingDown):
         scheduler.submit(ask())
+
+
+def test_a_device_that_breaks_ends_the_scheduler(model, monkeypatch: pytest.MonkeyPatch, caplog):
+    quiet(caplog)
+
+    def broken(self, rows, features):
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(batch.Batch, "_step", broken)
+    scheduler = Scheduler(model, max_rows=2)
+    jobs = [scheduler.submit(ask(seed=seed)) for seed in range(4)]
+    thread = scheduler.start()._thread
+    assert thread is not None
+    thread.join(10)
+    assert {finished(events_of(job, 0)).reason for job in jobs} == {"error"}
+    assert not scheduler.alive
 
 
 def test_what_cannot_be_finished_in_time_is_told(model):

@@ -39,8 +39,9 @@ def server() -> Iterator[Running]:
         yield here
 
 
-def search(server: Running, place: str, cases: int, **how: Any) -> None:
-    """Send so many cases of what the description allows, and as many of what it forbids."""
+def search(server: Running, place: str, cases: int, **how: Any) -> int:
+    """Send up to so many cases of what the description allows, and of what it forbids; how many were sent."""
+    sent = 0
     refusals = {"negative_data_rejection": {"expected-statuses": [400, 404, 413]}}
     config = schemathesis.Config.from_dict({"checks": refusals})
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json", config=config)
@@ -54,20 +55,24 @@ def search(server: Running, place: str, cases: int, **how: Any) -> None:
             max_examples=cases, deadline=None, suppress_health_check=list(hypothesis.HealthCheck), **how
         )
         def send(case: Case) -> None:
+            nonlocal sent
+            sent += 1
             case.call_and_validate(checks=CHECKS, timeout=WAIT)
 
         send()
+    return sent
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_some_cases(server: Running, place: str) -> None:
-    search(server, place, 8, derandomize=True, database=None)
+    assert search(server, place, 5, derandomize=True, database=None)
 
 
 @pytest.mark.acceptance
-@pytest.mark.parametrize("place", PLACES[:2])
-def test_thousands_of_cases(server: Running, place: str) -> None:
-    search(server, place, 700)
+def test_thousands_of_cases(server: Running) -> None:
+    sent = {place: search(server, place, 700) for place in PLACES[:2]}
+    print(f"cases sent: {sent}")
+    assert sum(sent.values()) >= 2000
 
 
 def test_everything_is_described(server: Running) -> None:

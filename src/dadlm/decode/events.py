@@ -22,6 +22,8 @@ class StepEvent:
     """Denoising step inside the block."""
     ids: list[int]
     """[N]: tokens after the step; the mask id where undecided."""
+    texts: list[str]
+    """[N]: the same tokens as people read them; "" where undecided."""
     anchor: list[bool]
     """[N]: known before the step."""
     top_tokens: list[list[list[tuple[int, str, float]]]]
@@ -43,11 +45,12 @@ class StepEvent:
 def event_of(model: Model, step: Step, tokens: int, row: int = 0) -> StepEvent:
     """The event of one row of a step."""
     block = step.block
-    after = torch.where(block.masked & ~step.kept, model.config.mask_id, step.ids)
+    ids = torch.where(block.masked & ~step.kept, model.config.mask_id, step.ids)[row].tolist()
     return StepEvent(
         block=int(block.number[row]),
         step=int(step.at[row]),
-        ids=after[row].tolist(),
+        ids=ids,
+        texts=["" if id_ == model.config.mask_id else token_text(model, id_) for id_ in ids],
         anchor=(~block.masked[row]).tolist(),
         top_tokens=_top_tokens(model, step, tokens, row),
         transition=step.prediction.transition_logp[row].exp().tolist(),

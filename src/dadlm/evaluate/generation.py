@@ -87,11 +87,11 @@ def generation(
             reading = readers.read(f"{name}, {configuration.label}", task.prompts, texts)
             lines.append(
                 {
-                    **_who(described[name], configuration),
+                    **who(described[name], configuration),
                     "samples": samples,
                     "mauve": _mauve(work, run, truth, reading),
                     **alone(reading, [sample["tokens"] for sample in made], task.documents),
-                    **_cost(made, task.documents, speed_up(run, runs, described, times)),
+                    **cost_of(made, task.documents, speed_up(run, runs, described, times)),
                     "ms_per_step": times[name]["configurations"][configuration.label]["ms_median"],
                     "empty": sum(not text.strip() for text in texts),
                 }
@@ -141,7 +141,7 @@ def _check(task: Task, batch_size: int, embedder: str | None, folder: Path | Non
         new_figure(1, 1)
 
 
-def _who(facts: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
+def who(facts: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
     return {
         "model": facts["name"],
         "family": facts["family"],
@@ -165,7 +165,7 @@ def _mauve(work: Work, run: Run, truth: Reading, reading: Reading) -> dict[str, 
     return work.pieces[key]
 
 
-def _cost(samples: Sequence[Mapping[str, Any]], documents: Tensor, faster: float | None) -> dict[str, Any]:
+def cost_of(samples: Sequence[Mapping[str, Any]], documents: Tensor, faster: float | None) -> dict[str, Any]:
     tokens = torch.tensor([len(sample["tokens"]) for sample in samples])
     forward = torch.tensor([sample["forward_passes"] for sample in samples])
     cache = sum(sample["cache_passes"] for sample in samples)

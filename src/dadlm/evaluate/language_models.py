@@ -37,12 +37,16 @@ class Scored:
     """bool [n]: whether the text went on where the reading ended."""
 
 
-def open_language_model(name: str, device: str = "cpu") -> "LanguageModel":
-    """Open `smollm2`, `minilm`, a folder, a .gguf file or a hub name, in fp32."""
+def open_language_model(
+    name: str, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> "LanguageModel":
+    """Open `smollm2`, `minilm`, a folder, a .gguf file or a hub name."""
     target = find_device(device)
     place, label = locate(name)
     tokenizer, model, causal = load(place)
-    return (LanguageModel if causal else Encoder)(label, identity(place), tokenizer, model.to(target).eval())
+    return (LanguageModel if causal else Encoder)(
+        label, identity(place), tokenizer, model.to(target, dtype).eval()
+    )
 
 
 class LanguageModel:
@@ -92,7 +96,7 @@ class LanguageModel:
             out = self._model(input_ids=ids, attention_mask=mask, output_hidden_states=True, use_cache=False)
             for b, i in enumerate(batch):
                 start, end = starts[i], len(rows[i])
-                features[i] = out.hidden_states[-1][b, end - 1].cpu().numpy()
+                features[i] = out.hidden_states[-1][b, end - 1].float().cpu().numpy()
                 nll[i] = -_logp(out.logits[b, start - 1 : end - 1], ids[b, start:end])
         tokens = [len(row) - start for row, start in zip(rows, starts, strict=True)]
         return Scored(features, nll, np.array(tokens, dtype=np.int64), np.array(cut, dtype=bool))
@@ -171,7 +175,7 @@ class Encoder(LanguageModel):
         for batch, ids, mask in self._batches(rows, batch_size):
             hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
             mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-            features[batch] = F.normalize(mean, dim=1).cpu().numpy()
+            features[batch] = F.normalize(mean, dim=1).float().cpu().numpy()
         return Scored(features, None, None, np.array(cut, dtype=bool))
 
     def answer_logp(self, prompt: str, answers: Sequence[str]) -> list[float]:

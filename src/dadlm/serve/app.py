@@ -1,5 +1,6 @@
 """The HTTP application: which address answers what."""
 
+import mimetypes
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -68,9 +69,11 @@ def _add_api(app: FastAPI, service: Service) -> None:
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
-    @app.get("/healthz", response_model=HealthAnswer)
+    @app.get("/healthz", response_model=HealthAnswer, responses=_ERRORS)
     async def alive() -> Response:
-        """The process answers."""
+        """The process answers, and no scheduler has given up."""
+        if service.broken:
+            raise Refusal(503, "a scheduler has stopped; restart the server", code="broken")
         return JSONResponse({"status": "ok"})
 
     @app.get("/readyz", response_model=HealthAnswer, responses=_ERRORS)
@@ -87,6 +90,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
 
 def _add_page(app: FastAPI) -> None:
+    mimetypes.add_type("text/javascript", ".js")  # some systems name another type, and browsers refuse that
     page = str(files("dadlm.serve") / "page")
     app.mount("/static", StaticFiles(directory=page))
 

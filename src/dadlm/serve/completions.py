@@ -16,7 +16,8 @@ from dadlm.serve.request import Committed, Finished, TokenLogprob, Traced
 from dadlm.serve.schemas import CompletionBody
 from dadlm.serve.service import Served, Service
 from dadlm.serve.sse import WAITING, EventStream, data
-from dadlm.serve.usage import cost, usage
+from dadlm.serve.text import text_of
+from dadlm.serve.usage import cost, progress, usage
 
 
 async def complete(service: Service, body: CompletionBody, http: HttpRequest) -> Response:
@@ -35,6 +36,7 @@ class Choice:
 
     offset: int
     """Characters told so far, for the places of tokens."""
+    tokens: int = 0
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     end: Finished | None = None
@@ -51,7 +53,7 @@ class Answer:
             "created": int(time.time()),
             "model": served.name,
         }
-        self.choices = [Choice(len(before), [before]) for before in asked.before]
+        self.choices = [Choice(len(before), pieces=[before]) for before in asked.before]
 
     async def whole(self, jobs: Jobs) -> dict[str, Any]:
         async for item in jobs.events():
@@ -83,7 +85,9 @@ class Answer:
 
     def _line(self, index: int, event: Committed | Traced | Finished) -> str:
         if isinstance(event, Committed):
-            return self._chunk([self._choice(index, event.text, event.logprobs)])
+            self.choices[index].tokens += len(event.tokens)
+            so_far = progress(event, self.choices[index].tokens)
+            return self._chunk([self._choice(index, event.text, event.logprobs)], dadlm=so_far)
         if isinstance(event, Traced):
             return self._chunk([self._choice(index, "")], dadlm={"step": event.event.to_json()})
         self.choices[index].end = event
@@ -105,7 +109,7 @@ class Answer:
         offsets = []
         for token in tokens:
             offsets.append(choice.offset)
-            choice.offset += len(self._text(token.token))
+            choice.offset += len(token.text)
         return {
             "tokens": [self._name(token.token) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
@@ -113,13 +117,9 @@ class Answer:
             "text_offset": offsets,
         }
 
-    def _text(self, id_: int) -> str:
-        """A token as it stands in the text; end-of-text does not."""
-        return "" if self.tokenizer is None else self.tokenizer.decode([id_])
-
     def _name(self, id_: int) -> str:
         """A token as it stands in the text; where that is nothing or half a character, as people see it."""
-        text = self._text(id_)
+        text = text_of(self.tokenizer, [id_])
         if self.tokenizer is None or (text and "\ufffd" not in text):
             return text or str(id_)
         return self.tokenizer.token_text(id_)

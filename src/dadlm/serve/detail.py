@@ -12,8 +12,10 @@ from dadlm.decode.events import StepEvent, event_of
 from dadlm.decode.predict import Prediction, at_path
 from dadlm.model import Model
 from dadlm.serve.request import TokenLogprob
+from dadlm.serve.text import text_of
 
 _TOKENS_SHOWN = 3  # per node
+_DIGITS = 5  # of a probability: a step is mostly these, and nobody sees more
 
 
 def row_of_step(step: Step, row: int, width: int) -> Step:
@@ -33,7 +35,13 @@ def row_of_step(step: Step, row: int, width: int) -> Step:
 
 
 def trace(model: Model, step: Step) -> StepEvent:
-    return event_of(model, step, _TOKENS_SHOWN)
+    event = event_of(model, step, _TOKENS_SHOWN)
+    top = [
+        [[(id_, text, round(p, _DIGITS)) for id_, text, p in node] for node in group]
+        for group in event.top_tokens
+    ]
+    transition = [[[round(p, _DIGITS) for p in row] for row in rows] for rows in event.transition]
+    return replace(event, top_tokens=top, transition=transition)
 
 
 @torch.inference_mode()
@@ -47,18 +55,16 @@ def logprobs(model: Model, step: Step, count: int) -> dict[int, TokenLogprob]:
     best = logp.sort(dim=-1, descending=True, stable=True)
     tokens = step.ids[0, place]
     own = logp.gather(1, tokens[:, None]).squeeze(1).tolist()
+
+    def text(token: int) -> str:
+        return text_of(model.tokenizer, [token])
+
     columns = zip(
         *(place.tolist(), tokens.tolist(), own),
         *(best.indices[:, :count].tolist(), best.values[:, :count].tolist()),
         strict=True,
     )
     return {
-        at: TokenLogprob(
-            token, _text(model, token), p, [(i, _text(model, i), q) for i, q in zip(ids, ps, strict=True)]
-        )
+        at: TokenLogprob(token, text(token), p, [(i, text(i), q) for i, q in zip(ids, ps, strict=True)])
         for at, token, p, ids, ps in columns
     }
-
-
-def _text(model: Model, token: int) -> str:
-    return "" if model.tokenizer is None else model.tokenizer.decode([token])

@@ -15,7 +15,8 @@ from dadlm.serve.request import Committed, Finished, Request, Traced
 from dadlm.serve.schemas import InfillBody
 from dadlm.serve.service import Service
 from dadlm.serve.sse import WAITING, EventStream, data
-from dadlm.serve.usage import cost, usage
+from dadlm.serve.text import text_of
+from dadlm.serve.usage import cost, progress, usage
 
 
 async def fill(service: Service, body: InfillBody, http: HttpRequest) -> Response:
@@ -32,7 +33,7 @@ class Filled:
     """The text as far as its gaps are filled."""
 
     def __init__(self, name: str, model: Model, request: Request) -> None:
-        self.model, self.request = model, request
+        self.tokenizer, self.request = model.tokenizer, request
         self.head = {"id": f"infill-{uuid.uuid4().hex}", "object": "infill", "model": name}
         self.tokens: list[int] = []
 
@@ -54,12 +55,13 @@ class Filled:
                 yield data(self.head | {"dadlm": {"step": item[1].event.to_json()}})
             elif isinstance(item[1], Committed):
                 self.tokens += item[1].tokens
-                yield data(self.head | {"gaps": self._gaps()})
+                so_far = progress(item[1], len(self.tokens))
+                yield data(self.head | {"gaps": self._gaps(), "dadlm": so_far})
             else:
                 yield data(self._told() | self._account(item[1]))
 
     def _told(self) -> dict[str, Any]:
-        text = self._decode(self.request.whole(self.tokens))
+        text = text_of(self.tokenizer, self.request.whole(self.tokens))
         return self.head | {"text": text, "gaps": self._gaps()}
 
     def _account(self, end: Finished) -> dict[str, Any]:
@@ -68,9 +70,6 @@ class Filled:
     def _gaps(self) -> list[str]:
         gaps, done = [], 0
         for _, length in self.request.gaps:
-            gaps.append(self._decode(self.tokens[done : done + length]))
+            gaps.append(text_of(self.tokenizer, self.tokens[done : done + length]))
             done += length
         return gaps
-
-    def _decode(self, ids: list[int]) -> str:
-        return "" if self.model.tokenizer is None else self.model.tokenizer.decode(ids)

@@ -44,11 +44,12 @@ class Jobs:
 
         A text that cannot be finished ends the others with it: the answer as a whole is lost.
         """
-        arrived: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        # Bounded: what the client does not take stays with the job, where the scheduler sees it.
+        arrived: asyncio.Queue[tuple[int, Event]] = asyncio.Queue(len(self.jobs))
 
         async def read(index: int, job: Job) -> None:
             async for event in job:
-                arrived.put_nowait((index, event))
+                await arrived.put((index, event))
 
         readers = [asyncio.create_task(read(index, job)) for index, job in enumerate(self.jobs)]
         try:

@@ -13,6 +13,7 @@ from dadlm.serve.refusals import Refusal
 from dadlm.serve.request import Request
 from dadlm.serve.schemas import CompletionBody, Decoding, Gap, InfillBody
 from dadlm.serve.settings import ServeSettings
+from dadlm.serve.text import text_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ def plan_completion(model: Model, body: CompletionBody, limits: ServeSettings) -
     for prompt in prompts:
         ids = _ids(model, prompt, "prompt") or [model.config.eot_id]
         _check_room(model.config, len(ids), body.max_tokens)
-        text = "" if not body.echo else prompt if isinstance(prompt, str) else _text(model, prompt)
+        text = prompt if isinstance(prompt, str) else text_of(model.tokenizer, prompt)
         for _ in range(each):
             requests.append(
                 Request(
@@ -49,7 +50,7 @@ def plan_completion(model: Model, body: CompletionBody, limits: ServeSettings) -
                     deadline=limits.deadline,
                 )
             )
-            before.append(text)
+            before.append(text if body.echo else "")
     return Asked(requests=requests, before=before)
 
 
@@ -118,10 +119,6 @@ def _ids(model: Model, prompt: str | list[int], param: str) -> list[int]:
         return model.tokenizer.encode(prompt)
     except DataError as error:
         raise Refusal(400, f"{param}: {error}", param=param) from error
-
-
-def _text(model: Model, ids: list[int]) -> str:
-    return "" if model.tokenizer is None else model.tokenizer.decode(ids)
 
 
 def _check_room(config: ModelConfig, prompt: int, wanted: int | None) -> None:

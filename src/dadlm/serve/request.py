@@ -91,6 +91,8 @@ class Committed:
     """Pieces joined give the whole text: what may yet become another character or a stop text waits."""
     logprobs: list[TokenLogprob] | None
     """One for each token, if asked for."""
+    forward_passes: int
+    """Of this text, up to here."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,11 @@ class Job:
         self._events: deque[Event] = deque()
         self._changed = threading.Condition()
         self._wakers: list[Callable[[], None]] = []
+
+    @property
+    def unread(self) -> int:
+        """Events that nobody has taken yet."""
+        return len(self._events)
 
     def cancel(self) -> None:
         """End the request soon; its last event says so, unless it was finished before."""

@@ -30,6 +30,8 @@ _log = logging.getLogger("dadlm.serve")
 _FAILED = "the request could not be decoded; the server's log says why"
 _NO_MEMORY = "out of memory, even alone; ask for fewer tokens"
 _LONGEST_RETRY = 120.0  # seconds
+_UNREAD_STEPS = 256  # traced steps, some 50 kB each, that may wait for a client who does not read
+_OF_ALL = (torch.OutOfMemoryError, torch.AcceleratorError)  # no single request is to blame
 
 
 class Scheduler:
@@ -146,6 +148,8 @@ class Scheduler:
             self._commit()
         except torch.OutOfMemoryError:
             full = True
+        except torch.AcceleratorError:
+            raise  # the device answers nothing after it: better no scheduler than one that fails everyone
         except Exception:
             _log.exception("a step failed")
             for task in list(self._batch.tasks):
@@ -164,6 +168,8 @@ class Scheduler:
             deadline = task.request.deadline
             if task.job.cancelled:
                 self._end(task, "cancelled")
+            elif task.request.trace and task.job.unread > _UNREAD_STEPS:
+                self._end(task, "cancelled", "nobody reads its steps")
             elif deadline is not None and now >= task.submitted + deadline:
                 self._end(task, "deadline", f"not finished within {deadline:g} seconds")
 
@@ -182,7 +188,7 @@ class Scheduler:
         tasks = list(self._batch.tasks)
         try:
             return [act(tasks)] if tasks else []
-        except torch.OutOfMemoryError:
+        except _OF_ALL:
             raise
         except Exception:
             _log.exception("a step failed; each request is tried alone")
@@ -192,7 +198,7 @@ class Scheduler:
         """What the act gave; nothing if it failed, which ends the task."""
         try:
             return [act()]
-        except torch.OutOfMemoryError:
+        except _OF_ALL:
             raise
         except Exception:
             _log.exception("a request failed")
@@ -248,7 +254,7 @@ class Scheduler:
             self._stats.end(finished)
             self._ends.add(now, 1)
         if reason != "error" and (rest := task.pieces.end()[0]):  # held back for what can no longer come
-            task.job.put(Committed([], rest, None))
+            task.job.put(Committed([], rest, None, finished.forward_passes))
         task.job.put(finished)
 
     def _shrink(self) -> None:

@@ -59,8 +59,13 @@ class Service:
                     pool.submit(served.scheduler.shutdown, grace)
 
     @property
+    def broken(self) -> bool:
+        """Whether a scheduler has given up, which only a new process mends."""
+        return self.running and not all(served.scheduler.alive for served in self.served.values())
+
+    @property
     def ready(self) -> bool:
-        return self.running and all(served.scheduler.alive for served in self.served.values())
+        return self.running and not self.broken
 
     def find(self, name: str | None) -> Served:
         if name is None:

@@ -83,7 +83,7 @@ class Task:
         self.forward_passes += self.passes_of_block
         self.passes_of_block, self.logprobs, self.ready = 0, {}, False
         self.first_commit = now if self.first_commit is None else self.first_commit
-        return Committed(tokens, text, logprobs), reason
+        return Committed(tokens, text, logprobs, self.forward_passes), reason
 
     def _advance(self) -> Reason | None:
         """Go to the next block with something open."""

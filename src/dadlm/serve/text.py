@@ -13,6 +13,11 @@ _LONGEST_WAIT = 3  # bytes of a character of four
 _WINDOW, _OVERLAP = 64, 16
 
 
+def text_of(tokenizer: Tokenizer | None, ids: Sequence[int]) -> str:
+    """Tokens as text; a model without a tokenizer has none."""
+    return "" if tokenizer is None else tokenizer.decode(ids)
+
+
 class Pieces:
     """The text of one request as it grows."""
 
@@ -41,7 +46,7 @@ class Pieces:
         return self._before_stop(rest, last=True)
 
     def _text(self) -> str:
-        return "" if self._tokenizer is None else self._tokenizer.decode(self._window)
+        return text_of(self._tokenizer, self._window)
 
     def _decoded(self, tokens: Sequence[int]) -> str:
         self._window += tokens

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dadlm.serve.request import Finished
+from dadlm.serve.request import Committed, Finished
 
 
 def usage(ends: Sequence[Finished], each: int = 1) -> dict[str, int]:
@@ -11,6 +11,11 @@ def usage(ends: Sequence[Finished], each: int = 1) -> dict[str, int]:
     prompt = sum(end.prompt_tokens for end in ends[::each])
     completion = sum(end.completion_tokens for end in ends)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def progress(event: Committed, tokens: int) -> dict[str, int]:
+    """What one text has cost up to a committed block."""
+    return {"forward_passes": event.forward_passes, "tokens": tokens}
 
 
 def cost(ends: Sequence[Finished], seeds: Sequence[int]) -> dict[str, Any]:

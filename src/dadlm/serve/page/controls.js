@@ -10,7 +10,7 @@ const WORDS = {
   infill: {
     run: "Fill the gaps",
     prompt: "Text with gaps: [[5]] is one of five tokens",
-    example: "The fox [[3]] the river.",
+    example: "The fox[[3]] the river.",
   },
 };
 const TOKENS = 64; // to write, unless the context is short

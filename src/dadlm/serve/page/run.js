@@ -41,15 +41,16 @@ export class Run {
     return this.reason !== null;
   }
 
-  /** Forward passes so far: each traced step is one. */
+  /** Forward passes so far: the server tells with each block; each traced step is one. */
   get passes() {
-    return this.figures.forward_passes ?? this.steps.length;
+    return Math.max(this.figures.forward_passes ?? 0, this.steps.length);
   }
 
   /** Tokens so far. */
   get tokens() {
-    const decided = () => this.steps.reduce((sum, { fixed }) => sum + fixed.filter(Boolean).length, 0);
-    return this.usage?.completion_tokens ?? this.figures.tokens ?? decided();
+    if (this.usage) return this.usage.completion_tokens;
+    const decided = this.steps.reduce((sum, { fixed }) => sum + fixed.filter(Boolean).length, 0);
+    return Math.max(this.figures.tokens ?? 0, decided);
   }
 
   token(id) {
