@@ -25,7 +25,7 @@ from dadlm.model import files, load
 from dadlm.model.checkpoint import weights
 from dadlm.recipes import RECIPES
 from dadlm.tokens import Piece
-from dadlm.train import Trainer, loop
+from dadlm.train import Trainer, gradients, loop
 
 ENGLISH = "\n\n".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
 
@@ -343,7 +343,7 @@ def test_another_width_is_refused_with_the_list(cli: Cli, trained: Trained, tmp_
 def test_nan_ends_with_code_2_and_names_the_step(
     cli: Cli, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    score, calls = loop.losses, 0
+    score, calls = gradients.losses, 0
 
     def third(*arguments: Any) -> Any:
         nonlocal calls
@@ -352,7 +352,7 @@ def test_nan_ends_with_code_2_and_names_the_step(
         spoilt = parts.train * (float("nan") if calls == 3 else 1.0)
         return type(parts)(spoilt, parts.reconstruction, parts.bound)
 
-    monkeypatch.setattr(loop, "losses", third)
+    monkeypatch.setattr(gradients, "losses", third)
     refused(cli(*trained.train("bd3lm", "run")), "step 3: loss nan", "step-00000002")
     assert progress(tmp_path / "run" / "last")["step"] == 2
     assert load(tmp_path / "run" / "last").config.family == "bd3lm"

@@ -2,6 +2,8 @@
 
 tour   a made-up language, seconds on a CPU          small  a text file, minutes on a CPU
 lab    about 10M parameters, minutes on one GPU      paper  the paper's size and schedule
+
+`finetune` is the recipe of `dadlm finetune`, for models of any scale.
 """
 
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from dadlm.errors import ConfigError
 from dadlm.model import ModelConfig
 from dadlm.model.config import Family
 from dadlm.train import DataConfig, RunConfig, TrainConfig
+from dadlm.train.finetune_config import FinetuneConfig
 
 FAMILIES: tuple[Family, ...] = ("ar", "mdlm", "bd3lm", "dadlm")
 
@@ -116,6 +119,21 @@ def paper(family: Family) -> RunConfig:
         ),
         out=f"runs/paper-{family}",
     )
+
+
+def finetune(**changes: Any) -> FinetuneConfig:
+    """A few passes over some ten thousand pairs, at a lower rate than before, falling to zero at the end."""
+    train = TrainConfig(
+        steps=2000,
+        batch_size=32,
+        lr=3e-4,
+        warmup=100,
+        decay=1000,
+        ema=0.99,
+        valid_every=200,
+        save_every=200,
+    )
+    return FinetuneConfig(train=train, **changes)
 
 
 _SCALES: dict[str, Callable[[Family], RunConfig]] = {"tour": tour, "small": small, "lab": lab, "paper": paper}

@@ -1,17 +1,32 @@
 """Shards: what is in them, how folders are told apart, and what is left after an accident."""
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dadlm.errors import DataError
-from dadlm.tokens import Rows, Shards, Tokenizer, describe, packing, prepare, train_bpe, word_level, writer
+from dadlm.tokens import (
+    Rows,
+    Shards,
+    Tokenizer,
+    describe,
+    packing,
+    prepare,
+    train_bpe,
+    verify,
+    word_level,
+    writer,
+)
 
 DOCUMENTS = ["one red river", "the bridge\nstops", "slow"]
 
@@ -129,34 +144,51 @@ def test_crash_leaves_nothing_and_the_next_run_works(make, source, tmp_path, mon
     assert make().documents == 3
 
 
-def test_killed_run_leaves_no_index_and_is_cleared_away_after_a_day(make, tmp_path):
-    name = make().folder.name
-    old, young = (tmp_path / "out" / f".{name}.{age}" for age in ("old", "young"))
-    for folder in (old, young):
-        folder.mkdir()
-        (folder / "shard-00000.bin").write_bytes(b"half")
-    os.utime(old / "shard-00000.bin", (0, 0))
-    os.utime(old, (0, 0))
-    (tmp_path / "out" / name).rename(tmp_path / "gone")
-    assert make().documents == 3
-    assert not old.exists()
-    assert young.exists()  # it may belong to a run that is alive
+def test_two_at_once_do_the_work_once(make, monkeypatch):
+    """A second run of the same preparation waits for the first one and takes what it made."""
+    encode, calls, begun, go_on = Tokenizer.encode_batch, [], threading.Event(), threading.Event()
+
+    def slow(self, texts):
+        calls.append(texts)
+        begun.set()
+        assert go_on.wait(20)
+        return encode(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", slow)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(make)
+        assert begun.wait(20)
+        second = threads.submit(make)
+        time.sleep(0.1)
+        assert not second.done()
+        go_on.set()
+        assert stream(first.result(20)) == stream(second.result(20))
+    assert len(calls) == 1
+    folder = first.result().folder
+    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
+    assert sorted(p.name for p in folder.iterdir()) == ["index.json", "shard-00000.bin", "tokenizer.json"]
 
 
-def test_two_processes_at_once(make, monkeypatch):
-    """Another process finishes the same folder while this one works."""
-    save, nested = Tokenizer.save, []
+def test_second_run_takes_over_from_one_that_failed(make, source, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+    encode = Tokenizer.encode_batch
 
-    def save_and_be_overtaken(self, folder):
-        if not nested:
-            nested.append(True)
-            nested.append(make())
-        return save(self, folder)
+    def fail_once(self, texts):
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(20)
+            raise KeyboardInterrupt
+        return encode(self, texts)
 
-    monkeypatch.setattr(Tokenizer, "save", save_and_be_overtaken)
-    shards = make()
-    assert shards.folder == nested[1].folder
-    assert [p.name for p in shards.folder.parent.iterdir()] == [shards.folder.name]
+    monkeypatch.setattr(Tokenizer, "encode_batch", fail_once)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(make)
+        assert begun.wait(20)
+        second = threads.submit(make)
+        go_on.set()
+        with pytest.raises(KeyboardInterrupt):
+            first.result(20)
+        assert second.result(20).documents == 3
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
@@ -191,10 +223,15 @@ def test_damage_is_found_on_opening(make):
         Shards.open(folder)
     shard.write_bytes(good)
     damaged = {
-        "version": (text.replace('"version": 1', '"version": 99'), "version 99, expected 1"),
+        "version": (text.replace('"version": 2', '"version": 99'), "version 99, expected 2"),
         "cut": (text[:-30], "damaged"),
         "sum": (text.replace('"tokens": ', '"tokens": 1'), "do not add up"),
         "key": (text.replace('"eot_id"', '"eot"'), "damaged"),
+        "name": (text.replace('"shards": [', '"shards": ["../../secret.bin", '), "damaged"),
+        "names": (text.replace('"shards"', '"files": ["/etc/passwd"], "shards"'), "damaged"),
+        "negative": (text.replace('"shards": [', '"shards": [-1, 1, '), "damaged"),
+        "object": (text.replace("<u2", "|O"), "damaged"),
+        "no object": ("[1]", "damaged"),
     }
     for content, message in damaged.values():
         index.write_text(content)
@@ -205,6 +242,32 @@ def test_damage_is_found_on_opening(make):
         make(shard_tokens=5)
     index.write_text(text)
     assert Shards.open(folder).documents == 3
+
+
+def test_shard_that_is_a_link_is_refused(make, tmp_path):
+    folder = make().folder
+    shard = folder / "shard-00000.bin"
+    shard.rename(tmp_path / "elsewhere")
+    shard.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"shard-00000\.bin is a link"):
+        Shards.open(folder)
+
+
+def test_checksums(make):
+    folder = make(shard_tokens=5).folder
+    files = sorted(folder.glob("shard-*.bin"))
+    assert Shards.open(folder).index.sha256 == [hashlib.sha256(f.read_bytes()).hexdigest() for f in files]
+    assert verify(folder).documents == 3
+    good = files[1].read_bytes()
+    files[1].write_bytes(bytes([good[0] ^ 1]) + good[1:])  # the same size
+    assert Shards.open(folder).documents == 3
+    with pytest.raises(DataError, match=r"shard-00001\.bin is damaged: its SHA-256"):
+        verify(folder)
+    files[1].write_bytes(good)
+    index = folder / "index.json"
+    index.write_text(index.read_text().replace('"vocab_size": 320', '"vocab_size": 3'))
+    with pytest.raises(DataError, match="outside the vocabulary of 3"):
+        verify(folder)
 
 
 def test_progress_goes_to_standard_error(make, capsys):

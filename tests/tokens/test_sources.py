@@ -7,6 +7,7 @@ import sys
 import tracemalloc
 import types
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -223,12 +224,15 @@ def fake_hub(monkeypatch):
         asked.append((name, config, revision, split, streaming))
         if split == "test":
             raise ValueError("Unknown split\nmore")
+        return datasets.IterableDataset.from_generator(texts_of, gen_kwargs={"split": split})
+
+    def texts_of(split):
         yield from ({"text": text} for text in TEXTS)
         if split == "broken":
             raise ConnectionError("line went dead")
 
     hub._revision.cache_clear()
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_: types.SimpleNamespace(sha="c0ffee"))
     yield asked
     hub._revision.cache_clear()
@@ -239,6 +243,31 @@ def test_hub_dataset(fake_hub):
     assert fake_hub == [("org/name", "big", "c0ffee", "validation", True)]
     expected = {"dataset": "org/name", "config": "big", "split": "validation", "revision": "c0ffee"}
     assert describe("hf:org/name:big", "validation") == [expected]
+
+
+def test_hub_dataset_goes_on_from_an_anchor(tmp_path, monkeypatch):
+    """The real library's reader over three files; files before the anchor are not opened again."""
+    files = [tmp_path / f"{n}.jsonl" for n in range(3)]
+    for n, file in enumerate(files):
+        file.write_bytes(jsonl([f"{n} {row}" for row in range(10)]))
+    load = datasets.load_dataset
+
+    def load_dataset(name, config, *, revision, split, streaming):
+        return load("json", data_files=[str(f) for f in files], split=split, streaming=streaming)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(hub, "_revision", lambda _: "c0ffee")
+    monkeypatch.setattr(hub, "_EVERY", 4)
+    whole = list(read_pieces("hf:x"))
+    assert [piece.text for piece in whole] == [f"{n} {row}" for n in range(3) for row in range(10)]
+    anchor, texts = None, [piece.text for piece in whole]
+    for row in range(0, 28, 4):  # from anchor to anchor, each taken by the run that began at the one before
+        pieces = list(read_pieces("hf:x", anchor=anchor))
+        assert [piece.text for piece in pieces] == texts[row:]
+        assert {piece.anchor["row"] for piece in pieces[:4] if piece.anchor} <= {row}
+        anchor = json.loads(json.dumps(pieces[4].anchor))
+    files[0].write_bytes(jsonl(["not counted again"]))
+    assert [piece.text for piece in read_pieces("hf:x", anchor=whole[-1].anchor)] == texts[28:]
 
 
 def test_hub_failures(fake_hub):

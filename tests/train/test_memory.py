@@ -27,7 +27,7 @@ def test_recomputed_layers_give_the_same_losses(family: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
 def test_learning_from_few_blocks(family: str, tmp_path: Path) -> None:
     one = trainer(family, tmp_path, block_share=0.5)
-    noise = one._noise(torch.arange(4))
+    noise = one.gradients.batches.take(0, one.state.noise, torch.arange(4))[1]
     assert noise is not None and noise.blocks is not None and noise.blocks.shape == (4, 2)
     losses = [float(one.step()) for _ in range(12)]
     assert all(loss > 0 for loss in losses)
@@ -46,14 +46,14 @@ def test_out_of_memory_names_the_part_that_fits(
     room: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = trainer("dadlm", tmp_path)
-    real = one._backward
+    real = one.gradients.backward
 
     def small(ids, *how):
         if len(ids) > room:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(ids, *how)
 
-    monkeypatch.setattr(one, "_backward", small)
+    monkeypatch.setattr(one.gradients, "backward", small)
     with pytest.raises(TrainingError, match=f"out of memory: 4 rows at once do not fit cpu, {told}"):
         one.step()
 
@@ -64,7 +64,7 @@ def test_out_of_memory_with_a_single_row(tmp_path: Path, monkeypatch: pytest.Mon
     def never(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(one, "_backward", never)
+    monkeypatch.setattr(one.gradients, "backward", never)
     with pytest.raises(
         TrainingError, match=re.escape("not even one row fits cpu; try --train.checkpointing")
     ):

@@ -21,20 +21,20 @@ from tests.train.runs import (
 from dadlm.errors import TrainingError
 from dadlm.model import load
 from dadlm.model.checkpoint import weights
-from dadlm.train import loop
+from dadlm.train import gradients
 
 
 @contextmanager
 def poisoned_loss(value: float) -> Iterator[None]:
     """Every loss is multiplied by this, so value and gradients are spoilt."""
-    score = loop.losses
+    score = gradients.losses
 
     def spoilt(*arguments: Any) -> Any:
         parts = score(*arguments)
         return type(parts)(parts.train * value, parts.reconstruction, parts.bound)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "losses", spoilt)
+        patch.setattr(gradients, "losses", spoilt)
         yield
 
 

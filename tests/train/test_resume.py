@@ -22,7 +22,8 @@ from tests.train.runs import (
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import load
 from dadlm.model.checkpoint import weights
-from dadlm.train import RunConfig, loop
+from dadlm.train import RunConfig, batches
+from dadlm.train import train as from_text
 
 
 def eventful(family: str, out: Path) -> RunConfig:
@@ -76,14 +77,14 @@ def test_a_resumed_run_sees_the_rows_it_would_have_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[int]] = []
-    draw = loop.training_rows
+    draw = batches.training_rows
 
     def spy(*arguments: object) -> torch.Tensor:
         chosen = draw(*arguments)  # type: ignore[arg-type]
         seen.append(chosen.tolist())
         return chosen
 
-    monkeypatch.setattr(loop, "training_rows", spy)
+    monkeypatch.setattr(batches, "training_rows", spy)
     train(config("bd3lm", tmp_path / "straight"))
     straight, seen[:] = list(seen), []
     train(config("bd3lm", tmp_path / "broken"), stop_at=5)
@@ -187,8 +188,8 @@ def test_training_needs_no_more_than_its_folder_to_go_on(tmp_path: Path) -> None
     run = config("dadlm", tmp_path / "run", steps=2)
     data = replace(run.data, train=str(tmp_path / "text.txt"), tokenizer="bpe:300", cache=str(tmp_path / "c"))
     run = replace(run, data=data)
-    loop.train(run, quiet=True)
-    assert loop.train(with_train(run, steps=4), quiet=True).step == 4
+    from_text(run, quiet=True)
+    assert from_text(with_train(run, steps=4), quiet=True).step == 4
     model = load(tmp_path / "run")
     assert model.tokenizer is not None and model.config.vocab_size == model.tokenizer.vocab_size + 1
     assert model.tokenizer.decode(model.tokenizer.encode("a red bridge")) == "a red bridge"

@@ -24,7 +24,7 @@ from tests.train.runs import (
 from dadlm.errors import CheckpointError, DadlmError, TrainingError
 from dadlm.model import files, load
 from dadlm.model.checkpoint import weights
-from dadlm.train import loop
+from dadlm.train import gradients, loop
 
 
 def kept(out: Path) -> list[str]:
@@ -304,10 +304,10 @@ def test_nan_right_after_a_save_never_leaves_last_without_a_target(
         one = trainer(config("bd3lm", out, save_every=3, steps=6))
 
         def poison(count: int = count) -> None:
-            monkeypatch.setattr(loop, "losses", nan)
+            monkeypatch.setattr(gradients, "losses", nan)
             kill_at(count)
 
-        score = loop.losses
+        score = gradients.losses
 
         def nan(*arguments: Any, score: Any = score) -> Any:
             parts = score(*arguments)
@@ -319,7 +319,7 @@ def test_nan_right_after_a_save_never_leaves_last_without_a_target(
         except (TrainingError, Killed) as end:
             lived = isinstance(end, TrainingError)
         kill_at(None)
-        monkeypatch.setattr(loop, "losses", score)
+        monkeypatch.setattr(gradients, "losses", score)
         assert load(out / "last").config.family == "bd3lm", f"change {count} to the disk"
         assert progress(out / "last")["step"] == 3
         if lived:

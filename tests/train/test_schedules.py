@@ -9,7 +9,7 @@ from tests.train.runs import config, metrics, train, trainer, with_model, with_t
 
 from dadlm.errors import ConfigError
 from dadlm.model.checkpoint import weights
-from dadlm.train import DataConfig, TrainConfig, loop
+from dadlm.train import DataConfig, TrainConfig, gradients
 from dadlm.train.ema import Ema
 
 
@@ -34,7 +34,7 @@ def test_power_falls_linearly_to_one() -> None:
 
 def test_the_loop_uses_the_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     powers: list[float] = []
-    score = loop.losses
+    score = gradients.losses
 
     def spy(
         model: Any, ids: Any, noise: Any, power: float = 1.0, report: bool = True, rooms: Any = None
@@ -42,7 +42,7 @@ def test_the_loop_uses_the_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyP
         powers.append(power)
         return score(model, ids, noise, power, report)
 
-    monkeypatch.setattr(loop, "losses", spy)
+    monkeypatch.setattr(gradients, "losses", spy)
     run = config("dadlm", tmp_path, power=4.0, power_steps=6, warmup=4, decay=3, graph_lr_scale=3.0)
     one, rates = trainer(run), []
     make = one.step

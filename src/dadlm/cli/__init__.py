@@ -11,11 +11,14 @@ from dadlm.errors import ConfigError, DadlmError
 COMMANDS = {
     "tour": "see the idea at work: a known language, BD3LM and DA-DLM side by side",
     "train": "train a model by recipe: dadlm train small-bd3lm --data.train FILE",
+    "finetune": "teach a model to summarise, or any other pairs of texts",
     "generate": "complete prompts with a trained model",
+    "summarize": "summarise documents with a fine-tuned model",
     "serve": "answer over HTTP as OpenAI's servers do, with a page to watch the graph think",
     "evaluate": "measure models: reconstruction, perplexity, generation, summarisation, judge, latency",
     "bench": "measure the speed of decoding, training and the kernels on this machine",
     "report": "gather evaluations into one page, the paper's numbers beside ours",
+    "convert": "bring models in from elsewhere, or into the form of transformers or the hub",
     "data": "turn text into token shards, or train a tokenizer",
 }
 USAGE = "\n".join(

@@ -1,12 +1,14 @@
-"""dadlm data: text → token shards, or a tokenizer."""
+"""dadlm data: text → token shards, a check of them, or a tokenizer."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import tyro
 
 from dadlm.errors import ConfigError
-from dadlm.tokens import prepare
+from dadlm.tokens import parse_mixture, prepare, verify
 from dadlm.train import DataConfig
 from dadlm.train.data import load_tokenizer
 
@@ -14,13 +16,23 @@ from dadlm.train.data import load_tokenizer
 @dataclass(frozen=True)
 class _Prepare:
     source: tyro.conf.Positional[str]
-    """A .txt, .jsonl, .jsonl.zst or .parquet file, a folder or pattern of these, or hf:NAME."""
+    """A .txt, .jsonl, .jsonl.zst or .parquet file, a folder or pattern of these, hf:NAME, or a mixture."""
     tokenizer: str = "gpt2"
     """gpt2, a folder, a Hugging Face name, or bpe:SIZE to train one on this text first."""
     out: str = ".dadlm-cache"
     """Folder for the shards."""
     text_field: str = "text"
     """Field that holds the text in records."""
+    workers: int = 1
+    """Processes that tokenise; changes speed, not results."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+@dataclass(frozen=True)
+class _Verify:
+    folder: tyro.conf.Positional[str]
+    """A folder that `dadlm data prepare` has made."""
     json: bool = False
     """Print one JSON object."""
 
@@ -40,26 +52,43 @@ class _TrainTokenizer:
 
 
 def run(words: list[str]) -> int:
-    kinds = {"prepare": _Prepare, "tokenizer": _TrainTokenizer}
+    kinds = {"prepare": _Prepare, "verify": _Verify, "tokenizer": _TrainTokenizer}
     if not words or words[0] not in kinds:
-        text = "usage: dadlm data prepare SOURCE [options]\n       dadlm data tokenizer SOURCE [options]"
+        text = (
+            "usage: dadlm data prepare SOURCE [options]\n       dadlm data verify FOLDER\n"
+            "       dadlm data tokenizer SOURCE [options]"
+        )
         if words and words[0] in ("-h", "--help"):
             print(text)
             return 0
         raise ConfigError("say what to do with the data\n" + text)
     config = (tyro.conf.FlagCreatePairsOff,)
     options = tyro.cli(kinds[words[0]], args=words[1:], prog=f"dadlm data {words[0]}", config=config)
+    for result in _results(options):
+        print(
+            json.dumps(result)
+            if options.json
+            else "  ".join(f"{key} {value}" for key, value in result.items())
+        )
+    return 0
+
+
+def _results(options: _Prepare | _Verify | _TrainTokenizer) -> Iterator[dict[str, Any]]:
+    """What was made: one of each source of a mixture."""
+    if isinstance(options, _Verify):
+        shards = verify(options.folder)
+        yield {"folder": options.folder, "shards": len(shards.arrays), "tokens": shards.tokens, "sound": True}
+        return
     name = options.tokenizer if isinstance(options, _Prepare) else f"bpe:{options.size}"
     tokenizer = load_tokenizer(
         DataConfig(train=options.source, tokenizer=name, text_field=options.text_field)
     )
     if isinstance(options, _TrainTokenizer):
         tokenizer.save(options.out)
-        result = {"folder": options.out, "vocab_size": tokenizer.vocab_size}
-    else:
-        shards = prepare(options.source, tokenizer, options.out, text_field=options.text_field)
-        result = {"folder": str(shards.folder), "tokens": shards.tokens, "vocab_size": tokenizer.vocab_size}
-    print(
-        json.dumps(result) if options.json else "  ".join(f"{key} {value}" for key, value in result.items())
-    )
-    return 0
+        yield {"folder": options.out, "vocab_size": tokenizer.vocab_size}
+        return
+    for _, source in parse_mixture(options.source):
+        shards = prepare(
+            source, tokenizer, options.out, text_field=options.text_field, workers=options.workers
+        )
+        yield {"folder": str(shards.folder), "tokens": shards.tokens, "vocab_size": tokenizer.vocab_size}

@@ -35,6 +35,8 @@ def run(words: list[str]) -> int:
         "valid": done.valid if math.isfinite(done.valid) else None,  # JSON has no infinity
         "interrupted": done.interrupted,
     }
+    if not done.is_first:
+        return 130 if done.interrupted else 0  # under torchrun the first process answers for all
     if flags["--json"]:
         print(json.dumps(result))
     elif done.interrupted:

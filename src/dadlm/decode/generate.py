@@ -95,7 +95,7 @@ def _what_fits(model: Model, rows: list[Row], batch_size: int) -> str:
     config = model.config
     longest = max(row.length for row in rows)
     size = model.backbone.embedding.weight.element_size()
-    row_bytes = 1.5 * 2 * config.layers * longest * config.width * size
+    row_bytes = 1.5 * 2 * config.layers * longest * config.heads * config.query_width * size
     free = 0
     if model.device.type == "cuda":
         torch.cuda.empty_cache()

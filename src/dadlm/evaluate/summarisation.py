@@ -36,7 +36,7 @@ def summarisation(
     quiet: bool = True,
 ) -> dict[str, Any]:
     """Summarise every document; None: the paper's decoding, 3/4 of the context to read, the rest to write."""
-    document_tokens, summary_tokens = _lengths(model, document_tokens, summary_tokens)
+    document_tokens, summary_tokens = lengths(model, document_tokens, summary_tokens)
     settings = replace(settings or paper_settings(model.config.family), max_new_tokens=summary_tokens)
     subject = {
         "model": describe(model, name),
@@ -99,7 +99,7 @@ def paper_settings(
     return DecodeSettings(temperature=0.0)
 
 
-def _lengths(model: Model, document: int | None, summary: int | None) -> tuple[int, int]:
+def lengths(model: Model, document: int | None, summary: int | None) -> tuple[int, int]:
     """How many ids to read and to write; what one of them does not use is left to the other."""
     context = model.config.context
     if document is None:

@@ -3,6 +3,7 @@
 `read` runs clean text block by block causally: with blocks of one token it is an AR model, with one
 block as long as the text it is MDLM, and with blocks of N it is the clean half of block diffusion.
 `denoise` runs the nodes of the noisy blocks, which see the keys and values that `read` left behind.
+In a model that began as a causal one (`config.shift`) a masked node takes the place of the token before it.
 Knows nothing of losses or sampling.
 
 B rows, C tokens or nodes, D width, G blocks, N block size, K candidates.
@@ -10,6 +11,7 @@ B rows, C tokens or nodes, D width, G blocks, N block size, K candidates.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -47,6 +49,7 @@ class Backbone(nn.Module):
         self.norm = Norm(config)
         self.modulation = Modulation(config, 2)
         self.condition = Condition() if config.architecture == "bd3lm" else None
+        self.mask_change = nn.Parameter(torch.zeros(config.width)) if config.lora else None
         self.attend_nodes = attend_nodes  # the tests put the dense twin here
         self.keepers = 0  # texts in work that rely on what is kept
         self.checkpointing = False  # recompute the layers in backward instead of keeping what they made
@@ -72,8 +75,10 @@ class Backbone(nn.Module):
             position = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         if visible is None:
             visible = (position // block + 1) * block
+        if self.config.shift:
+            context.remember(ids, position)
         turn, condition = self._prepare(position)
-        x = self.embedding(ids)
+        x = self._embed(ids)
         for index, layer in enumerate(self._layers()):
             if only_context and index == len(self.layers) - 1:
                 _, k, v = layer.project(x, turn, condition)
@@ -99,7 +104,7 @@ class Backbone(nn.Module):
         The first `expand_at` layers see one node per position, as BD3LM's do; the others K per masked one and
         the start node. `start` [D] and `candidate` [K, D] are the embeddings that only DA-DLM has.
         """
-        x, late = nodes.collapsed.from_slots(self.embedding(ids)), 0
+        x, late = nodes.collapsed.from_slots(self._embed(ids)), 0
         if start is not None and candidate is not None:
             late = self.config.expand_at
             if late:
@@ -124,10 +129,15 @@ class Backbone(nn.Module):
                 modulation.kept = None
 
     def _run(self, x: Tensor, nodes: Nodes, context: Context | None, layers: range) -> Tensor:
-        turn, condition = self._prepare(nodes.position)
+        position, seen = nodes.position, nodes
+        if self.config.shift:
+            position = position - nodes.is_candidate.to(position.dtype)
+            # A masked first token stands in the place of the last clean one: that must not be seen twice.
+            seen = replace(nodes, first=nodes.first - nodes.masked[..., 0].to(nodes.first.dtype))
+        turn, condition = self._prepare(position)
         for index in layers:
             prefix = None if context is None else context[index]
-            attend = partial(self.attend_nodes, prefix=prefix, nodes=nodes)
+            attend = partial(self.attend_nodes, prefix=prefix, nodes=seen)
             x = self._pass(self.layers[index], x, turn, condition, attend)
         return x
 
@@ -142,7 +152,14 @@ class Backbone(nn.Module):
         return [layer for layer in self.layers if isinstance(layer, Layer)]
 
     def _prepare(self, position: Tensor) -> tuple[Rotation, Tensor | None]:
-        return rotation(position, self.config.width // self.config.heads), self._condition()
+        turn = rotation(position, self.config.query_width, self.config.rope_theta)
+        return turn, self._condition()
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        if self.mask_change is None:
+            return x
+        return x + self.mask_change * (ids == self.config.mask_id)[..., None]
 
     def _condition(self) -> Tensor | None:
         return None if self.condition is None or self.modulation.kept is not None else self.condition()

@@ -6,7 +6,7 @@ Reading refuses what does not match, with the list of differences.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,21 @@ from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import pretrained
 from dadlm.model.config import ModelConfig
 from dadlm.model.files import CONFIG, WEIGHTS, digest, load_tensors, save_tensors, whole_folder, write_json
+from dadlm.model.lora import merge
 from dadlm.model.network import Model
 from dadlm.model.quantised import dequantise, quantise
 from dadlm.tokens import Tokenizer
 
+# What config.json holds beside the shape: ours, and what transformers adds when it saves a model.
+_FACTS = (
+    "model_type",
+    "format",
+    "weights_sha256",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "transformers_version",
+)
 _FORMATS = {32: 1, 8: 2}  # bits of a stored weight: what config.json calls it
 
 
@@ -72,15 +83,27 @@ def write_model(
 
 
 def save(model: Model, folder: str | Path, *, bits: int = 32) -> None:
-    """Save a model as a folder, all or nothing; in 8 bits it is a quarter as large and nearly as good."""
+    """Save a model as a folder, all or nothing; in 8 bits it is a quarter as large and nearly as good.
+
+    Low-rank adapters become part of the weights; only the checkpoints of a run keep them apart.
+    """
     with whole_folder(Path(folder)) as temporary:
-        write_model(temporary, model, bits=bits)
+        write_model(temporary, merged(model), bits=bits)
+
+
+def merged(model: Model) -> Model:
+    """The model without low-rank adapters: what they have learned becomes part of its weights."""
+    if not model.config.lora:
+        return model
+    plain = Model(replace(model.config, lora=0), model.tokenizer)
+    set_weights(plain, merge(weights(model)), "the merged model")
+    return plain.to(model.device).train(model.training)
 
 
 def read_config(folder: Path) -> ModelConfig:
     """The configuration in a model folder; unknown keys are refused."""
     content = _read_facts(folder)
-    for fact in ("model_type", "format", "weights_sha256"):
+    for fact in _FACTS:
         content.pop(fact, None)
     file = folder / CONFIG
     unknown = content.keys() - {field.name for field in fields(ModelConfig)}

@@ -28,10 +28,23 @@ class ModelConfig:
     """Size of the residual stream."""
     heads: int = 12
     """Attention heads."""
-    architecture: Literal["lean", "bd3lm"] = "lean"
-    """lean: RMSNorm, no biases, no conditioning. bd3lm: exactly the published network, adaLN included."""
+    architecture: Literal["lean", "bd3lm", "llama"] = "lean"
+    """lean: RMSNorm, no biases, no conditioning. bd3lm: exactly the published network, adaLN included.
+    llama: that of pretrained causal language models, to start from one (docs/causal.md)."""
     tie_embedding: bool = True
-    """Use the embedding as vocabulary head (lean only; the published network keeps them apart)."""
+    """Use the embedding as vocabulary head (the published network, bd3lm, keeps them apart)."""
+    kv_heads: int | None = None
+    """Heads of keys and values, each shared by heads / kv_heads queries (llama); None: as many as heads."""
+    head_width: int | None = None
+    """Size of an attention head (llama); None: width / heads."""
+    mlp_width: int | None = None
+    """Size of the MLP's inside (llama); None: 4·width."""
+    rope_theta: float = 10000.0
+    """Base of the rotary positions."""
+    norm_eps: float = 1e-5
+    """What the norms of llama add under the root."""
+    lora: int = 0
+    """Rank of the adapters that learn in place of the backbone's frozen weights; 0: no adapters."""
     dropout: float = 0.0
     """Dropout on both residual branches."""
     candidates: int = 4
@@ -59,10 +72,25 @@ class ModelConfig:
             raise ConfigError(f"expand_at must be in 0..{self.layers - 1} (layers - 1), got {self.expand_at}")
         if self.architecture == "bd3lm" and self.tie_embedding:
             raise ConfigError("architecture 'bd3lm' has a head of its own: set tie_embedding to False")
+        self._check_llama()
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
         if self.context < 2:
             raise ConfigError("context must be at least 2: the first token of a row is never predicted")
+
+    def _check_llama(self) -> None:
+        own = ("kv_heads", "head_width", "mlp_width")
+        if self.architecture != "llama":
+            if given := [name for name in own if getattr(self, name) is not None]:
+                raise ConfigError(f"{', '.join(given)}: only architecture 'llama' has a choice; leave it out")
+            return
+        if self.family == "mdlm":
+            raise ConfigError("architecture 'llama' predicts from the left: choose family ar, bd3lm or dadlm")
+        for name in own:
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.heads % (self.kv_heads or self.heads):
+            raise ConfigError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
 
     def _check_types(self) -> None:
         """Values may come from a JSON file, where nothing has checked them yet."""
@@ -81,7 +109,7 @@ class ModelConfig:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         choices = {
             "family": ("ar", "mdlm", "bd3lm", "dadlm"),
-            "architecture": ("lean", "bd3lm"),
+            "architecture": ("lean", "bd3lm", "llama"),
             "transition": ("single", "gated"),
         }
         for name, allowed in choices.items():
@@ -89,10 +117,14 @@ class ModelConfig:
                 raise ConfigError(
                     f"unknown {name} {getattr(self, name)!r}; choose one of {', '.join(allowed)}"
                 )
-        if self.width % (2 * self.heads):
+        if self.head_width is None and self.width % (2 * self.heads):
             raise ConfigError(
                 f"width {self.width} must be a multiple of 2·heads = {2 * self.heads}: rotary turns pairs"
             )
+        if self.query_width % 2:
+            raise ConfigError(f"head_width {self.head_width} must be even: rotary turns pairs")
+        if not (self.rope_theta > 0 and self.norm_eps > 0 and self.lora >= 0):
+            raise ConfigError("rope_theta and norm_eps must be positive and lora not negative")
         if not 0 <= self.eot_id < self.vocab_size - 1:
             raise ConfigError(f"eot_id {self.eot_id} must lie below the mask id {self.vocab_size - 1}")
 
@@ -105,6 +137,16 @@ class ModelConfig:
     def block(self) -> int:
         """Tokens decoded together: 1 (ar), the context (mdlm), or the block size."""
         return {"ar": 1, "mdlm": self.context}.get(self.family, self.block_size)
+
+    @property
+    def query_width(self) -> int:
+        """E, the size of an attention head."""
+        return self.head_width or self.width // self.heads
+
+    @property
+    def shift(self) -> bool:
+        """Whether a masked token is predicted from the place before it, as a causal language model does."""
+        return self.architecture == "llama" and self.family != "ar"
 
     @property
     def nodes_per_mask(self) -> int:

@@ -8,12 +8,23 @@ class Context:
 
     def __init__(self) -> None:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._ids: Tensor | None = None
 
     def store(self, layer: int, k: Tensor, v: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Take keys and values [B, C, H, E] of positions [B, C]; give all that the layer holds."""
         del position  # whole sequences come in order
         self._layers[layer] = (k, v)
         return k, v
+
+    def remember(self, ids: Tensor, position: Tensor) -> None:
+        """Take the tokens [B, C] of positions [B, C]; a model with `config.shift` asks for some of them."""
+        del position
+        self._ids = ids
+
+    def before(self, first: Tensor) -> Tensor:
+        """The tokens before positions first [B, G]; before position 0, which is never masked, any."""
+        assert self._ids is not None
+        return self._ids.gather(1, (first - 1).clamp(min=0))
 
     def __getitem__(self, layer: int) -> tuple[Tensor, Tensor]:
         return self._layers[layer]

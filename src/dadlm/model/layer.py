@@ -1,4 +1,4 @@
-"""One transformer layer, in the lean form or exactly as published for BD3LM.
+"""One transformer layer: the lean form, exactly as published for BD3LM, or that of Llama.
 
 A layer takes the attention to use as a function: the same weights serve the clean stream, packed nodes
 and cached decoding.
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dadlm.model import kernels
 from dadlm.model.config import ModelConfig
+from dadlm.model.lora import linear
 from dadlm.model.rotary import rotate
 
 Rotation = tuple[Tensor, Tensor]
@@ -20,13 +21,13 @@ CONDITION = 128
 
 
 class Norm(nn.Module):
-    """RMSNorm (lean) or LayerNorm with weight only (bd3lm), in fp32, and the modulation after it."""
+    """RMSNorm (lean, llama) or LayerNorm with weight only (bd3lm), in fp32, and the modulation after it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(config.width))
         self.centred = config.architecture == "bd3lm"
-        self.eps = 1e-5 if self.centred else 1e-6
+        self.eps = {"lean": 1e-6, "bd3lm": 1e-5, "llama": config.norm_eps}[config.architecture]
 
     def forward(self, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
         if kernels.usable(x):
@@ -41,7 +42,7 @@ class Norm(nn.Module):
 
 
 class Modulation(nn.Module):
-    """adaLN: shifts, scales and gates from the conditioning vector. Without one (lean) it changes nothing."""
+    """adaLN: shifts, scales and gates from the conditioning vector. Without one it changes nothing."""
 
     def __init__(self, config: ModelConfig, parts: int) -> None:
         super().__init__()
@@ -66,13 +67,16 @@ def _modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
 class Layer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width, bias = config.width, config.architecture == "bd3lm"
-        self.heads, self.dropout = config.heads, config.dropout
+        width, bias, rank = config.width, config.architecture == "bd3lm", config.lora
+        shared = config.kv_heads or config.heads
+        self.heads, self.dropout = (config.heads, shared, shared), config.dropout  # of queries, keys, values
+        self.gated = config.architecture == "llama"
         self.norm_attention, self.norm_mlp = Norm(config), Norm(config)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.up = nn.Linear(width, 4 * width, bias=bias)
-        self.down = nn.Linear(4 * width, width, bias=bias)
+        inside = config.mlp_width or 4 * width
+        self.qkv = linear(width, sum(self.heads) * config.query_width, rank=rank)
+        self.out = linear(config.heads * config.query_width, width, rank=rank)
+        self.up = linear(width, (2 if self.gated else 1) * inside, bias=bias, rank=rank)
+        self.down = linear(inside, width, bias=bias, rank=rank)
         self.modulation = Modulation(config, 6)
 
     def project(
@@ -81,8 +85,13 @@ class Layer(nn.Module):
         """Rotated queries and keys, and values [B, C, H, E] of the layer's input x [B, C, D]."""
         shift, scale = self.modulation(condition)[:2]
         qkv = self.qkv(self.norm_attention(x, shift, scale))
-        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(-3)
-        return rotate(q, rotation), rotate(k, rotation), v
+        q, k, v = qkv.unflatten(-1, (sum(self.heads), -1)).split(self.heads, -2)
+        return rotate(q, rotation), self._for_all(rotate(k, rotation)), self._for_all(v)
+
+    def _for_all(self, x: Tensor) -> Tensor:
+        """Shared keys or values once for each query: attention and its kernels know one number of heads."""
+        queries, shared, _ = self.heads
+        return x if queries == shared else x.repeat_interleave(queries // shared, -2)
 
     def forward(self, x: Tensor, rotation: Rotation, condition: Tensor | None, attend: Attend) -> Tensor:
         return self.finish(x, attend(*self.project(x, rotation, condition)), condition)
@@ -92,7 +101,13 @@ class Layer(nn.Module):
         _, _, gate_attention, shift, scale, gate_mlp = self.modulation(condition)
         x = self._add(x, self.out(attended.flatten(-2)), gate_attention)
         hidden = self.up(self.norm_mlp(x, shift, scale))
-        return self._add(x, self.down(F.gelu(hidden, approximate="tanh")), gate_mlp)
+        return self._add(x, self.down(self._activate(hidden)), gate_mlp)
+
+    def _activate(self, hidden: Tensor) -> Tensor:
+        if not self.gated:
+            return F.gelu(hidden, approximate="tanh")
+        gate, up = hidden.chunk(2, -1)
+        return F.silu(gate) * up
 
     def _add(self, x: Tensor, branch: Tensor, gate: Tensor | None) -> Tensor:
         branch = F.dropout(branch, self.dropout, self.training)

@@ -12,6 +12,7 @@ from dadlm.model.backbone import Backbone
 from dadlm.model.config import ModelConfig
 from dadlm.model.context import Context
 from dadlm.model.emission import Head
+from dadlm.model.lora import freeze
 from dadlm.model.transition import GatedTransition, SingleTransition
 from dadlm.nodes import Nodes, Rooms, lay_out
 from dadlm.tokens import Tokenizer
@@ -47,6 +48,8 @@ class Model(nn.Module):
         self.head = Head(config, self.backbone.embedding)
         self.graph = Graph(config) if config.family == "dadlm" else None
         self._initialise()
+        if config.lora:
+            freeze(self)
 
     @property
     def device(self) -> torch.device:
@@ -70,6 +73,8 @@ class Model(nn.Module):
         graph, K = self.graph, self.config.nodes_per_mask
         nodes = lay_out(masked, first, candidates=K, start=graph is not None, packed=packed, rooms=rooms)
         noisy = ids.masked_fill(masked, self.config.mask_id)
+        if self.config.shift and context is not None:
+            noisy = torch.where(masked, _tokens_before(noisy, context.before(first)), noisy)
         start, candidate = (None, None) if graph is None else (graph.start, graph.candidate)
         return Denoised(nodes, self.backbone.denoise(noisy, nodes, context, start, candidate))
 
@@ -94,8 +99,8 @@ class Model(nn.Module):
         return nodes.groups(nodes.to_slots(packed)).masked_fill(~nodes.active, -torch.inf)
 
     def _initialise(self) -> None:
-        """lean: normal(0.02), residual outputs scaled down with depth. bd3lm: zero head and modulation."""
-        lean = self.config.architecture == "lean"
+        """lean, llama: normal(0.02), residual outputs less with depth. bd3lm: zero head and modulation."""
+        lean = self.config.architecture != "bd3lm"
         for name, module in self.named_modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
@@ -107,6 +112,11 @@ class Model(nn.Module):
             elif isinstance(module, nn.Linear) and (name == "head.linear" or ".modulation" in f".{name}"):
                 nn.init.zeros_(module.weight)
                 nn.init.zeros_(module.bias)
+
+
+def _tokens_before(ids: Tensor, last: Tensor) -> Tensor:
+    """The token before each of ids [B, G, N], whose blocks follow the tokens last [B, G]."""
+    return torch.cat([last[..., None], ids[..., :-1]], -1)
 
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Rotary positions, half-split, base 10000."""
+"""Rotary positions, half-split."""
 
 import torch
 from torch import Tensor
@@ -6,10 +6,10 @@ from torch import Tensor
 from dadlm.model import kernels
 
 
-def rotation(position: Tensor, head_width: int) -> tuple[Tensor, Tensor]:
+def rotation(position: Tensor, head_width: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
     """cos and sin [..., 1, head_width / 2] in fp32 for integer positions [...]; -1 is a valid position."""
     exponent = torch.arange(0, head_width, 2, device=position.device, dtype=torch.float32) / head_width
-    angle = position[..., None, None].float() * 10000.0**-exponent
+    angle = position[..., None, None].float() * base**-exponent
     return angle.cos(), angle.sin()
 
 

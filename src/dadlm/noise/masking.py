@@ -98,11 +98,15 @@ def draw_noise(
     length: int,
     block_size: int,
     block_share: float = 1.0,
+    maskable: Tensor | None = None,
+    most_blocks: int | None = None,
 ) -> Noise:
     """Mask each position independently with its block's probability.
 
     Position 0 of a row is never masked: it has nothing before it. With a clipped interval a block whose
-    masked fraction falls outside is drawn again.
+    masked fraction falls outside is drawn again. With `maskable` [B, L] the other positions stay known, and
+    of each row the blocks that hold maskable ones are learned from: `most_blocks`, which must be enough for
+    every row (None: just enough); a row that needs fewer makes up the number with blocks that cost nothing.
     """
     blocks = length // block_size
     time = sample_time(seed, step, rows, batch_rows, blocks, config.low, config.high)
@@ -112,7 +116,10 @@ def draw_noise(
     probability = schedule.mask_probability(time)[..., None]
     allowed = torch.ones(length, dtype=torch.bool, device=rows.device)
     allowed[0] = False
-    allowed = allowed.view(blocks, block_size)
+    if maskable is not None:
+        allowed = allowed & maskable
+    allowed = allowed.view(-1, blocks, block_size)
+    room = torch.full_like(time, block_size) if maskable is None else allowed.sum(-1)
     position = torch.arange(length, device=rows.device).view(blocks, block_size)
 
     def draw(attempt: int) -> Tensor:
@@ -121,7 +128,7 @@ def draw_noise(
 
     masked = draw(0)
     for attempt in range(1, _REDRAWS if config.clipped else 1):
-        fraction = masked.float().mean(-1, keepdim=True)
+        fraction = (masked.sum(-1) / room)[..., None]  # no number where nothing may be masked: never outside
         outside = fraction > config.high
         if config.low > FLOOR:  # the end of the whole range is no clipping: blocks may stay unmasked there
             outside |= fraction < config.low
@@ -129,6 +136,8 @@ def draw_noise(
             break
         masked = torch.where(outside, draw(attempt), masked)
     noise = Noise(masked.flatten(1), time, schedule.weight(time))
+    if maskable is not None:
+        return _with_open_blocks(noise, room > 0, most_blocks)
     few = max(1, round(block_share * blocks))
     return noise if few == blocks else _with_few_blocks(noise, few, seed, step, rows)
 
@@ -142,3 +151,12 @@ def _with_few_blocks(noise: Noise, few: int, seed: int, step: int, rows: Tensor)
     blocks = lot.argsort(1)[:, :few].sort(1).values
     weight = noise.weight.gather(1, blocks) * (count / few)
     return Noise(noise.masked, noise.time.gather(1, blocks), weight, blocks)
+
+
+def _with_open_blocks(noise: Noise, is_open: Tensor, most: int | None) -> Noise:
+    """Keep the open blocks [B, G] of each row, and closed ones to make up `most`: they are without masks."""
+    most = max(1, int(is_open.sum(1).max())) if most is None else most
+    if most == is_open.shape[1]:
+        return noise
+    blocks = torch.argsort((~is_open).byte(), dim=1, stable=True)[:, :most].sort(1).values
+    return Noise(noise.masked, noise.time.gather(1, blocks), noise.weight.gather(1, blocks), blocks)

@@ -10,9 +10,15 @@ from dadlm.model import Context, Model
 from dadlm.nodes import Rooms, select
 
 
-def mdlm_nll(model: Model, ids: Tensor, masked: Tensor, rooms: Rooms | None = None) -> Tensor:
-    """[B, 1]: -log p of the masked tokens of whole rows, which are one block each."""
-    hidden = model.read(ids.masked_fill(masked, model.config.mask_id))
+def mdlm_nll(
+    model: Model, ids: Tensor, masked: Tensor, rooms: Rooms | None = None, length: Tensor | None = None
+) -> Tensor:
+    """[B, 1]: -log p of the masked tokens of whole rows, which are one block each.
+
+    With `length` [B] a row ends there: what follows is padding, which no token sees.
+    """
+    visible = None if length is None else length[:, None].expand_as(ids)
+    hidden = model.read(ids.masked_fill(masked, model.config.mask_id), visible=visible)
     heads = select(masked.flatten(), None if rooms is None else rooms.masked)
     logp = model.head.target_logp(heads.take(hidden.flatten(0, 1)), heads.take(ids.flatten()))
     return -heads.put(logp).view_as(masked).sum(1, keepdim=True)

@@ -35,17 +35,20 @@ def losses(
     power: float = 1.0,
     report: bool = True,
     rooms: Rooms | None = None,
+    learned: Tensor | None = None,
 ) -> Losses:
     """Losses of rows ids [B, L] under the given noise (none for AR).
 
     Without `report` only `train` is meant to be read: what is reported beside it is not computed. With
-    `rooms` nothing waits for the device.
+    `rooms` nothing waits for the device. `learned` [B, L] are the positions that count (None: all): for AR
+    they alone are scored, MDLM's rows end behind the last, and block-wise it is the noise that says it all.
     """
     if noise is None:
-        nll = token_nll(model, ids)
+        nll = token_nll(model, ids, learned)
         return Losses(nll, nll.detach(), nll.detach())
     if model.config.family == "mdlm":
-        nll = noise.weight * mdlm_nll(model, ids, noise.masked, rooms)
+        length = None if learned is None else _ends(learned)
+        nll = noise.weight * mdlm_nll(model, ids, noise.masked, rooms, length)
         return Losses(nll, nll.detach(), nll.detach())
     if model.config.family == "bd3lm":
         nll = noise.weight * block_nll(model, ids, noise.masked, rooms, noise.blocks)
@@ -57,3 +60,8 @@ def losses(
     with torch.no_grad():
         nll = train.detach() if power == 1.0 else noise.weight * path_nll(*scores)
         return Losses(train, nll, noise.weight * marginal_nll(*scores))
+
+
+def _ends(learned: Tensor) -> Tensor:
+    """[B]: behind the last learned position."""
+    return (learned * torch.arange(1, learned.shape[1] + 1, device=learned.device)).amax(1)

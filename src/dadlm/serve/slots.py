@@ -32,13 +32,14 @@ class Slots(Cache):
         """Give the first `length` positions of one slot to another."""
         for x in (self.k, self.v):
             x[:, target, :length] = x[:, source, :length]
+        self.ids[target, :length] = self.ids[source, :length]
 
 
 class Part(Context):
     """Some slots as the context of a forward pass."""
 
     def __init__(self, slots: Slots, rows: slice | Tensor, used: int) -> None:
-        self.k, self.v, self.rows = slots.k, slots.v, rows
+        self.k, self.v, self.ids, self.rows = slots.k, slots.v, slots.ids, rows
         length = slots.k.shape[2]
         # On CUDA the kernel reads as far as each row sees, and a captured pass must not know lengths.
         self.used = length if slots.k.is_cuda else min(length, -(-max(used, 1) // _GRAIN) * _GRAIN)
@@ -52,6 +53,12 @@ class Part(Context):
         self.k[layer][row, position] = k.to(self.k.dtype)
         self.v[layer][row, position] = v.to(self.v.dtype)
         return self[layer]
+
+    def remember(self, ids: Tensor, position: Tensor) -> None:
+        self.ids[self.index[:, None], position] = ids
+
+    def before(self, first: Tensor) -> Tensor:
+        return self.ids[self.index].gather(1, (first - 1).clamp(min=0))
 
     def __getitem__(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.k[layer][self.rows, : self.used], self.v[layer][self.rows, : self.used]
@@ -77,7 +84,8 @@ class CausalPart(CausalPredictor):
 def bytes_per_slot(model: Model) -> int:
     config = model.config
     size = model.backbone.embedding.weight.element_size()
-    return 2 * config.layers * -(-(config.context + 1) // _GRAIN) * _GRAIN * config.width * size
+    positions = -(-(config.context + 1) // _GRAIN) * _GRAIN
+    return 2 * config.layers * positions * config.heads * config.query_width * size
 
 
 def slots_that_fit(model: Model, wanted: int, free: int | None = None) -> int:

@@ -4,6 +4,7 @@ A dataset is written `hf:NAME` or `hf:NAME:CONFIG`. Knows nothing of local files
 """
 
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,14 +13,18 @@ from dadlm.tokens.pieces import Piece, whole
 from dadlm.tokens.records import field_of
 
 _PREFIX = "hf:"
+_EVERY = 1000  # rows between two anchors: taking one costs as much as a row
 
 
 def is_dataset(source: str) -> bool:
     return source.startswith(_PREFIX)
 
 
-def read(source: str, text_field: str, split: str) -> Iterator[Piece]:
-    """The documents of one split in order, of the very revision that `describe` names."""
+def read(source: str, text_field: str, split: str, anchor: Any = None) -> Iterator[Piece]:
+    """The documents of one split in order, of the very revision that `describe` names.
+
+    From an anchor on, whole files before it are not downloaded again.
+    """
     try:
         import datasets
     except ImportError as error:
@@ -27,13 +32,24 @@ def read(source: str, text_field: str, split: str) -> Iterator[Piece]:
     name, config = _parts(source)
     with_revision = functools.partial(datasets.load_dataset, name, config, revision=_revision(name))
     try:
-        rows = iter(with_revision(split=split, streaming=True))
+        dataset = with_revision(split=split, streaming=True)
+        if anchor is not None:
+            dataset.load_state_dict(anchor["state"])
+        rows = iter(dataset)
     except Exception as error:  # a dozen types from four libraries: unknown name, config or split, no network
         raise _unreachable(source, error) from error
-    for number, row in enumerate(_guarded(rows, source), 1):
-        document = field_of(row, text_field, f"{source}, split {split}, row {number}")
+    begin = anchor["row"] if anchor else 0
+    for number in itertools.count(begin):
+        if (
+            number % _EVERY == 0 and number > begin
+        ):  # before its first row a dataset does not know where it is
+            anchor = {"row": number, "state": dataset.state_dict()}
+        row = _next(rows, source)
+        if row is None:
+            return
+        document = field_of(row, text_field, f"{source}, split {split}, row {number + 1}")
         for text, ends in whole(document) if document else ():
-            yield Piece(text, ends)
+            yield Piece(text, ends, anchor=anchor)
 
 
 def describe(source: str, split: str) -> dict[str, object]:
@@ -53,9 +69,10 @@ def _revision(name: str) -> str | None:
         raise _unreachable(_PREFIX + name, error) from error
 
 
-def _guarded(rows: Iterator[Any], source: str) -> Iterator[Any]:
+def _next(rows: Iterator[Any], source: str) -> Any:
+    """The next row; None after the last one."""
     try:
-        yield from rows
+        return next(rows, None)
     except Exception as error:  # the network may fail between any two rows
         raise _unreachable(source, error) from error
 

@@ -1,14 +1,10 @@
-"""The token stream as rows of equal length, and the order in which training sees them.
-
-The order is a function, not a state: which rows a step takes follows from (seed, step) alone. A resumed run
-needs nothing remembered, and however a step is split into micro-batches or processes, together they see the
-same rows. Knows nothing of text, masks or models.
+"""The token stream as rows of equal length. Knows nothing of text, masks, models, or the order of training.
 
 Shapes: B rows of a batch, C context (ids in a row).
 """
 
 import hashlib
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from copy import copy
 from itertools import accumulate
 
@@ -16,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dadlm.counter import permute
 from dadlm.errors import DataError
 from dadlm.tokens.shards import Shards
 
@@ -62,16 +57,22 @@ class Rows:
         """Row `index`, int64 [C]."""
         if not 0 <= index < self._rows:
             raise IndexError(f"row {index} of {self._rows}")
-        start = (self._first + index) * self.context
+        return torch.from_numpy(self._row(self._first + index))
+
+    def _row(self, number: int) -> np.ndarray:
+        return self._read(number * self.context, self.context)
+
+    def _read(self, start: int, count: int) -> np.ndarray:
+        """`count` ids of the stream, int64."""
         first = int(np.searchsorted(self._starts, start, side="right")) - 1
-        parts, missing = [], self.context
+        parts, missing = [], count
         for array, begin in zip(self._arrays[first:], self._starts[first:], strict=False):
             offset = max(0, start - begin)
             parts.append(array[offset : offset + missing])
             missing -= len(parts[-1])
             if missing == 0:
                 break
-        return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+        return np.concatenate(parts).astype(np.int64)
 
     def fingerprint(self) -> str:
         """Tells these rows from others: a hash of their number, length and some 64 of them."""
@@ -83,13 +84,3 @@ class Rows:
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
         """The rows at `indices`, int64 [B, C]."""
         return torch.stack([self[int(index)] for index in indices])
-
-
-def training_rows(rows: Sized, step: int, batch_size: int, seed: int) -> Tensor:
-    """Which rows training step `step` takes, int64 [B]; each epoch has every row once, in its own order.
-
-    Epochs follow one another without a gap: a batch may end one and begin the next.
-    """
-    size = len(rows)
-    place = step * batch_size + torch.arange(batch_size, dtype=torch.int64)
-    return permute(place % size, size, seed, place // size)

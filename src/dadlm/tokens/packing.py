@@ -1,7 +1,9 @@
 """Text to shards: read, tokenise in batches, write, and only then give the folder its name.
 
 The name is a hash over everything that could change the tokens, so two settings never share a folder and a
-finished folder is reused at once. Memory stays constant whatever the source's size. Knows nothing of rows.
+finished folder is reused at once. A run that was killed goes on after its last finished shard; the tokens
+depend neither on that nor on the number of workers. Memory stays constant whatever the source's size. Knows
+nothing of rows.
 """
 
 import hashlib
@@ -9,16 +11,22 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dadlm.errors import DataError
 from dadlm.tokens import sources
-from dadlm.tokens.building import building
+from dadlm.tokens.encoding import encode_batches
+from dadlm.tokens.journal import JOURNAL
 from dadlm.tokens.pieces import Piece
 from dadlm.tokens.progress import Meter
 from dadlm.tokens.shards import VERSION, Index, Shards
 from dadlm.tokens.tokenizer import Tokenizer
+from dadlm.tokens.unfinished import unfinished
 from dadlm.tokens.writer import ShardWriter
 
 _BATCH = 1 << 20  # characters tokenised at once: the library needs some 30 bytes for each of them
@@ -32,16 +40,19 @@ def prepare(
     text_field: str = "text",
     split: str = "train",
     documents: int | None = None,
-    shard_tokens: int = 1 << 26,
+    shard_tokens: int = 1 << 24,
+    workers: int = 1,
     progress: bool = True,
 ) -> Shards:
     """The tokens of a source as shards under `folder`, made now or found finished from before.
 
-    `documents` takes only that many from the start; `shard_tokens` is the most that one file holds. Each
-    document is followed by end-of-text.
+    `documents` takes only that many from the start; `shard_tokens` is the most that one file holds, and what
+    a kill may cost; `workers` processes tokenise, or this one if it is 1. Each document is followed by
+    end-of-text.
     """
-    if (documents is not None and documents < 1) or shard_tokens < 1:
-        raise DataError(f"documents ({documents}) and shard_tokens ({shard_tokens}) must be at least 1")
+    if (documents is not None and documents < 1) or shard_tokens < 1 or workers < 1:
+        given = f"documents ({documents}), shard_tokens ({shard_tokens}) and workers ({workers})"
+        raise DataError(f"{given} must be at least 1")
     options = {"text_field": text_field, "documents": documents, "shard_tokens": shard_tokens}
     identity = {
         "tokenizer": tokenizer.fingerprint,
@@ -50,38 +61,57 @@ def prepare(
     }
     target = Path(folder) / _folder_name(os.fspath(source), identity)
     if not target.exists():  # it exists only when finished
-        pieces = _first(sources.read_pieces(source, text_field, split), documents)
-        with building(target) as place, Meter(target.name, sources.size_of(source), progress) as meter:
-            index = _write_tokens(
-                pieces, tokenizer, ShardWriter(place, tokenizer.vocab_size, shard_tokens), meter
-            )
-            tokenizer.save(place)
-            Index(**index, identity=identity).write(place)
+        with unfinished(target, JOURNAL) as place:
+            if place is not None:
+                for torn in place.glob(".tokenizer-*"):  # a kill while the tokenizer was being written
+                    torn.unlink()
+                with ShardWriter(place, tokenizer.vocab_size, shard_tokens) as writer:
+                    pieces = _remaining(writer, source, text_field, split, documents)
+                    with Meter(target.name, sources.size_of(source), progress) as meter:
+                        _write_tokens(pieces, tokenizer, writer, tokenizer.save(place), workers, meter)
+                _index(writer, tokenizer, identity).write(place)
     return Shards.open(target)
 
 
+def _remaining(
+    writer: ShardWriter,
+    source: str | os.PathLike[str],
+    text_field: str,
+    split: str,
+    documents: int | None,
+) -> Iterator[Piece]:
+    """The pieces after those that the writer has from an earlier run."""
+    place = writer.place
+    left = None if documents is None else documents - place.documents
+    pieces = sources.read_pieces(source, text_field, split, place.anchor)
+    return _first(islice(pieces, place.pieces, None), left)
+
+
 def _write_tokens(
-    pieces: Iterable[Piece], tokenizer: Tokenizer, writer: ShardWriter, meter: Meter
-) -> dict[str, Any]:
-    """Write all pieces, end-of-text after each document; the counts for the index."""
-    documents = text_bytes = 0
-    with writer:
-        for batch in _batches(pieces):
-            rows = tokenizer.encode_batch([piece.text for piece in batch])
+    pieces: Iterable[Piece], tokenizer: Tokenizer, writer: ShardWriter, file: Path, workers: int, meter: Meter
+) -> None:
+    """Write all pieces, end-of-text after each document."""
+    before = writer.place.text_bytes
+    with closing(encode_batches(_batches(pieces), tokenizer, file, workers)) as encoded:
+        for batch, rows in encoded:
             for piece, ids in zip(batch, rows, strict=True):
-                writer.write([*ids, tokenizer.eot_id] if piece.ends else ids)
-                documents += piece.ends
-                text_bytes += len(piece.text.encode())
-            meter.update(batch[-1].read, writer.tokens, text_bytes)
-    return {
-        "dtype": writer.dtype.str,
-        "shards": writer.counts,
-        "tokens": writer.tokens,
-        "documents": documents,
-        "text_bytes": text_bytes,
-        "vocab_size": tokenizer.vocab_size,
-        "eot_id": tokenizer.eot_id,
-    }
+                writer.write(piece, np.append(ids, tokenizer.eot_id) if piece.ends else ids)
+            meter.update(batch[-1].read, writer.tokens, writer.place.text_bytes - before)
+    writer.finish()
+
+
+def _index(writer: ShardWriter, tokenizer: Tokenizer, identity: dict[str, Any]) -> Index:
+    return Index(
+        dtype=writer.dtype.str,
+        shards=[line.tokens for line in writer.lines],
+        sha256=[line.sha256 for line in writer.lines],
+        tokens=writer.tokens,
+        documents=writer.place.documents,
+        text_bytes=writer.place.text_bytes,
+        vocab_size=tokenizer.vocab_size,
+        eot_id=tokenizer.eot_id,
+        identity=identity,
+    )
 
 
 def _folder_name(source: str, identity: dict[str, Any]) -> str:
@@ -95,11 +125,9 @@ def _folder_name(source: str, identity: dict[str, Any]) -> str:
 def _first(pieces: Iterator[Piece], documents: int | None) -> Iterator[Piece]:
     """The pieces of the first so many documents, or all."""
     done = 0
-    for piece in pieces:
+    while done != documents and (piece := next(pieces, None)) is not None:
         yield piece
         done += piece.ends
-        if done == documents:
-            return
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -9,6 +9,7 @@ Knows nothing of files or tokens.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 LIMIT = 1 << 16
 """Characters in a piece at most: enough that cuts are rare, few enough that cores share one long document."""
@@ -23,6 +24,9 @@ class Piece:
     """Whether the document ends here."""
     read: int = 0
     """Bytes of the source consumed so far, as they lie on disk; 0 where nobody can tell."""
+    anchor: Any = None
+    """A place at or before this piece where reading may begin anew: the number of a file, or what the reader
+    of a dataset says of itself; JSON."""
 
 
 def cut(text: str) -> list[str]:

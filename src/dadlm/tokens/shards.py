@@ -1,13 +1,16 @@
 """Token ids on disk: plain little-endian integers, memory-mapped, beside an index that vouches for them.
 
-    <name>/index.json        version, dtype, counts, and what the tokens were made from
+    <name>/index.json        version, dtype, counts, checksums, and what the tokens were made from
     <name>/tokenizer.json    the tokenizer that made them
     <name>/shard-00000.bin   ids of documents one after another, end-of-text after each
 
+The index holds no names of files: a shard's follows from its number, so no index can point elsewhere.
 Knows neither where text comes from and how it is tokenised (`packing.py`), nor rows (`loader.py`).
 """
 
+import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import numpy as np
 
 from dadlm.errors import DataError
 
-VERSION = 1
+VERSION = 2
 INDEX = "index.json"
 
 
@@ -33,6 +36,8 @@ class Index:
     """"<u2" when every id fits into 16 bits, else "<u4"."""
     shards: list[int]
     """Tokens in each shard file."""
+    sha256: list[str]
+    """Checksum of each shard file."""
     tokens: int
     documents: int
     text_bytes: int
@@ -42,22 +47,32 @@ class Index:
     identity: dict[str, Any]
     """What the folder's name is a hash of: tokenizer fingerprint, options, source."""
 
+    def __post_init__(self) -> None:
+        """What comes from a file may be anything."""
+        if self.dtype not in ("<u2", "<u4"):
+            raise ValueError(f"dtype {self.dtype!r}")
+        if not all(type(count) is int and count > 0 for count in self.shards):
+            raise ValueError("counts of tokens")
+        if len(self.sha256) != len(self.shards) or sum(self.shards) != self.tokens:
+            raise ValueError("its shards do not add up")
+
     def write(self, folder: Path) -> None:
-        (folder / INDEX).write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
+        with (folder / INDEX).open("w", encoding="utf-8") as file:
+            json.dump(asdict(self), file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())  # before the folder gets its name
 
     @classmethod
     def read(cls, folder: Path) -> "Index":
         try:
             content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-            if content["version"] != VERSION:
-                raise DataError(
-                    f"{folder} has format version {content['version']}, expected {VERSION}; {_AGAIN}"
-                )
-            return cls(**content)
+            if content["version"] == VERSION:
+                return cls(**content)
         except FileNotFoundError as error:
             raise DataError(f"{folder} holds no {INDEX}: it is not a folder of prepared tokens") from error
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{folder / INDEX} is damaged ({error}); {_AGAIN}") from error
+        raise DataError(f"{folder} has format version {content['version']}, expected {VERSION}; {_AGAIN}")
 
 
 _AGAIN = "delete the folder and prepare the data again"
@@ -86,8 +101,6 @@ class Shards:
         folder = Path(folder)
         index = Index.read(folder)
         dtype = np.dtype(index.dtype)
-        if sum(index.shards) != index.tokens:
-            raise DataError(f"{folder / INDEX} is damaged: its shards do not add up; {_AGAIN}")
         for number, count in enumerate(index.shards):
             _check_size(folder / shard_name(number), count * dtype.itemsize)
         return cls(
@@ -99,7 +112,26 @@ def _map(file: Path, dtype: np.dtype) -> np.ndarray:
     return np.asarray(np.memmap(file, dtype=dtype, mode="r"))  # a plain view: memmap's own slicing is slow
 
 
+def verify(folder: str | Path) -> Shards:
+    """Read every byte of a finished folder and compare it with the index; the shards, if all is well."""
+    shards = Shards.open(folder)
+    for number, expected in enumerate(shards.index.sha256):
+        file = shards.folder / shard_name(number)
+        if (found := file_hash(file)) != expected:
+            raise DataError(f"{file} is damaged: its SHA-256 is {found}, the index says {expected}; {_AGAIN}")
+        if int(shards.arrays[number].max()) >= shards.index.vocab_size:
+            raise DataError(f"{file} holds ids outside the vocabulary of {shards.index.vocab_size}; {_AGAIN}")
+    return shards
+
+
+def file_hash(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def _check_size(file: Path, expected: int) -> None:
+    if file.is_symlink():
+        raise DataError(f"{file} is a link: shards lie in their folder and nowhere else; {_AGAIN}")
     if not file.is_file():
         raise DataError(f"{file} is missing; {_AGAIN}")
     if (size := file.stat().st_size) != expected:

@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from dadlm.errors import DataError
 from dadlm.tokens import hub
@@ -22,11 +23,14 @@ _KNOWN = ".txt and .jsonl (also with .gz or .zst) and .parquet"
 
 
 def read_pieces(
-    source: str | os.PathLike[str], text_field: str = "text", split: str = "train"
+    source: str | os.PathLike[str], text_field: str = "text", split: str = "train", anchor: Any = None
 ) -> Iterator[Piece]:
-    """The documents of a source in order, in bounded pieces; `split` matters to hub datasets only."""
+    """The documents of a source in order, in bounded pieces; `split` matters to hub datasets only.
+
+    With the `anchor` of a piece, those from that anchor on.
+    """
     empty = True
-    for piece in _pieces(os.fspath(source), text_field, split):
+    for piece in _pieces(os.fspath(source), text_field, split, anchor):
         empty = False
         yield piece
     if empty:
@@ -81,14 +85,15 @@ def size_of(source: str | os.PathLike[str]) -> int | None:
     return None if hub.is_dataset(name) else sum(file.stat().st_size for file in find_files(name))
 
 
-def _pieces(source: str, text_field: str, split: str) -> Iterator[Piece]:
+def _pieces(source: str, text_field: str, split: str, anchor: Any) -> Iterator[Piece]:
     if hub.is_dataset(source):
-        yield from hub.read(source, text_field, split)
+        yield from hub.read(source, text_field, split, anchor)
         return
     before = 0
-    for file in find_files(source):
-        for piece in read_file(file, text_field):
-            yield Piece(piece.text, piece.ends, before + piece.read)
+    for number, file in enumerate(find_files(source)):
+        if anchor is None or number >= anchor:
+            for piece in read_file(file, text_field):
+                yield Piece(piece.text, piece.ends, before + piece.read, number)
         before += file.stat().st_size
 
 

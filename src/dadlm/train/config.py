@@ -13,7 +13,8 @@ class DataConfig:
     """The text to train on."""
 
     train: str = ""
-    """A .txt, .jsonl, .jsonl.zst or .parquet file, a folder or pattern of these, or hf:NAME (a dataset)."""
+    """A .txt, .jsonl, .jsonl.zst or .parquet file, a folder or pattern of these, or hf:NAME (a dataset); or a
+    mixture of these, WEIGHT:SOURCE,WEIGHT:SOURCE."""
     valid: str | None = None
     """Text for validation; None holds out the end of the training text."""
     valid_share: float = 0.05
@@ -24,6 +25,8 @@ class DataConfig:
     """bpe:SIZE trains a byte-level BPE on the training text; gpt2; a folder; or a Hugging Face name."""
     cache: str = ".dadlm-cache"
     """Folder for tokenised shards."""
+    rows: Literal["stream", "documents"] = "stream"
+    """stream: documents run across rows. documents: a row holds one document, filled up with end-of-text."""
 
     def __post_init__(self) -> None:
         if not 0 < self.valid_share < 1:
@@ -37,9 +40,9 @@ class TrainConfig:
     steps: int = 1000
     """Optimiser steps of this stage."""
     batch_size: int = 32
-    """Rows per step over all micro-batches."""
+    """Rows per step over all micro-batches and processes."""
     accumulate: int = 1
-    """Micro-batches per step; changes memory, not results (with dropout, its draws)."""
+    """Micro-batches per step and process; changes memory, not results (with dropout, its draws)."""
     lr: float = 3e-4
     """Learning rate after warm-up."""
     graph_lr_scale: float = 1.0
@@ -80,6 +83,8 @@ class TrainConfig:
     """Replay forward and backward pass as CUDA graphs (on CUDA, with accumulate 1, without checkpointing)."""
     checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping it: less memory, a third more time."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: every process has a copy of everything (ddp) or its share of it (fsdp)."""
     block_share: float = 1.0
     """Share of a row's blocks that a step learns from, drawn anew each time (bd3lm, dadlm)."""
 
@@ -112,6 +117,8 @@ class TrainConfig:
             )
         if not 0 < self.block_share <= 1:
             raise ConfigError(f"block_share must be in (0, 1], got {self.block_share}")
+        if self.parallel not in ("ddp", "fsdp"):
+            raise ConfigError(f"parallel must be ddp or fsdp, got {self.parallel!r}")
         if not 0 <= self.ema < 1:
             raise ConfigError(f"ema must be in [0, 1), got {self.ema}")
 

@@ -1,7 +1,18 @@
 """From a data configuration to tokenizer and rows."""
 
+from itertools import chain
+
 from dadlm.errors import ConfigError, DataError
-from dadlm.tokens import Rows, Tokenizer, prepare, read_pieces, train_bpe
+from dadlm.tokens import (
+    DocumentRows,
+    Mixture,
+    Rows,
+    Tokenizer,
+    parse_mixture,
+    prepare,
+    read_pieces,
+    train_bpe,
+)
 from dadlm.train.config import DataConfig
 
 
@@ -14,27 +25,50 @@ def load_tokenizer(data: DataConfig) -> Tokenizer:
         raise ConfigError(
             f"tokenizer bpe:SIZE needs a size of at least 257 (256 bytes and end-of-text), got {size!r}"
         )
-    pieces = read_pieces(_source(data), text_field=data.text_field)  # cut between words: constant memory
+    sources = [source for _, source in parse_mixture(_source(data))]
+    pieces = chain.from_iterable(read_pieces(source, data.text_field) for source in sources)
     return train_bpe((piece.text for piece in pieces), int(size), show_progress=False)
 
 
 def load_rows(data: DataConfig, tokenizer: Tokenizer, context: int) -> tuple[Rows, Rows]:
-    """Training and validation rows; without validation text, the end of the training text is held out."""
-    train = Rows.from_shards(
-        prepare(_source(data), tokenizer, data.cache, text_field=data.text_field), context
-    )
+    """Training and validation rows; without validation text, the end of each training text is held out."""
+    weights, train = _prepare(data, _source(data), "train", tokenizer, context)
     if data.valid is not None:
-        valid = prepare(data.valid, tokenizer, data.cache, text_field=data.text_field, split="validation")
-        return train, Rows.from_shards(valid, context)
-    held_out = max(1, round(len(train) * data.valid_share))
-    if len(train) < 2:
+        valid_weights, valid = _prepare(data, data.valid, "validation", tokenizer, context)
+    else:
+        valid_weights, valid = weights, []
+        for part, rows in enumerate(train):
+            train[part], held_out = _hold_out(rows, data.valid_share)
+            valid.append(held_out)
+    return (
+        train[0] if len(train) == 1 else Mixture(train, weights),
+        valid[0] if len(valid) == 1 else Mixture(valid, valid_weights).round(),
+    )
+
+
+def _prepare(
+    data: DataConfig, source: str, split: str, tokenizer: Tokenizer, context: int
+) -> tuple[list[float], list[Rows]]:
+    """Weight and rows of each part of a source."""
+    kind = DocumentRows if data.rows == "documents" else Rows
+    weights, rows = [], []
+    for weight, part in parse_mixture(source):
+        shards = prepare(part, tokenizer, data.cache, text_field=data.text_field, split=split)
+        weights.append(weight)
+        rows.append(kind.from_shards(shards, context))
+    return weights, rows
+
+
+def _hold_out(rows: Rows, share: float) -> tuple[Rows, Rows]:
+    held_out = max(1, round(len(rows) * share))
+    if len(rows) < 2:
         raise DataError(
-            f"the text gives a single row of {context} tokens: nothing is left to hold out for validation; "
-            "give more text, a shorter context, or validation text"
+            f"the text gives a single row of {rows.context} tokens: nothing is left to hold out for "
+            "validation; give more text, a shorter context, or validation text"
         )
-    if held_out == len(train):
-        raise ConfigError(f"valid_share {data.valid_share} holds out all {len(train)} rows; lower it")
-    return train.cut(0, len(train) - held_out), train.cut(len(train) - held_out, len(train))
+    if held_out == len(rows):
+        raise ConfigError(f"valid_share {share} holds out all {len(rows)} rows; lower it")
+    return rows.cut(0, len(rows) - held_out), rows.cut(len(rows) - held_out, len(rows))
 
 
 def _source(data: DataConfig) -> str:

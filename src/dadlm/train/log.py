@@ -36,6 +36,9 @@ class Log:
         if self._board is not None:
             self._board.close()
 
+    def say(self, text: str) -> None:
+        self.console.print(text)
+
     def step(self, step: int, values: dict[str, float] | None) -> None:
         """One training step is done; `values` only every so often."""
         self._progress.update(self._task, completed=step)
@@ -56,6 +59,21 @@ class Log:
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
+
+
+class Unheard:
+    """The log of every process but the first: one run, one log."""
+
+    def __enter__(self) -> "Unheard":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def step(self, step: int, values: dict[str, float] | None) -> None: ...
+
+    def validation(self, step: int, values: dict[str, float]) -> None: ...
 
 
 def _cut(file: Path, done: int) -> None:

@@ -12,6 +12,8 @@ from dadlm.tokens import Tokenizer
 
 # Which family may be trained on from which: the stages of the paper, and every family from itself.
 _STAGES = {"ar": ("ar",), "mdlm": ("mdlm",), "bd3lm": ("mdlm", "bd3lm"), "dadlm": ("mdlm", "bd3lm", "dadlm")}
+# Where these differ the shapes may still fit, but the weights would mean something else.
+_MEANING = ("architecture", "heads", "kv_heads", "head_width", "rope_theta")
 _NEW = ("graph.", "head.offset")  # what DA-DLM adds starts fresh when the earlier stage has none
 
 
@@ -33,8 +35,10 @@ def model_from(origin: str | Path, config: ModelConfig, seed: int) -> Model:
         )
     if earlier.tokenizer is None:
         raise CheckpointError(f"{origin} has no tokenizer.json: its text cannot be continued")
-    if earlier.config.heads != config.heads:  # the shapes would fit, the weights would mean something else
-        raise CheckpointError(f"{origin} has {earlier.config.heads} heads, this model {config.heads}")
+    for name in _MEANING:
+        theirs, own = getattr(earlier.config, name), getattr(config, name)
+        if theirs != own:
+            raise CheckpointError(f"{origin} has {name} {theirs}, this model {own}: give the same")
     model = fresh_model(config, earlier.tokenizer, seed)
     tensors = weights(earlier)
     own = weights(model)

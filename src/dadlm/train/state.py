@@ -5,37 +5,26 @@ A run's folder holds `checkpoints/step-…` folders, each complete in itself, an
 generator state to keep.
 """
 
-import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import Model
 from dadlm.model.checkpoint import weights, write_model
-from dadlm.model.files import load_tensors, save_tensors, whole_folder, write_json
+from dadlm.model.files import whole_folder, write_json
 from dadlm.noise import NoiseConfig
 from dadlm.train.config import RunConfig
 from dadlm.train.ema import Ema
-
-# Settings that may change between two parts of a run without changing what has been done so far.
-_FREE = {
-    "steps",
-    "decay",
-    "accumulate",
-    "valid_every",
-    "valid_rows",
-    "save_every",
-    "log_every",
-    "device",
-    "compile",
-    "graphs",
-    "checkpointing",
-}
+from dadlm.train.pieces import Pieces, save_piece, save_whole
+from dadlm.train.progress import compare_runs, read_progress
+from dadlm.train.ranks import Ranks
+from dadlm.train.spread import is_cut, joined_parts, own_part, own_rows
 
 
 @dataclass
@@ -50,63 +39,84 @@ class TrainState:
     best: float = float("inf")
     data: list[str] = field(default_factory=list)
     """Fingerprints of the rows: a run goes on only with the data it began with."""
+    numbers: frozenset[str] = frozenset()
+    """Weights without a dimension; where the model is sharded they are rows of one."""
 
 
-def save_state(state: TrainState, run: RunConfig, out: Path, is_best: bool) -> Path:
-    """Write a checkpoint, then move the links to it, then drop checkpoints that no link needs."""
+def save_state(
+    state: TrainState, run: RunConfig, out: Path, is_best: bool, ranks: Ranks | None = None
+) -> Path:
+    """Write a checkpoint, then move the links to it, then drop checkpoints that no link needs.
+
+    All processes of a run call it together; the first one writes, and each its part of what is sharded.
+    """
+    ranks = ranks or Ranks()
     target = out / "checkpoints" / f"step-{state.step:08d}"
-    if (
-        target.exists() and (out / "last").resolve() == target.resolve()
-    ):  # it is this very state: do not endanger it
+    is_saved = ranks.first and target.exists() and (out / "last").resolve() == target.resolve()
+    if ranks.any(is_saved):  # it is this very state: do not endanger it
         return target
-    with whole_folder(target) as folder:
-        write_model(folder, state.model, state.ema.average)
-        (folder / "training").mkdir()
-        save_tensors(_tensors(state), folder / "training" / "state.safetensors")
-        progress = {"step": state.step, "best": state.best, "data": state.data}
-        progress |= {"noise": asdict(state.noise), "run": asdict(run)}
-        write_json(folder / "training" / "state.json", progress)
-    if is_best:  # before `last`: who dies in between repeats the step that was the best, and links it again
-        _link(out / "best", target)
-    _link(out / "last", target)
-    _tidy(out)
+    average = _whole_average(state, ranks)
+    with _folder_of_all(target, ranks) as folder:
+        if ranks.first:
+            write_model(folder, state.model, average)
+            progress = {"step": state.step, "best": state.best, "data": state.data}
+            progress |= {"noise": asdict(state.noise), "run": asdict(run)}
+            write_json(folder / "training" / "state.json", progress)
+        if any(map(is_cut, state.model.parameters())):
+            save_piece(_tensors(state), folder / "training", ranks.rank, ranks.size)
+        elif ranks.first:
+            save_whole(_tensors(state), folder / "training")
+    if ranks.first:
+        # `best` before `last`: who dies in between repeats the step that was the best, and links it again.
+        if is_best:
+            _link(out / "best", target)
+        _link(out / "last", target)
+        _tidy(out)
+    ranks.wait()  # nobody looks for the links before they are moved
     return target
 
 
-def load_state(state: TrainState, run: RunConfig, folder: Path) -> None:
+@contextmanager
+def _folder_of_all(target: Path, ranks: Ranks) -> Iterator[Path]:
+    """The first process' temporary folder, which takes the target's place when all have written to it."""
+    if ranks.first:
+        with whole_folder(target) as folder:
+            (folder / "training").mkdir()
+            ranks.agreed_text(str(folder))
+            yield folder
+            ranks.wait()
+    else:
+        yield Path(ranks.agreed_text(""))
+        ranks.wait()
+
+
+def _whole_average(state: TrainState, ranks: Ranks) -> dict[str, torch.Tensor]:
+    """The averaged weights as a model's file has them; only the first process keeps them, on the CPU."""
+    average = {}
+    for name, weight in weights(state.model).items():
+        whole = joined_parts(state.ema.average[name], weight)
+        if ranks.first:
+            average[name] = whole.cpu().reshape(() if name in state.numbers else whole.shape)
+    return average
+
+
+def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks | None = None) -> None:
     """Bring a freshly built state to where the checkpoint left off; refuse another run's checkpoint."""
+    compare_runs(run, folder)
     progress = read_progress(folder)
-    _compare(progress["run"], asdict(run), folder)
     if progress.get("data") != state.data:
         raise ConfigError(
             f"the text is not the one that the run in {folder.parent} began with; choose another --out"
         )
-    tensors = load_tensors(folder / "training" / "state.safetensors")
-    expected = _tensors(state).keys()
-    if tensors.keys() != expected:
-        odd = ", ".join(sorted(tensors.keys() ^ expected))
-        raise CheckpointError(f"{folder}: the training state does not fit this model; it differs in {odd}")
-    _set_tensors(state, tensors)
+    with Pieces(folder / "training") as pieces:
+        expected = _tensors(state).keys()
+        if pieces.names != expected:
+            odd = ", ".join(sorted(pieces.names ^ expected))
+            raise CheckpointError(
+                f"{folder}: the training state does not fit this model; it differs in {odd}"
+            )
+        _set_tensors(state, pieces, ranks or Ranks())
     state.step, state.best, state.noise = progress["step"], progress["best"], NoiseConfig(**progress["noise"])
-
-
-def read_progress(folder: Path) -> dict[str, Any]:
-    """The small half of a training state: step, best value, noise interval, run configuration."""
-    file = folder / "training" / "state.json"
-    try:
-        progress = json.loads(file.read_text(encoding="utf-8"))
-        NoiseConfig(**progress["noise"])
-        if not (isinstance(progress["step"], int) and progress["step"] >= 0):
-            raise ValueError(f"step is {progress['step']!r}")
-        progress["best"], progress["run"] = float(progress["best"]), dict(progress["run"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{file} is not a training state: {error!r}") from error
-    return progress
-
-
-def compare_runs(run: RunConfig, folder: Path) -> None:
-    """Refuse to go on with a checkpoint of other settings, before its weights are looked at."""
-    _compare(read_progress(folder)["run"], asdict(run), folder)
 
 
 def start_optimizer(model: Model, run: RunConfig) -> torch.optim.AdamW:
@@ -131,12 +141,12 @@ def _is_graph(name: str) -> bool:
 
 
 def _tensors(state: TrainState) -> dict[str, torch.Tensor]:
-    """Weights, averages and AdamW's moments under one flat set of names."""
-    tensors = {f"weight.{name}": tensor for name, tensor in weights(state.model).items()}
+    """Weights, averages and AdamW's moments, as much as this process holds, under one flat set of names."""
+    tensors = {f"weight.{name}": own_part(tensor) for name, tensor in weights(state.model).items()}
     tensors |= {f"ema.{name}": tensor for name, tensor in state.ema.average.items()}
     for name, parameter in state.model.named_parameters():
         moments = _moments(state.optimizer, parameter)
-        tensors |= {f"{key}.{name}": tensor for key, tensor in moments.items()}
+        tensors |= {f"{key}.{name}": own_part(tensor) for key, tensor in moments.items()}
     return tensors
 
 
@@ -151,29 +161,16 @@ def _moments(optimizer: torch.optim.AdamW, parameter: torch.nn.Parameter) -> dic
     return moments
 
 
-def _set_tensors(state: TrainState, tensors: dict[str, torch.Tensor]) -> None:
+def _set_tensors(state: TrainState, pieces: Pieces, ranks: Ranks) -> None:
+    """Read this process' rows of everything."""
+    whole = weights(state.model)
     with torch.no_grad():
         for name, tensor in _tensors(state).items():
-            if tensor.shape != tensors[name].shape:
-                raise CheckpointError(f"training state: {name} has shape {tuple(tensors[name].shape)}")
-            tensor.copy_(tensors[name])
-
-
-def _compare(saved: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    def flat(run: dict[str, Any]) -> dict[str, str]:
-        parts = {key: value for key, value in run.items() if isinstance(value, dict)}
-        items = {f"{part}.{key}": value for part, fields in parts.items() for key, value in fields.items()}
-        items["init_from"] = run.get("init_from")
-        skip = {f"train.{name}" for name in _FREE} | {"data.cache", "model.vocab_size", "model.eot_id"}
-        return {key: json.dumps(value) for key, value in items.items() if key not in skip}
-
-    before, after = flat(saved), flat(now)
-    changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
-    if changed:
-        listing = "\n  ".join(f"{key}: {before.get(key)} there, {after.get(key)} now" for key in changed)
-        raise ConfigError(
-            f"{folder.parent} holds a run with other settings; choose another --out or keep:\n  {listing}"
-        )
+            cut = tensor if name.startswith("step.") else whole[name.partition(".")[2]]
+            saved = pieces.read(name, *own_rows(cut, ranks))
+            if saved.shape != (tensor.shape or (1,)):
+                raise CheckpointError(f"training state: {name} has rows of shape {tuple(saved.shape[1:])}")
+            tensor.copy_(saved.reshape(tensor.shape))
 
 
 def _link(link: Path, target: Path) -> None:

@@ -17,15 +17,18 @@ class StopFlag:
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[StopFlag]:
-    """Catch the two signals while the body runs; a second Ctrl-C interrupts at once."""
+def stop_on_signal(patient: bool = False) -> Iterator[StopFlag]:
+    """Catch the two signals while the body runs; a second Ctrl-C interrupts at once.
+
+    Not if `patient`: torchrun passes on the Ctrl-C that its processes have got already.
+    """
     flag = StopFlag()
     if threading.current_thread() is not threading.main_thread():
         yield flag  # Python delivers signals to the main thread only
         return
 
     def ask(number: int, _frame: object) -> None:
-        if flag.asked and number == signal.SIGINT:
+        if flag.asked and number == signal.SIGINT and not patient:
             raise KeyboardInterrupt
         flag.asked = True
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from dadlm.evaluate.endpoint import Endpoint
 from dadlm.evaluate.judge import Judge
 from dadlm.evaluate.language_models import open_language_model
 from dadlm.evaluate.local_judge import LocalJudge
-from dadlm.evaluate.pairs import read_pairs
+from dadlm.evaluate.pairs import Pairs, read_pairs
+from dadlm.evaluate.planted import in_words, plant, trust
+from dadlm.tokens.sources import read_texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,11 @@ class Options(Common):
     """Name of model A in its samples; needed where they are of several models."""
     model_b: str = ""
     """Name of model B in its samples."""
+    planted: str = ""
+    """Real text (.txt, .jsonl, ...; long documents) to make pairs of whose better side is known: how they are
+    judged is shown beside the verdicts. Without --samples these alone."""
+    planted_count: int = 50
+    """Documents of that text to make pairs of."""
     endpoint: str = ""
     """Judge by this model of an OpenAI-compatible server: address in OPENAI_BASE_URL, key in
     OPENAI_API_KEY."""
@@ -50,20 +58,33 @@ class Options(Common):
 
 
 def measure(options: Options, folder: Path) -> dict[str, Any]:
-    if len(options.samples) not in (1, 2):
+    if len(options.samples) not in (1, 2) and (options.samples or not options.planted):
         raise ConfigError("no samples: pass --samples FOLDER, or --samples A.jsonl B.jsonl")
     if bool(options.endpoint) == bool(options.judge):
         raise ConfigError(
             "who judges? Pass either --endpoint MODEL (a server's) or --judge NAME (on this machine)"
         )
-    return judge(
-        read_pairs(options.samples[0], options.samples[-1], options.model_a, options.model_b),
-        _judge(options),
-        price_in=options.price_in,
-        price_out=options.price_out,
-        out=folder,
-        quiet=options.json,
-    )
+    by = _judge(options)
+
+    def ask(pairs: Pairs, out: Path) -> dict[str, Any]:
+        return judge(
+            pairs, by, price_in=options.price_in, price_out=options.price_out, out=out, quiet=options.json
+        )
+
+    planted: dict[str, Any] = {}
+    if options.planted:
+        known = ask(_plant(options), folder / "planted")
+        planted = {"planted": trust(known)}
+        if not options.samples:
+            return known | planted
+    pairs = read_pairs(options.samples[0], options.samples[-1], options.model_a, options.model_b)
+    return ask(pairs, folder) | planted
+
+
+def _plant(options: Options) -> Pairs:
+    # Some documents are too short: look at more than are wanted, and never at all of a large text.
+    texts = list(islice(read_texts(options.planted), 20 * options.planted_count))
+    return plant(texts, count=options.planted_count, source=options.planted)
 
 
 def _judge(options: Options) -> Judge:
@@ -110,6 +131,8 @@ def notes(result: dict[str, Any]) -> list[str]:
         "A pair is won when both orders favour the same model; the rate is among the pairs won by either. "
         "first %: how often the text shown first was chosen."
     ]
+    if "planted" in result:
+        notes += in_words(result["planted"])
     if len(result["rows"]) > 1:
         notes.append("All configurations continue the same prompts, so over all there is no interval.")
     repeated = max(row["pairs"] - row["prompts"] for row in result["rows"])

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from dadlm.evaluate import paper
+from dadlm.evaluate.planted import in_words
 from dadlm.evaluate.report.configurations import Key, key_of, paper_row, rank_key, write_key
 from dadlm.evaluate.report.differences import data_beside, models_differ, value_differs
 from dadlm.evaluate.report.document import (
@@ -99,6 +100,7 @@ def _differences(result: Facts) -> Iterator[Difference]:
 
 def _notes(result: Facts) -> Iterator[str]:
     yield "Bold: the interval leaves out 50%."
+    yield from in_words(result["planted"]) if "planted" in result else ()
     repeated = max(row["pairs"] - row.get("prompts", row["pairs"]) for row in result["rows"])
     if repeated:
         yield (

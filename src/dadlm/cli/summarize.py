@@ -1,0 +1,177 @@
+"""dadlm summarize: documents → summaries, by a model that was fine-tuned for it."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from dadlm.cli.models import open_model
+from dadlm.decode import DecodeSettings, generate
+from dadlm.errors import ConfigError, DataError
+from dadlm.evaluate.summarisation import lengths, paper_settings, prompt_of
+from dadlm.model import Model
+from dadlm.train.pairs import lines_of, record_of, text_of
+
+_STDIN = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    files: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Texts, one document each; .jsonl (also .zst), a "document" (or "prompt") in each line; - or none:
+    standard input, one document."""
+    model: str = ""
+    """A model that was fine-tuned on summaries: its folder, or that of its run (`dadlm finetune`)."""
+    document_tokens: int | None = None
+    """Tokens of a document that are read, the end-of-text after it included; none: 3/4 of the context."""
+    summary_tokens: int | None = None
+    """Tokens of a summary at most; none: the rest of the context."""
+    threshold: float = 0.9
+    """Confidence from which on diffusion models keep a token; AR decodes greedily."""
+    infill: tuple[int, float] | None = None
+    """k r: fill gaps of at most k tokens once a share r of the block is known; faster."""
+    batch_size: int = 8
+    """Documents side by side; changes speed, not summaries."""
+    device: str = "auto"
+    """cpu, cuda, or auto: cuda where there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 is several times faster on a GPU; only float32 gives the same text in every batch."""
+    strict: bool = False
+    """Stop at the first document that cannot be read, instead of leaving it out."""
+    json: bool = False
+    """Print one JSON object."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"--batch-size must be at least 1, got {self.batch_size}")
+
+
+@dataclass(frozen=True)
+class Document:
+    source: str
+    """File, and line where there are several."""
+    text: str
+
+
+def run(words: list[str]) -> int:
+    options = tyro.cli(Options, args=words, prog="dadlm summarize", config=(tyro.conf.FlagCreatePairsOff,))
+    if not options.model:
+        raise ConfigError(
+            "no model: pass --model FOLDER, one that was fine-tuned on summaries (dadlm finetune makes it)"
+        )
+    documents, skipped = _read(options)
+    model = open_model(options.model, options.device, options.dtype)
+    sizes = lengths(model, options.document_tokens, options.summary_tokens)
+    how = paper_settings(model.config.family, threshold=options.threshold, infill=options.infill)
+    how = replace(how, max_new_tokens=sizes[1])
+    written = []
+    for batch in _batches(documents, options.batch_size, options.json):
+        written += _write(model, batch, how, sizes[0])
+        if not options.json:
+            _show(written[-len(batch) :], alone=len(documents) == 1)
+    if options.json:
+        print(json.dumps({"summaries": written, "skipped": skipped}, ensure_ascii=False))
+    else:
+        _tell(written, skipped, sizes[0])
+    return 0
+
+
+def _read(options: Options) -> tuple[list[Document], list[str]]:
+    """All documents, and what was wrong with those that are left out."""
+    documents: list[Document] = []
+    skipped: list[str] = []
+    for name in options.files or (_STDIN,):
+        for source, content in _pieces(name):
+            try:
+                documents.append(Document(source, _text(content, source, name)))
+            except DataError as error:
+                if options.strict:
+                    raise
+                skipped.append(str(error))
+    if not documents:
+        raise DataError("no document to summarise" + (f": {skipped[0]}" if skipped else ""))
+    return documents, skipped
+
+
+def _pieces(name: str) -> Iterator[tuple[str, bytes]]:
+    """What a file holds: itself, or its lines."""
+    if name == _STDIN:
+        if sys.stdin.isatty():
+            print("a document; Ctrl-D ends it", file=sys.stderr)
+        yield "standard input", sys.stdin.buffer.read()
+    elif _has_lines(name):
+        yield from ((f"{name}, line {number}", line) for number, line in lines_of(Path(name)))
+    else:
+        yield name, Path(name).read_bytes()
+
+
+def _has_lines(name: str) -> bool:
+    return name.endswith((".jsonl", ".jsonl.zst"))
+
+
+def _text(content: bytes, source: str, name: str) -> str:
+    if _has_lines(name):
+        record = record_of(content, source)
+        return text_of(record, "prompt" if "prompt" in record else "document", source)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    if not text.strip():
+        raise DataError(f"{source}: the document is empty")
+    return text
+
+
+def _batches(documents: list[Document], size: int, quiet: bool) -> Iterator[list[Document]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("summarising", total=len(documents))
+        for first in range(0, len(documents), size):
+            batch = documents[first : first + size]
+            yield batch
+            bar.advance(task, len(batch))
+
+
+def _write(
+    model: Model, documents: list[Document], settings: DecodeSettings, document_tokens: int
+) -> list[dict[str, Any]]:
+    prompts = [prompt_of(model, document.text, document_tokens) for document in documents]
+    # Nothing is drawn: one seed does for all.
+    out = generate(model, [ids for ids, _ in prompts], seed=0, batch_size=len(documents), settings=settings)
+    return [
+        {
+            "source": document.source,
+            "summary": out.texts[row].strip(),
+            "tokens": len(out.tokens[row]),
+            "forward_passes": out.forward_passes[row],
+            "truncated": prompts[row][1],
+        }
+        for row, document in enumerate(documents)
+    ]
+
+
+def _show(written: list[dict[str, Any]], alone: bool) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for piece in written:
+        if not alone:
+            console.print(Text(piece["source"], style="dim"))
+        console.print(Text(piece["summary"] + ("" if alone else "\n")))
+
+
+def _tell(written: list[dict[str, Any]], skipped: list[str], document_tokens: int) -> None:
+    """What it took and what was left out, beside the summaries: on standard error."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    tokens, passes = (sum(piece[name] for piece in written) for name in ("tokens", "forward_passes"))
+    console.print(f"{tokens} tokens in {passes} forward passes: {tokens / max(1, passes):.2f} per pass")
+    if cut := sum(piece["truncated"] for piece in written):
+        console.print(f"{cut} of {len(written)} documents were cut to {document_tokens} tokens")
+    for line in skipped:
+        console.print(f"left out: {line}")

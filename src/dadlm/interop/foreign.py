@@ -1,0 +1,114 @@
+"""Reads tensors that somebody else stored: safetensors, several of them with an index, or a PyTorch pickle.
+
+Nothing of it is trusted. An index may name plain files of its own folder only, a pickle is read by the
+restricted loader that builds tensors and runs nothing, and what comes out are plain tensors of numbers.
+"""
+
+import json
+import zipfile
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dadlm.errors import CheckpointError
+from dadlm.model.files import CONFIG, load_tensors
+
+_SAFE, _PICKLE = "model.safetensors", "pytorch_model.bin"
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object, or an error that names the file."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} is not a JSON object")
+    return content
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder; safetensors are preferred where there are both."""
+    for name in (_SAFE, _PICKLE):
+        if (folder / name).is_file():
+            return _read_file(folder / name)
+        if (folder / f"{name}.index.json").is_file():
+            return _read_shards(folder / f"{name}.index.json")
+    raise CheckpointError(
+        f"{folder} has a {CONFIG}, but no weights: {_SAFE} or {_PICKLE}, or its parts and their index"
+    )
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    """The parts that an index lists; each must hold what the index says, no more and no less."""
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise CheckpointError(f"{index} has no weight_map")
+    kind = Path(index.name.removesuffix(".index.json")).suffix
+    for name in places.values():
+        _check_name(index, name, kind)
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set(places.values())):
+        part = _read_file(index.with_name(name))
+        if part.keys() != {tensor for tensor, place in places.items() if place == name}:
+            raise CheckpointError(
+                f"{index.with_name(name)} does not hold the tensors that {index.name} names"
+            )
+        tensors |= part
+    return tensors
+
+
+def _check_name(index: Path, name: object, kind: str) -> None:
+    """Only a plain file name: no way out of the folder on any system, and no pickle for safetensors."""
+    plain = isinstance(name, str) and PurePosixPath(name).name == name == PureWindowsPath(name).name
+    if not plain or not str(name).endswith(kind):
+        raise CheckpointError(
+            f"{index} names {name!r}, which is no {kind} file of its folder: nothing was read"
+        )
+
+
+def _read_file(file: Path) -> dict[str, Tensor]:
+    return load_tensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
+
+
+def _read_pickle(file: Path) -> dict[str, Tensor]:
+    _check_archive(file)
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a made-up file can provoke
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointError(
+            f"{file} holds more than tensors, or is damaged, and was not run: {reason}"
+        ) from error
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise CheckpointError(f"{file} is not a list of named tensors")
+    strange = sorted(name for name, tensor in content.items() if not _is_plain(tensor))
+    if strange:
+        raise CheckpointError(f"{file} holds things that are no plain tensors: {', '.join(strange)}")
+    return content
+
+
+def _check_archive(file: Path) -> None:
+    """PyTorch's own archive, and no older form: those unpack files or are read by older loaders."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            f"{file} is not an archive of PyTorch 1.6 or newer ({error}): ask for safetensors"
+        ) from error
+    bad = [
+        name for name in names if "\\" in name or name.startswith("/") or ".." in PurePosixPath(name).parts
+    ]
+    if bad:
+        raise CheckpointError(f"{file} names {bad[0]!r} inside: nothing was read")
+
+
+def _is_plain(tensor: object) -> bool:
+    """Numbers that are there: a view that repeats few numbers could claim any size."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter):
+        return False
+    assert isinstance(tensor, Tensor)
+    return tensor.layout == torch.strided and tensor.device.type == "cpu" and tensor.is_contiguous()

@@ -1,0 +1,148 @@
+"""Our models in EleutherAI's lm-evaluation-harness, under the name "dadlm".
+
+    python -m dadlm.interop.lm_eval run --model dadlm --model_args pretrained=dadlm --tasks lambada_openai
+
+Importing this module registers the class; `python -m` does that and hands over to the harness's own commands.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dadlm.decode import generate
+from dadlm.errors import ConfigError
+from dadlm.interop.continuation import score_continuation
+from dadlm.model import load
+
+try:
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import normalize_gen_kwargs
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+    from tqdm import tqdm
+except ImportError as error:
+    raise ConfigError("the harness is not installed: pip install 'dadlm[lm-eval]'") from error
+
+_BATCH = 32
+
+
+@register_model("dadlm")
+class HarnessModel(TemplateLM):
+    """An ar, bd3lm or dadlm model as the harness wants it; `--model_args` are the arguments here."""
+
+    def __init__(
+        self,
+        pretrained: str = "dadlm",
+        *,
+        device: str | None = None,
+        dtype: str = "float32",
+        draws: int = 1,
+        seed: int = 0,
+        batch_size: int | str = _BATCH,
+        max_batch_size: int | None = None,
+        **decoding: Any,
+    ):
+        """`draws` lessens the variance of the bound; `decoding` are options of `dadlm.generate`."""
+        super().__init__()
+        if device is None or device == "cuda:0":  # which is what the harness says when nobody has chosen one
+            device = "auto"
+        self._model = load(pretrained, device=device, dtype=dtype)
+        if self._model.tokenizer is None:
+            raise ConfigError(
+                f"{pretrained} has no tokenizer: put its tokenizer.json into the model's folder"
+            )
+        self._tokenizer = self._model.tokenizer
+        self._draws, self._seed, self._decoding = int(draws), int(seed), decoding
+        size = str(batch_size)  # "auto" where the harness should find out: generation alone is batched here
+        self._batch = int(size) if size.isdecimal() else max_batch_size or _BATCH
+
+    @property
+    def eot_token_id(self) -> int:
+        return self._tokenizer.eot_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        return f"dadlm-{self._tokenizer.fingerprint[:16]}"
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        return self._tokenizer.encode(string)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        answers = []
+        for key, context, continuation in tqdm(requests, "loglikelihood", disable=disable_tqdm):
+            answers.append(self._score(context, continuation))
+            if key is not None:
+                self.cache_hook.add_partial("loglikelihood", key, answers[-1])
+        return answers
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """A text of any length: cut into windows as long as the context allows, each after one token."""
+        answers = []
+        for request in tqdm(requests, "loglikelihood_rolling", disable=disable_tqdm):
+            ids = self.tok_encode(request.args[0])
+            room = self._model.config.context - 1
+            windows: Iterable = get_rolling_token_windows(ids, self.eot_token_id, room, context_len=1)
+            answers.append(sum(self._score(*make_disjoint_window(window))[0] for window in windows))
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, answers[-1])
+        return answers
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Requests with equal options are decoded side by side; a text does not depend on those beside it."""
+        groups: dict[str, list[int]] = {}
+        for number, request in enumerate(requests):
+            groups.setdefault(repr(request.args[1]), []).append(number)
+        answers = [""] * len(requests)
+        with tqdm(total=len(requests), desc="generate_until", disable=disable_tqdm) as bar:
+            for numbers in groups.values():
+                options: dict[str, Any] = dict(normalize_gen_kwargs(requests[numbers[0]].args[1]))
+                texts = self._generate([requests[number].args[0] for number in numbers], numbers, options)
+                for number, text in zip(numbers, texts, strict=True):
+                    answers[number] = _until(text, options["until"])
+                    self.cache_hook.add_partial("generate_until", requests[number].args, answers[number])
+                bar.update(len(numbers))
+        return answers
+
+    def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+        room = self._model.config.context - len(continuation)
+        if room < 1:
+            raise ConfigError(
+                f"a continuation of {len(continuation)} tokens does not fit the context of "
+                f"{self._model.config.context}: leave this task out"
+            )
+        result = score_continuation(
+            self._model, context[-room:], continuation, draws=self._draws, seed=self._seed
+        )
+        return result.logp, result.greedy
+
+    def _generate(self, prompts: list[str], numbers: list[int], options: dict[str, Any]) -> list[str]:
+        unknown = options.keys() - {"until", "max_gen_toks", "do_sample", "temperature", "top_p"}
+        if unknown:
+            raise ConfigError(
+                f"generation options that this model does not have: {', '.join(sorted(unknown))}"
+            )
+        new = min(options["max_gen_toks"], self._model.config.context - 1)
+        how: dict[str, Any] = {"max_new_tokens": new, "path": "viterbi"}  # the most probable token, always
+        if options["do_sample"]:
+            how = {
+                "max_new_tokens": new,
+                "temperature": options["temperature"],
+                "top_p": options.get("top_p", 1.0),
+            }
+        room = self._model.config.context - new
+        ids = [self.tok_encode(prompt)[-room:] for prompt in prompts]
+        seeds = [self._seed + number for number in numbers]
+        return generate(self._model, ids, seed=seeds, batch_size=self._batch, **(how | self._decoding)).texts
+
+
+def _until(text: str, stops: Sequence[str]) -> str:
+    """The text before the first of the stops."""
+    for stop in filter(None, stops):
+        text = text.split(stop)[0]
+    return text
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

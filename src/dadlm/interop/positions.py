@@ -1,0 +1,45 @@
+"""What a model says of each position of partly masked rows, one by one: the view that masked-LM classes have.
+
+B rows, L tokens, G blocks, N block size, K candidates, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dadlm import dag
+from dadlm.model import Context, Model
+from dadlm.objective.factorised import cut
+
+
+def position_logp(model: Model, ids: Tensor, clean: Tensor | None = None) -> Tensor:
+    """Log-probabilities [B, L, V] of ids [B, L] in which unknown tokens are the mask; the mask has -inf.
+
+    Of the token at each position, or of the next one (ar). Blocks see the blocks before them as `clean` says
+    they are, or as they stand. Of a graph they are the marginals: what its nodes say, weighted by how likely
+    a path meets them.
+    """
+    config = model.config
+    if config.family in ("ar", "mdlm"):
+        logp = model.head.token_logits(model.read(ids)).log_softmax(-1)
+    else:
+        logp = _block_logp(model, ids, ids if clean is None else clean)
+    return F.pad(logp, (0, 1), value=-torch.inf)
+
+
+def _block_logp(model: Model, ids: Tensor, clean: Tensor) -> Tensor:
+    N, mask, length = model.config.block_size, model.config.mask_id, ids.shape[1]
+    ids, clean = (
+        F.pad(x, (0, -length % N), value=mask) for x in (ids, clean)
+    )  # the last block is not known yet
+    context = Context()
+    model.read(clean, context, only_context=True)
+    denoised = model.denoise(*cut(ids, ids == mask, N), context)
+    nodes = denoised.nodes
+    hidden = nodes.groups(nodes.to_slots(denoised.hidden))
+    prior = dag.node_marginals(model.transition_logp(denoised))
+    logp = torch.full((), -torch.inf, device=ids.device)
+    for k in range(hidden.shape[3]):  # one at a time: K vocabularies at once would be K times the memory
+        said = model.head.token_logits(hidden[:, :, :, k], k).log_softmax(-1)
+        logp = torch.logaddexp(logp, prior[..., k, None] + said)
+    return logp.flatten(1, 2)[:, :length]

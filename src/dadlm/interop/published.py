@@ -1,0 +1,143 @@
+"""BD3LM's and MDLM's published Hugging Face folders: read into our models, and written back bit for bit.
+
+Their network is our architecture "bd3lm", tensor by tensor, so that reading is renaming.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dadlm.errors import CheckpointError, ConfigError
+from dadlm.interop.foreign import read_json, read_weights
+from dadlm.interop.names import CONSTANTS, INV_FREQ, LAYERS, published_name
+from dadlm.interop.notes import Notes, new_notes, speeds, take_notes
+from dadlm.interop.shape import FAMILIES, shape_of
+from dadlm.model import Model, ModelConfig
+from dadlm.model.checkpoint import set_weights, weights
+from dadlm.model.files import CONFIG, WEIGHTS, save_tensors, write_json
+from dadlm.tokens import Tokenizer, gpt2
+
+_GPT2_VOCABULARY = 50258  # GPT-2's ids and the mask
+Expected = Mapping[str, tuple[str, torch.Size]]  # published name: our name, shape
+
+
+def read_published(
+    folder: Path, family: str | None = None, block_size: int | None = None
+) -> tuple[Model, Notes | None]:
+    """The model in a published folder, and what writing it back needs.
+
+    Another family or block size than the published one makes a new model that starts from these weights:
+    there is nothing to write back then.
+    """
+    their = read_json(folder / CONFIG)
+    published = shape_of(their, folder / CONFIG)
+    tensors = read_weights(folder)
+    _check_size(published, tensors, folder)
+    tokenizer = _tokenizer(folder, published)
+    published = replace(published, eot_id=tokenizer.eot_id)
+    config = _changed(published, family, block_size)
+    expected = _expected(config)
+    _check_tensors(expected, tensors, config, folder)
+    model = Model(config, tokenizer)
+    set_weights(model, {own: tensors[name] for name, (own, _) in expected.items()}, folder)
+    return model.eval(), take_notes(their, tensors) if config == published else None
+
+
+def write_published(folder: Path, model: Model, notes: Notes | None = None) -> None:
+    """Write a model into an existing folder as its authors would have; without notes, in float32."""
+    config = model.config
+    if config.architecture != "bd3lm" or config.family not in FAMILIES:
+        raise ConfigError(
+            f"this is a {config.family} model of architecture {config.architecture!r}; only bd3lm and mdlm "
+            "models of architecture 'bd3lm' have the published form"
+        )
+    tensors = {published_name(name): tensor for name, tensor in weights(model).items()}
+    if notes is None:
+        notes = new_notes(config)
+    notes.check(config, tensors)
+    tensors |= notes.tensors()
+    tensors |= {name: tensors[name].bfloat16() for name in notes.bfloat16}
+    save_tensors(tensors, folder / WEIGHTS)
+    write_json(folder / CONFIG, notes.config)
+    if model.tokenizer is not None:
+        model.tokenizer.save(folder)
+
+
+def _changed(config: ModelConfig, family: str | None, block_size: int | None) -> ModelConfig:
+    family = family or config.family
+    if family not in FAMILIES:
+        raise ConfigError(f"unknown family {family!r}; choose one of {', '.join(FAMILIES)}")
+    if family == "mdlm" and block_size is not None:
+        raise ConfigError("an mdlm has one block as long as its context: leave the block size out")
+    return replace(config, family=family, block_size=block_size or config.block_size)
+
+
+def _expected(config: ModelConfig) -> Expected:
+    with torch.device("meta"):
+        own = weights(Model(config))
+    return {published_name(name): (name, tensor.shape) for name, tensor in own.items()}
+
+
+def _check_size(config: ModelConfig, tensors: Mapping[str, Tensor], origin: object) -> None:
+    """Before an absurd configuration takes all memory or time: as many layers and ids as the tensors have."""
+    found = {match[1] for name in tensors if (match := re.match(re.escape(LAYERS) + r"(\d+)\.", name))}
+    embedding, shape = published_name("backbone.embedding.weight"), (config.vocab_size, config.width)
+    size = tuple(tensors[embedding].shape) if embedding in tensors else "missing"
+    if len(found) != config.layers or size != shape:
+        raise CheckpointError(
+            f"the weights of {origin} do not fit its config.json:\n  layers: {len(found)}, expected "
+            f"{config.layers}\n  shape: {embedding} is {size}, expected {shape}"
+        )
+
+
+def _check_tensors(
+    expected: Expected, tensors: Mapping[str, Tensor], config: ModelConfig, origin: object
+) -> None:
+    """Every missing, unknown, misshapen or unusable tensor, under its published name."""
+    stored = tensors.keys() - set(CONSTANTS)
+    differences = [f"missing: {name} {tuple(expected[name][1])}" for name in expected.keys() - stored]
+    differences += [f"unknown: {name} {tuple(tensors[name].shape)}" for name in stored - expected.keys()]
+    differences += [
+        f"shape: {name} is {tuple(tensors[name].shape)}, expected {tuple(expected[name][1])}"
+        for name in expected.keys() & stored
+        if tensors[name].shape != expected[name][1]
+    ]
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (torch.float32, torch.bfloat16):
+            differences.append(f"type: {name} is {tensor.dtype}, expected float32 or bfloat16")
+        elif not bool(tensor.isfinite().all()):
+            differences.append(f"values: {name} has some that are not finite")
+    if INV_FREQ in tensors and not _rotates_as_ours(tensors[INV_FREQ], config):
+        differences.append(f"values: {INV_FREQ} is not that of rotary positions with base 10000")
+    if differences:
+        listing = "\n  ".join(sorted(differences))
+        raise CheckpointError(f"the weights of {origin} do not fit its config.json:\n  {listing}")
+
+
+def _rotates_as_ours(stored: Tensor, config: ModelConfig) -> bool:
+    """Up to what bfloat16 rounds away."""
+    own = speeds(config)
+    return stored.shape == own.shape and torch.allclose(stored.float(), own, rtol=2**-8, atol=0.0)
+
+
+def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
+    """The folder's own, or GPT-2's, which both were trained with and neither stores."""
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = Tokenizer.load(folder)
+    elif config.vocab_size == _GPT2_VOCABULARY:
+        tokenizer = gpt2()
+    else:
+        raise CheckpointError(
+            f"{folder} has no tokenizer, and {config.vocab_size} ids are not GPT-2's and a mask "
+            f"({_GPT2_VOCABULARY}): put the tokenizer.json that it was trained with there"
+        )
+    if tokenizer.vocab_size + 1 != config.vocab_size:
+        raise CheckpointError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, the model wants "
+            f"{config.vocab_size - 1} and the mask after them"
+        )
+    return tokenizer

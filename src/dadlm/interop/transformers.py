@@ -1,0 +1,157 @@
+"""Our models as classes of `transformers`: importing this file registers them with AutoConfig and AutoModel.
+
+The weights have the same names as in our own folders, so that transformers reads those, and dadlm reads what
+transformers saves.
+"""
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dadlm.decode import generate
+from dadlm.errors import ConfigError
+from dadlm.interop.positions import position_logp
+from dadlm.model import Model, ModelConfig
+
+try:
+    from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
+    from transformers.modeling_outputs import MaskedLMOutput
+except ImportError as error:
+    raise ConfigError("this needs transformers: pip install 'dadlm[transformers]'") from error
+
+REMOTE = "modeling_dadlm.py"
+_REMOTE_CODE = '''"""Lets transformers load this folder; needs pip install 'dadlm[transformers]'."""
+
+from dadlm.interop.transformers import DadlmConfig, DadlmForMaskedLM
+
+__all__ = ["DadlmConfig", "DadlmForMaskedLM"]
+'''
+_SHAPE = tuple(field.name for field in fields(ModelConfig))
+
+
+class DadlmConfig(PretrainedConfig):
+    """The fields of `ModelConfig`, under their own names."""
+
+    model_type = "dadlm"
+    attribute_map = {  # noqa: RUF012 (transformers' own way)
+        "hidden_size": "width",
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "heads",
+        "max_position_embeddings": "context",
+        "tie_word_embeddings": "tie_embedding",
+        "eos_token_id": "eot_id",
+        "pad_token_id": "eot_id",
+    }
+
+    def __init__(self, **facts: Any) -> None:
+        if facts.pop("format", 1) != 1:
+            raise ConfigError(
+                "these weights have 8 bits, which transformers does not read: "
+                "dadlm convert FOLDER --to transformers --out ANOTHER"
+            )
+        facts.pop("weights_sha256", None)  # of the weights that were there, not of those that will be saved
+        for name, value in asdict(ModelConfig(**{k: facts.pop(k) for k in _SHAPE if k in facts})).items():
+            setattr(self, name, value)
+        modules = {"AutoConfig": "DadlmConfig", "AutoModel": "DadlmForMaskedLM"}
+        modules["AutoModelForMaskedLM"] = modules["AutoModel"]
+        self.auto_map = {auto: f"{Path(REMOTE).stem}.{own}" for auto, own in modules.items()}
+        super().__init__(**{name: value for name, value in facts.items() if name != "auto_map"})
+
+    @property
+    def shape(self) -> ModelConfig:
+        return ModelConfig(**{name: getattr(self, name) for name in _SHAPE})
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What config.json holds: complete, and nothing that dadlm would not know."""
+        facts = super().to_diff_dict()
+        kept = ("model_type", "architectures", "auto_map", "dtype", "transformers_version")
+        return {"format": 1} | {k: facts[k] for k in kept if k in facts} | asdict(self.shape)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: transformers would copy this file into every folder it saves, in place of `REMOTE`."""
+
+
+class DadlmForMaskedLM(PreTrainedModel):
+    """A model of any family, with the decoder of dadlm behind `generate`."""
+
+    config_class = DadlmConfig
+    main_input_name = "input_ids"
+    _tied_weights_keys = {"head.linear.weight": "backbone.embedding.weight"}  # noqa: RUF012
+
+    def __init__(self, config: DadlmConfig, core: Model | None = None) -> None:
+        super().__init__(config)
+        core = Model(config.shape) if core is None else core
+        # Its parts are registered, it is not: the weights keep the names that they have in our folders.
+        self.__dict__["core"] = core
+        self.backbone, self.head, self.graph = core.backbone, core.head, core.graph
+        self.post_init()
+
+    core: Model
+    """The model as the rest of dadlm knows it."""
+
+    @classmethod
+    def of(cls, model: Model) -> "DadlmForMaskedLM":
+        """The same model, sharing its weights, as transformers wants it."""
+        return cls(DadlmConfig(**asdict(model.config)), model)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        clean_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_: Any,
+    ) -> MaskedLMOutput:
+        """`logits` are the log-probabilities of `position_logp`; labels of -100 are left out of the loss."""
+        if attention_mask is not None and not bool(attention_mask.all()):
+            raise ConfigError("forward takes rows of one length: give one row at a time, without padding")
+        logp = position_logp(self.core, input_ids, clean_ids)
+        loss = None
+        if labels is not None:
+            next_token = self.config.family == "ar"
+            said, wanted = (logp[:, :-1], labels[:, 1:]) if next_token else (logp, labels)
+            loss = F.nll_loss(said.flatten(0, 1), wanted.flatten())
+        return MaskedLMOutput(loss=loss, logits=logp)  # type: ignore[arg-type]
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        seed: int | list[int] | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """The rows of input_ids [B, L] and what follows them, filled up with end-of-text.
+
+        Padding is what `attention_mask` says. Options are those of `dadlm.generate`.
+        """
+        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        prompts = [row[there.bool()].tolist() for row, there in zip(input_ids, real, strict=True)]
+        written = generate(self.core, prompts, seed=seed, **options).tokens
+        longest = max(map(len, written))
+        rows = [row + [self.config.eot_id] * (longest - len(row)) for row in written]
+        return torch.cat([input_ids, torch.tensor(rows, device=input_ids.device)], 1)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As transformers does it, and the few lines that let it load the folder again."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        (Path(save_directory) / REMOTE).write_text(_REMOTE_CODE, encoding="utf-8")
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.backbone.embedding
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """Nothing: `Model` has done it."""
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing; see `DadlmConfig`."""
+
+
+AutoConfig.register("dadlm", DadlmConfig, exist_ok=True)
+AutoModel.register(DadlmConfig, DadlmForMaskedLM, exist_ok=True)
+AutoModelForMaskedLM.register(DadlmConfig, DadlmForMaskedLM, exist_ok=True)

@@ -1,0 +1,56 @@
+"""Low-rank adapters: frozen matrices that learn W + 2·B·A with A [R, in] and B [out, R].
+
+Only what is new learns beside them: the mask token and what DA-DLM adds. A and B are parameters like any
+others, so a run that stops and goes on keeps them apart; `merge` makes plain weights of them at the end.
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_SCALE = 2.0
+_A, _B = ".lora_a", ".lora_b"
+MASK = "backbone.mask_change"  # what the mask's embedding has learned; the matrix of all embeddings is frozen
+_EMBEDDING = "backbone.embedding.weight"
+_LEARNS = (MASK, "graph.", "head.offset")
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer with an adapter, which changes nothing until it has learned: B begins at zero."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, rank: int) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.lora_a = nn.Parameter(torch.randn(rank, inputs) * inputs**-0.5)
+        self.lora_b = nn.Parameter(torch.zeros(outputs, rank))
+
+    def forward(self, input: Tensor) -> Tensor:
+        change = F.linear(F.linear(input, self.lora_a), self.lora_b)
+        return super().forward(input) + _SCALE * change
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = False, rank: int = 0) -> nn.Linear:
+    """A linear layer, with an adapter if it has a rank."""
+    return LoraLinear(inputs, outputs, bias, rank) if rank else nn.Linear(inputs, outputs, bias=bias)
+
+
+def freeze(model: nn.Module) -> None:
+    """Leave only adapters and new parts to learn."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith((_A, _B)) or name.startswith(_LEARNS))
+
+
+def merge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a model with adapters as those of one without."""
+    plain = {name: tensor for name, tensor in tensors.items() if not name.endswith((_A, _B, MASK))}
+    for name in tensors:
+        if name.endswith(_A):
+            matrix = name.removesuffix(_A)
+            change = tensors[matrix + _B] @ tensors[name]
+            plain[matrix + ".weight"] = tensors[matrix + ".weight"] + _SCALE * change
+    if MASK in tensors:
+        embedding = tensors[_EMBEDDING].clone()
+        embedding[-1] += tensors[MASK]  # the mask is the last token
+        plain[_EMBEDDING] = embedding
+    return plain

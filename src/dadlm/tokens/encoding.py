@@ -1,0 +1,93 @@
+"""Pieces of text to ids, here or in several processes, always in the order they came.
+
+One process reads, `workers` processes tokenise, and at most two batches for each of them are in memory. What
+comes out does not depend on how many there are.
+"""
+
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+
+from dadlm.errors import DataError
+from dadlm.tokens import worker
+from dadlm.tokens.pieces import Piece
+from dadlm.tokens.tokenizer import Tokenizer
+
+Ids = Sequence[Sequence[int]] | Sequence[np.ndarray]
+
+
+def encode_batches(
+    batches: Iterable[list[Piece]], tokenizer: Tokenizer, file: Path, workers: int
+) -> Generator[tuple[list[Piece], Ids]]:
+    """Each batch with the ids of its pieces; `file` is the tokenizer's own."""
+    if workers == 1:  # here: the library spreads a batch over the cores by itself
+        for batch in batches:
+            yield batch, tokenizer.encode_batch([piece.text for piece in batch])
+        return
+    with ExitStack() as stack:
+        idle: SimpleQueue[_Worker] = SimpleQueue()
+        for _ in range(workers):
+            idle.put(stack.enter_context(_Worker(file)))
+
+        def encode(batch: list[Piece]) -> Ids:
+            free = idle.get()  # there is one: as many threads as workers
+            try:
+                return free.encode([piece.text for piece in batch], tokenizer)
+            finally:
+                idle.put(free)
+
+        threads = stack.enter_context(
+            ThreadPoolExecutor(workers)
+        )  # left first, while the workers still answer
+        waiting: deque = deque()
+        for batch in batches:
+            waiting.append((batch, threads.submit(encode, batch)))
+            if len(waiting) == 2 * workers:
+                first, ids = waiting.popleft()
+                yield first, ids.result()
+        for batch, ids in waiting:
+            yield batch, ids.result()
+
+
+class _Worker:
+    """A process that tokenises; gone when the context is left."""
+
+    def __init__(self, file: Path):
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", worker.__file__, str(file)],  # -P: our files' names must not hide others
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},  # one core each
+        )
+
+    def encode(self, texts: list[str], tokenizer: Tokenizer) -> Ids:
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            worker.send(process.stdin, [text.encode() for text in texts])
+            parts = worker.receive(process.stdout)
+        except BrokenPipeError:
+            parts = None
+        if parts is None:
+            raise DataError(
+                f"a process that tokenises has died (exit code {process.wait()}); with little memory, take "
+                "fewer workers. Finished shards are kept: run again to go on"
+            )
+        if not parts:
+            return tokenizer.encode_batch(texts)  # which fails as it did there, and says why
+        return [np.frombuffer(part, dtype=np.uint32) for part in parts]
+
+    def __enter__(self) -> "_Worker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()

@@ -1,0 +1,88 @@
+"""Several sources in given shares: `0.7:a.jsonl.zst,0.3:b/`.
+
+Shares are mixed row by row while training reads, so the shards of a source serve every mixture it is part of.
+Knows nothing of text, masks or models.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dadlm.counter import permute
+from dadlm.errors import ConfigError, DataError
+from dadlm.tokens.loader import Rows
+
+_ROUND = 1000  # samples dealt out together: shares are exact to a thousandth
+_WEIGHT = r"(\d+\.?\d*|\.\d+):"
+
+
+def parse_mixture(source: str) -> list[tuple[float, str]]:
+    """(weight, source) of each part; a plain source is a mixture of one.
+
+    A file whose own name begins with a number and a colon is written with a path: ./2024:notes.txt.
+    """
+    if not re.match(_WEIGHT, source):
+        return [(1.0, source)]
+    parts = [part.partition(":") for part in re.split(rf",(?={_WEIGHT})", source)[::2]]
+    if not all(name and float(weight) > 0 for weight, _, name in parts):
+        raise ConfigError(f"{source!r} is no mixture: expected WEIGHT:SOURCE,WEIGHT:SOURCE, weights above 0")
+    return [(float(weight), name) for weight, _, name in parts]
+
+
+class Mixture(Rows):
+    """Rows of several sources, numbered one source after another.
+
+    Training's samples are dealt out in rounds of 1,000: each has every source's share exactly, in an order
+    of its own. A source gives its rows epoch after epoch, each in a new order, at its own pace: one that is
+    small for its share comes round more often. All of it follows from seed and sample number.
+    """
+
+    def __init__(self, parts: Sequence[Rows], weights: Sequence[float]):
+        self.context, self._parts = parts[0].context, list(parts)
+        self._begins = list(accumulate(map(len, parts), initial=0))
+        self._slots = _slots(weights)
+
+    def __len__(self) -> int:
+        return self._begins[-1]
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        part = int(np.searchsorted(self._begins, index, side="right")) - 1
+        return self._parts[part][index - self._begins[part]]
+
+    def cut(self, first: int, last: int) -> Rows:
+        raise DataError("the rows of a mixture are not one text: cut its sources instead")
+
+    def order(self, place: Tensor, seed: int) -> Tensor:
+        """The rows of the samples so numbered, int64."""
+        turn = place // _ROUND
+        slot = permute(place % _ROUND, _ROUND, seed, ~turn)  # ~: rounds are shuffled unlike epochs
+        row = torch.empty_like(place)
+        low = 0
+        for part, size, begin in zip(self._parts, self._slots, self._begins, strict=False):
+            own = (slot >= low) & (slot < low + size)
+            given = turn[own] * size + slot[own] - low  # by this source before
+            row[own] = begin + permute(given % len(part), len(part), seed, given // len(part))
+            low += size
+        return row
+
+    def round(self) -> Rows:
+        """One round in memory, for validation: every source in its share."""
+        return Rows.from_ids(self.batch(self.order(torch.arange(_ROUND), 0)).flatten(), self.context)
+
+
+def _slots(weights: Sequence[float]) -> list[int]:
+    """The samples of each source in a round; what rounding leaves over goes to the largest remainders."""
+    exact = [weight / sum(weights) * _ROUND for weight in weights]
+    slots = [int(share) for share in exact]
+    by_remainder = sorted(range(len(slots)), key=lambda part: slots[part] - exact[part])
+    for part in by_remainder[: _ROUND - sum(slots)]:
+        slots[part] += 1
+    if 0 in slots:
+        raise ConfigError(f"a share of {min(exact) / _ROUND:.2g} is too small for a mixture: at least 0.001")
+    return slots

@@ -1,0 +1,78 @@
+"""Fine-tuning from files of pairs: read, told what does not fit, trained (`finetuner.py`)."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dadlm.errors import ConfigError
+from dadlm.evaluate.rouge import rouge_scorer
+from dadlm.evaluate.summarisation import lengths
+from dadlm.model import load
+from dadlm.train.finetune_config import FinetuneConfig
+from dadlm.train.finetuner import Finetuner
+from dadlm.train.pair_rows import Encoded, encode_pairs
+from dadlm.train.pairs import read_pairs
+
+_SHOWN = 5  # lines left out that are named; the result names all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetuned:
+    """How a fine-tuning ended."""
+
+    folder: str
+    step: int
+    rouge: float | None
+    """Average ROUGE of the best checkpoint on the validation pairs that were summarised."""
+    interrupted: bool
+    pairs: int
+    cut_documents: int
+    """Documents to learn from that were longer than is read."""
+    cut_summaries: int
+    skipped_lines: tuple[str, ...]
+    """Lines left out of both files, each with what was wrong."""
+
+
+def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
+    """Fine-tune a model on pairs, or go on with it if its folder holds an unfinished run."""
+    for name in ("model", "data", "valid"):
+        if not getattr(config, name):
+            raise ConfigError(f"no {name}: pass --{name}, for example --model bd3lm --data train.jsonl")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("fine-tuning runs in one process: start it without torchrun")
+    rouge_scorer()  # a package that is missing must be told now, not at the first validation
+    data, valid = (read_pairs(files, strict=config.strict) for files in (config.data, config.valid))
+    model = load(config.model)
+    sizes = lengths(model, config.document_tokens, config.summary_tokens)
+    encoded = encode_pairs(model, data, *sizes)
+    skipped = data.skipped + valid.skipped
+    tuner = Finetuner(config, model, encoded, valid, quiet=quiet)
+    if not quiet:
+        print("\n".join(_told(encoded, skipped, *sizes)))
+    step, interrupted = tuner.run()
+    best = tuner.state.best
+    return Finetuned(
+        folder=config.out,
+        step=step,
+        rouge=None if best == float("inf") else -best,
+        interrupted=interrupted,
+        pairs=len(encoded.rows),
+        cut_documents=encoded.cut_documents,
+        cut_summaries=encoded.cut_summaries,
+        skipped_lines=skipped,
+    )
+
+
+def _told(
+    encoded: Encoded, skipped: tuple[str, ...], document_tokens: int, summary_tokens: int
+) -> Iterator[str]:
+    yield f"{len(encoded.rows)} pairs to learn"
+    if encoded.cut_documents:
+        yield f"{encoded.cut_documents} documents are cut to {document_tokens} tokens"
+    if encoded.cut_summaries:
+        yield f"{encoded.cut_summaries} summaries are cut to {summary_tokens} tokens"
+    if skipped:
+        yield f"{len(skipped)} lines are left out (--strict stops instead):"
+        yield from (f"  {line}" for line in skipped[:_SHOWN])
+        if len(skipped) > _SHOWN:
+            yield f"  and {len(skipped) - _SHOWN} more"

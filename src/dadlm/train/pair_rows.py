@@ -1,0 +1,153 @@
+"""Pairs as rows of tokens: the document is known, the summary is to be learned; and which rows a step takes.
+
+A row is the document, end-of-text, the summary, end-of-text. What follows in the same block is end-of-text
+too, and learned: decoding opens whole blocks, so a model that never learned what stands behind the end would
+guess there, pass after pass; and shown as known, it would tell where the summary ends. What is behind that is
+padding: neither learned nor seen by anything that is.
+
+Rows of like length share a bucket, of one shape each. Which rows a step takes follows from (seed, step)
+alone, as in `tokens.loader`. Knows nothing of noise or losses.
+
+B rows of a batch, L their length, N block size.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dadlm.counter import permute
+from dadlm.evaluate.documents import Documents
+from dadlm.evaluate.summarisation import prompt_of
+from dadlm.model import Model, ModelConfig
+
+_BUCKETS = 4  # each shape is compiled anew on a GPU; four waste about an eighth of the context
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """One pair: its ids, and where what is to be learned begins; it ends with the ids."""
+
+    ids: list[int]
+    start: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one bucket."""
+
+    ids: Tensor
+    """[B, L]."""
+    learned: Tensor
+    """[B, L]: the positions of the summaries."""
+    most_blocks: int
+    """Blocks with such positions in the row of the bucket that has most."""
+
+    def part(self, rows: Tensor) -> "Batch":
+        return Batch(self.ids[rows], self.learned[rows], self.most_blocks)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """All pairs as rows, and how many did not fit."""
+
+    rows: list[PairRow]
+    cut_documents: int
+    cut_summaries: int
+
+
+def encode_pairs(model: Model, pairs: Documents, document_tokens: int, summary_tokens: int) -> Encoded:
+    assert model.tokenizer is not None, "prompt_of would have said so"
+    rows, cut_documents, cut_summaries = [], 0, 0
+    for document, summary in pairs.pairs:
+        prompt, cut = prompt_of(model, document, document_tokens)
+        ids = model.tokenizer.encode(summary)
+        rows.append(row_of(model.config, prompt, ids, summary_tokens))
+        cut_documents += cut
+        cut_summaries += len(ids) > summary_tokens
+    return Encoded(rows, cut_documents, cut_summaries)
+
+
+def row_of(config: ModelConfig, prompt: list[int], summary: list[int], summary_tokens: int) -> PairRow:
+    """Prompt, summary and end-of-text up to the end of what decoding will open."""
+    end = len(prompt) + summary_tokens  # MDLM opens all that a summary may have
+    if config.family != "mdlm":
+        end = min(end, len(prompt) + len(summary) + 1)
+        end = -(-end // config.block) * config.block
+    ids = [*prompt, *summary, *[config.eot_id] * (end - len(prompt))]
+    return PairRow(ids[:end], len(prompt))
+
+
+class PairRows:
+    """Rows in buckets. One with fewer rows than a batch joins its longer neighbour."""
+
+    def __init__(self, rows: Sequence[PairRow], config: ModelConfig, batch_size: int) -> None:
+        self.rows, self.config, self.batch_size = rows, config, batch_size
+        self._buckets = _buckets(rows, config, batch_size)
+        self._counts = [max(1, round(len(bucket) / batch_size)) for bucket, _ in self._buckets]
+        self._blocks = [max(map(self._blocks_of, bucket)) for bucket, _ in self._buckets]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, step: int, seed: int) -> Batch:
+        """The rows of a training step. In an epoch the buckets take turns in random order, each as often as
+        it has batches; over the epochs a bucket goes through its own rows without a gap."""
+        epoch, place = divmod(step, sum(self._counts))
+        turn = int(permute(torch.tensor([place]), sum(self._counts), seed, epoch))
+        index = 0
+        while turn >= self._counts[index]:
+            turn, index = turn - self._counts[index], index + 1
+        size = len(self._buckets[index][0])
+        first = (epoch * self._counts[index] + turn) * self.batch_size
+        places = first + torch.arange(self.batch_size)
+        return self._batch(index, permute(places % size, size, seed, places // size).tolist())
+
+    def in_order(self) -> Iterator[Batch]:
+        """Every row once."""
+        for index, (bucket, _) in enumerate(self._buckets):
+            for first in range(0, len(bucket), self.batch_size):
+                yield self._batch(index, range(first, min(first + self.batch_size, len(bucket))))
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for row in self.rows:
+            digest.update(str((row.start, row.ids)).encode())
+        return digest.hexdigest()
+
+    def _batch(self, index: int, places: Sequence[int]) -> Batch:
+        bucket, length = self._buckets[index]
+        ids = torch.full((len(places), length), self.config.eot_id)
+        learned = torch.zeros_like(ids, dtype=torch.bool)
+        for row, place in enumerate(places):
+            pair = bucket[place]
+            ids[row, : len(pair.ids)] = torch.tensor(pair.ids)
+            learned[row, pair.start : len(pair.ids)] = True
+        return Batch(ids, learned, self._blocks[index])
+
+    def _blocks_of(self, row: PairRow) -> int:
+        if self.config.family == "mdlm":
+            return 1
+        return -(-len(row.ids) // self.config.block) - row.start // self.config.block
+
+
+def _buckets(
+    rows: Sequence[PairRow], config: ModelConfig, batch_size: int
+) -> list[tuple[list[PairRow], int]]:
+    """Rows by length, with the length they are padded to: quarters of the context, in whole blocks."""
+    block = 1 if config.family == "mdlm" else config.block
+    limits = [-(-config.context * part // (_BUCKETS * block)) * block for part in range(1, _BUCKETS + 1)]
+    found: list[tuple[list[PairRow], int]] = []
+    waiting: list[PairRow] = []
+    for low, limit in zip([0, *limits], limits, strict=False):
+        waiting += [row for row in rows if low < len(row.ids) <= limit]
+        if len(waiting) >= batch_size:
+            found.append((waiting, limit))
+            waiting = []
+    if waiting:
+        longest = max(len(row.ids) for row in waiting)
+        shorter = found.pop()[0] if found else []
+        found.append((shorter + waiting, next(limit for limit in limits if limit >= longest)))
+    return found

@@ -1,0 +1,119 @@
+"""Push and pull, against a hub that is a folder: no test ever leaves the machine."""
+
+import json
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from tests.decode.tiny import tiny
+from tests.interop import published
+
+import dadlm
+from dadlm.cli import main
+from dadlm.interop.card import card_of
+
+pytest.importorskip("transformers")
+
+
+class Hub:
+    """What we use of HfApi, and snapshot_download, on a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.made, self.full = root, {}, False
+
+    def create_repo(self, name: str, *, repo_type: str, private: bool, exist_ok: bool) -> str:
+        assert repo_type == "model" and exist_ok
+        self.made[name] = private
+        return f"https://hub.invalid/{name}"
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
+        if self.full:
+            raise OSError("507 no room\nand a long explanation")
+        assert repo_id in self.made and commit_message
+        shutil.copytree(folder_path, self.root / repo_id)
+
+    def snapshot_download(self, name: str, allow_patterns: list[str]) -> str:
+        target = self.root / "snapshots" / name
+        target.mkdir(parents=True, exist_ok=True)
+        for file in (self.root / name).iterdir():
+            if any(fnmatch(file.name, pattern) for pattern in allow_patterns):
+                shutil.copy(file, target)
+        return str(target)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+    return hub
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    dadlm.save(tiny("dadlm", tokenizer=published.tokenizer()), tmp_path / "ours")
+    return tmp_path / "ours"
+
+
+def test_pushed_and_pulled_is_the_same_model(
+    folder: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", str(folder), "--push", "somebody/model", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["address"] == "https://hub.invalid/somebody/model" and told["folder"] is None
+    assert hub.made == {"somebody/model": False}
+    ours, pulled = dadlm.load(folder), dadlm.load("somebody/model")
+    assert pulled.config == ours.config and pulled.tokenizer == ours.tokenizer
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), pulled.parameters(), strict=True))
+    options = {"seed": 1, "max_new_tokens": 8}
+    assert dadlm.generate(pulled, ["w1 w2"], **options) == dadlm.generate(ours, ["w1 w2"], **options)
+
+
+def test_what_lies_there(folder: Path, hub: Hub, tmp_path: Path) -> None:
+    words = ["convert", str(folder), "--push", "somebody/model", "--private", "--out", str(tmp_path / "kept")]
+    assert main(words) == 0
+    assert hub.made == {"somebody/model": True}
+    there = published.content(hub.root / "somebody" / "model")
+    assert there == published.content(tmp_path / "kept")
+    assert there.keys() == {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "modeling_dadlm.py",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    card = there["README.md"].decode()
+    count = sum(parameter.numel() for parameter in dadlm.load(folder).parameters())
+    assert card.startswith("---\nlibrary_name: dadlm\n") and f"{count:,} parameters" in card
+
+
+def test_a_card_of_ones_own_is_kept(folder: Path, hub: Hub) -> None:
+    (folder / "README.md").write_text("mine")
+    assert main(["convert", str(folder), "--push", "somebody/model"]) == 0
+    assert (hub.root / "somebody" / "model" / "README.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize("family", ["ar", "mdlm", "bd3lm", "dadlm"])
+def test_a_card_says_only_what_is_so(family: str) -> None:
+    card = card_of(tiny(family))
+    assert ("blocks of 4" in card) == (family in ("bd3lm", "dadlm"))
+    assert ("3 candidates" in card) == (family == "dadlm")
+
+
+def test_a_hub_that_refuses_is_a_clear_error(
+    folder: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.full = True
+    assert main(["convert", str(folder), "--push", "somebody/model"]) == 2
+    told = capsys.readouterr().err
+    assert "did not take somebody/model: 507 no room (" in told and "long explanation" not in told
+
+
+@pytest.mark.parametrize("name", ["model", "a/b/c", "../model", "a/..", "/model", "a/b c", "https://x/y"])
+def test_bad_names_are_refused_before_anything_happens(name: str, folder: Path, hub: Hub) -> None:
+    assert main(["convert", str(folder), "--push", name]) == 2
+    assert hub.made == {}

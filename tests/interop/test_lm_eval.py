@@ -1,0 +1,222 @@
+"""The lm-evaluation-harness adapter: scores against independent computations, and a small task of our own."""
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from tests.decode.tiny import BLOCK_FAMILIES, prompt_of, tiny
+
+import dadlm
+from dadlm import dag
+from dadlm.decode.predict import UncachedBlockPredictor
+from dadlm.errors import ConfigError
+from dadlm.interop import continuation
+from dadlm.interop.continuation import score_continuation
+from dadlm.objective.ar import token_nll
+from dadlm.tokens import word_level
+
+WORDS = [f"w{number}" for number in range(28)]
+
+
+def revealed_logp(model, ids: list[int], first: int, masked: list[int]) -> torch.Tensor:
+    """Log-probabilities [N, V] of the block at `first`, so masked, by decoding's slow twin."""
+    N = model.config.block_size
+    predictor = UncachedBlockPredictor(model, 1, first + N)
+    if first:
+        predictor.prefill(torch.tensor([ids[:first]]), torch.tensor([first]))
+    block = torch.tensor([(ids[first:] + [0] * N)[:N]])
+    hidden = torch.tensor([[first + i in masked for i in range(N)]])
+    with torch.inference_mode():
+        said = predictor.predict(block, hidden, torch.tensor([first]))
+        logp = said.all_logits(model).log_softmax(-1)
+        return (dag.node_marginals(said.transition_logp)[..., None] + logp)[0].logsumexp(1)
+
+
+def by_orders(model, context: list[int], tokens: list[int]) -> list[float]:
+    """log p of the continuation for each combination of orders in its blocks."""
+    ids, N = context + tokens, model.config.block_size
+    blocks: list[list[float]] = []
+    for first in range(len(context) // N * N, len(ids), N):
+        asked = [i for i in range(first, first + N) if len(context) <= i < len(ids)]
+        after = [i for i in range(first, first + N) if i >= len(ids)]
+        values = []
+        for order in itertools.permutations(asked):
+            hidden, value = list(order), 0.0
+            for position in order:
+                logp = revealed_logp(model, ids, first, hidden + after)
+                value += float(logp[position - first, ids[position]])
+                hidden.remove(position)
+            values.append(value)
+        blocks.append(values)
+    return [sum(parts) for parts in itertools.product(*blocks)]
+
+
+@pytest.mark.parametrize("family", BLOCK_FAMILIES)
+@pytest.mark.parametrize(("known", "asked"), [(3, 1), (5, 1), (6, 4), (8, 3), (9, 3)])
+def test_every_draw_is_one_order_and_all_orders_come_equally_often(family, known, asked):
+    model, draws = tiny(family), 60
+    ids = prompt_of(known + asked)
+    orders = by_orders(model, ids[:known], ids[known:])
+    values = [score_continuation(model, ids[:known], ids[known:], seed=seed).logp for seed in range(draws)]
+    seen = [min(range(len(orders)), key=lambda n: abs(orders[n] - value)) for value in values]
+    assert max(abs(orders[n] - value) for n, value in zip(seen, values, strict=True)) < 1e-4
+    assert set(seen) == set(range(len(orders)))
+    mean, expected = sum(values) / draws, sum(orders) / len(orders)
+    variance = sum((value - expected) ** 2 for value in orders) / len(orders)
+    assert abs(mean - expected) < 1e-4 + 4 * (variance / draws) ** 0.5
+    assert expected <= math.log(sum(map(math.exp, orders)) / len(orders)) + 1e-6  # a bound indeed
+
+
+@pytest.mark.parametrize("family", BLOCK_FAMILIES)
+def test_draws_are_averaged(family):
+    model, ids = tiny(family), prompt_of(10)
+    orders = by_orders(model, ids[:6], ids[6:])
+    score = score_continuation(model, ids[:6], ids[6:], draws=2).logp
+    pairs = [(one + other) / 2 for one, other in itertools.product(orders, orders)]
+    assert min(abs(score - pair) for pair in pairs) < 1e-4
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 128])
+def test_copies_scored_at_once_do_not_matter(chunk, monkeypatch):
+    model, ids = tiny("dadlm"), prompt_of(20)
+    expected = score_continuation(model, ids[:3], ids[3:])
+    monkeypatch.setattr(continuation, "_COPIES", chunk)
+    score = score_continuation(model, ids[:3], ids[3:])
+    assert score.logp == pytest.approx(expected.logp, abs=1e-4)
+
+
+def test_ar_is_exact():
+    model, ids = tiny("ar"), prompt_of(12)
+    with torch.no_grad():
+        nll = token_nll(model, torch.tensor([ids]))[0]
+    for known in (1, 5, 11):
+        score = score_continuation(model, ids[:known], ids[known:])
+        assert score.logp == pytest.approx(-float(nll[known - 1 :].sum()), abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["ar", *BLOCK_FAMILIES])
+def test_greedy_means_the_most_probable_token_each_time(family):
+    model, ids = tiny(family), prompt_of(6)
+    if family == "ar":
+        tokens = dadlm.generate(model, ids, max_new_tokens=5, temperature=0.0, seed=0).tokens[0]
+    else:
+        tokens = []
+        for at in range(6, 11):
+            first = at // 4 * 4
+            # What follows within a block is masked up to the end of the continuation and beyond alike.
+            logp = revealed_logp(model, ids + tokens, first, list(range(at, first + 4)))
+            tokens.append(int(logp[at - first].argmax()))
+    assert score_continuation(model, ids, tokens).greedy
+    for wrong in range(len(tokens)):
+        changed = [*tokens[:wrong], (tokens[wrong] + 1) % 28, *tokens[wrong + 1 :]]
+        assert not score_continuation(model, ids, changed).greedy
+
+
+def test_what_cannot_be_scored():
+    with pytest.raises(ConfigError, match="mdlm"):
+        score_continuation(tiny("mdlm"), [1], [2])
+    for context, tokens in (([], [1]), ([1] * 60, [1] * 5)):
+        with pytest.raises(ConfigError, match="64 together at most"):
+            score_continuation(tiny("ar"), context, tokens)
+    with pytest.raises(ConfigError, match="draws"):
+        score_continuation(tiny("bd3lm"), [1], [1], draws=0)
+    assert score_continuation(tiny("bd3lm"), [1], []).logp == 0
+
+
+def test_missing_harness_names_the_pip_line():
+    program = "import sys; sys.modules['lm_eval'] = None; import dadlm.interop.lm_eval"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert "pip install 'dadlm[lm-eval]'" in run.stderr
+
+
+QUESTIONS = [
+    {
+        "question": f"w{n} w{n + 1} w{n + 2}",
+        "choices": [f"w{(n * k) % 28} w{(n + k) % 28}" for k in (1, 2, 3)],
+        "answer": n % 3,
+    }
+    for n in range(6)
+]
+TASKS = {
+    "choice": {
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}",
+        "doc_to_choice": "choices",
+        "doc_to_target": "answer",
+        "metric_list": [{"metric": "acc"}],
+    },
+    "write": {
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "w1",
+        "generation_kwargs": {"until": ["w3"], "max_gen_toks": 6, "do_sample": False},
+        "metric_list": [{"metric": "exact_match"}],
+    },
+    "read": {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{question}} {{choices | join(' ')}}",
+        "metric_list": [{"metric": "word_perplexity"}],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory):
+    """Runs the three tasks on a model; results and samples."""
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.registry import get_model
+    from lm_eval.evaluator import evaluate
+    from lm_eval.tasks import TaskManager
+
+    import dadlm.interop.lm_eval  # registers the model
+
+    folder = tmp_path_factory.mktemp("tasks")
+    (folder / "questions.jsonl").write_text("".join(json.dumps(q) + "\n" for q in QUESTIONS))
+    for name, task in TASKS.items():
+        data = {"data_files": {"test": str(folder / "questions.jsonl")}, "cache_dir": str(folder / "cache")}
+        common = {
+            "task": f"dadlm_{name}",
+            "dataset_path": "json",
+            "dataset_kwargs": data,
+            "test_split": "test",
+        }
+        (folder / f"{name}.yaml").write_text(json.dumps(common | task))  # JSON is YAML
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+
+    def run(family):
+        model = tiny(family, tokenizer=word_level(WORDS))
+        dadlm.save(model, folder / family)
+        adapter = get_model("dadlm").create_from_arg_string(f"pretrained={folder / family}")
+        tasks = manager.load([f"dadlm_{name}" for name in TASKS])
+        # Not simple_evaluate: that also calls pip to list what is installed, and pip asks the network.
+        found = evaluate(adapter, tasks, bootstrap_iters=0, log_samples=True)
+        assert found is not None
+        return model, found
+
+    return run
+
+
+@pytest.mark.parametrize("family", ["ar", *BLOCK_FAMILIES])
+def test_a_small_task(harness, family):
+    model, found = harness(family)
+    tokenizer = model.tokenizer
+    right, texts, nats, words = 0, [], 0.0, 0
+    for question in QUESTIONS:
+        context = tokenizer.encode(question["question"])
+        logp = [score_continuation(model, context, tokenizer.encode(c)).logp for c in question["choices"]]
+        right += max(range(3), key=logp.__getitem__) == question["answer"]
+        text = " ".join([question["question"], *question["choices"]])
+        nats -= score_continuation(model, [tokenizer.eot_id], tokenizer.encode(text)).logp
+        words += len(text.split())
+    results = found["results"]
+    assert results["dadlm_choice"]["acc,none"] == pytest.approx(right / 6)
+    assert results["dadlm_read"]["word_perplexity,none"] == pytest.approx(math.exp(nats / words), rel=1e-4)
+    prompts = [question["question"] for question in QUESTIONS]
+    texts = dadlm.generate(model, prompts, max_new_tokens=6, path="viterbi", seed=0).texts
+    written = [sample["resps"][0][0] for sample in found["samples"]["dadlm_write"]]
+    assert written == [text.split("w3")[0] for text in texts]

@@ -1,0 +1,111 @@
+"""dadlm summarize: text, JSON Lines and standard input; what is told, left out and refused."""
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.decode.tiny import silence_eot, tiny
+
+from dadlm import Model, generate, stream
+from dadlm.cli import main
+from dadlm.evaluate.summarisation import paper_settings, prompt_of
+from dadlm.model.checkpoint import save
+from dadlm.tokens import word_level
+
+WORDS = [f"w{number}" for number in range(28)]
+DOCUMENTS = ("w1 w2 w3", "w4 w5 w6 w7 w8 w9", "w3 " * 40)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    model = tiny("dadlm", context=32, tokenizer=word_level(WORDS))
+    save(model, tmp_path / "model")
+    return model
+
+
+def expected(model: Model, document: str) -> str:
+    """By `generate` alone: 24 of the 32 tokens to read, 8 to write."""
+    prompt, _ = prompt_of(model, document, 24)
+    settings = replace(paper_settings("dadlm"), max_new_tokens=8)
+    return generate(model, [prompt], seed=0, settings=settings).texts[0].strip()
+
+
+def command(tmp_path: Path, *words: str) -> list[str]:
+    return ["summarize", *words, "--model", str(tmp_path / "model"), "--device", "cpu"]
+
+
+def files(tmp_path: Path) -> tuple[str, str]:
+    text, lines = tmp_path / "one.txt", tmp_path / "two.jsonl"
+    text.write_text(DOCUMENTS[0], encoding="utf-8")
+    records: list[Any] = [{"document": DOCUMENTS[1]}, {"document": " "}, {"prompt": DOCUMENTS[2]}]
+    lines.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(text), str(lines)
+
+
+def test_files_as_json(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, lines = files(tmp_path)
+    assert main(command(tmp_path, text, lines, "--json")) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [piece["summary"] for piece in told["summaries"]] == [expected(model, one) for one in DOCUMENTS]
+    assert [piece["source"] for piece in told["summaries"]] == [text, f"{lines}, line 1", f"{lines}, line 3"]
+    assert [piece["truncated"] for piece in told["summaries"]] == [False, False, True]
+    assert told["skipped"] == [f"{lines}, line 2: the document is empty"]
+
+
+def test_for_people(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, lines = files(tmp_path)
+    assert main(command(tmp_path, text, lines, "--batch-size", "1")) == 0
+    shown = capsys.readouterr()
+    assert all(expected(model, document) in shown.out for document in DOCUMENTS)
+    assert "per pass" in shown.err and "1 of 3 documents were cut to 24 tokens" in shown.err
+    assert f"left out: {lines}, line 2: the document is empty" in shown.err
+    assert main(command(tmp_path, text)) == 0
+    assert capsys.readouterr().out == expected(model, DOCUMENTS[0]) + "\n"  # alone: the summary and no more
+
+
+def test_standard_input(
+    model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in ((), ("-",)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(DOCUMENTS[1].encode())))
+        assert main(command(tmp_path, *words)) == 0
+        assert capsys.readouterr().out == expected(model, DOCUMENTS[1]) + "\n"
+
+
+@pytest.mark.usefixtures("model")
+def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, lines = files(tmp_path)
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"caf\xe9")
+    for words, told in (
+        (["summarize", text], "dadlm finetune makes it"),
+        (command(tmp_path, str(latin)), "latin.txt: not UTF-8"),
+        (command(tmp_path, text, lines, "--strict"), "line 2: the document is empty"),
+        (command(tmp_path, str(tmp_path / "gone.txt")), "No such file"),
+        (command(tmp_path, text, "--summary-tokens", "40"), "must fit into the context of 32"),
+    ):
+        assert main(words) == 2, words
+        assert told in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(command(tmp_path, text, "--batch-size", "0"))
+    assert "--batch-size must be at least 1" in capsys.readouterr().err
+    assert main(command(tmp_path, text, str(latin))) == 0
+    assert "left out:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", ["mdlm", "bd3lm", "dadlm"])
+@pytest.mark.parametrize("infill", [None, (2, 0.5)])
+def test_every_step_fixes_a_token(family: str, infill: tuple[int, float] | None) -> None:
+    """However unsure the model is: nothing reaches a threshold of 1."""
+    model = silence_eot(tiny(family, context=32))
+    settings = replace(paper_settings(family, threshold=1.0, infill=infill), max_new_tokens=12)
+    known: dict[int, int] = {}
+    for event in stream(model, [1, 2, 3], seed=0, settings=settings):
+        fixed = sum(event.fixed)
+        assert fixed >= 1
+        known[event.block] = known.get(event.block, 0) + fixed
+    assert sum(known.values()) >= 12

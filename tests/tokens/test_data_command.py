@@ -1,0 +1,67 @@
+"""dadlm data, and what training makes of mixtures and documents."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from dadlm.cli import main
+from dadlm.errors import ConfigError
+from dadlm.tokens import DocumentRows, Mixture, training_rows
+from dadlm.train import DataConfig
+from dadlm.train.data import load_rows, load_tokenizer
+
+
+@pytest.fixture
+def texts(tmp_path, prose, monkeypatch):
+    """a.jsonl of many documents, b.txt of one."""
+    monkeypatch.chdir(tmp_path)
+    text = prose(40_000)
+    documents = [text[at : at + 300] for at in range(0, 12_000, 300)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
+    (tmp_path / "b.txt").write_text(text[20_000:])
+    return documents
+
+
+def said(capsys) -> list[dict]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_prepare_and_verify_a_mixture(texts, capsys):
+    words = ["data", "prepare", "0.7:a.jsonl,0.3:b.txt", "--tokenizer", "bpe:300", "--workers", "2", "--json"]
+    assert main(words) == 0
+    made = said(capsys)
+    assert [result["folder"].split("/")[-1][:2] for result in made] == ["a-", "b-"]
+    for result in made:
+        assert main(["data", "verify", result["folder"], "--json"]) == 0
+        assert said(capsys) == [
+            {"folder": result["folder"], "shards": 1, "tokens": result["tokens"], "sound": True}
+        ]
+    with open(f"{made[0]['folder']}/shard-00000.bin", "r+b") as file:
+        file.write(b"\1\0\1\0")
+    assert main(["data", "verify", made[0]["folder"]]) == 2
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_rows_of_a_mixture(texts):
+    data = DataConfig(train="3:a.jsonl,1:b.txt", tokenizer="bpe:300", valid_share=0.2)
+    tokenizer = load_tokenizer(data)
+    rows, valid = load_rows(data, tokenizer, 16)
+    assert isinstance(rows, Mixture)
+    only_a, valid_a = load_rows(DataConfig(train="a.jsonl", valid_share=0.2), tokenizer, 16)
+    chosen = training_rows(rows, 0, 1000, 0)
+    assert int((chosen < len(only_a)).sum()) == 750
+    assert all(rows[n].equal(only_a[n]) for n in range(len(only_a)))
+    held_out = {tuple(row.tolist()) for row in valid_a}
+    assert len(valid) == 1000
+    assert Counter(tuple(row.tolist()) in held_out for row in valid) == {True: 750, False: 250}
+    with pytest.raises(ConfigError, match="too small"):
+        load_rows(DataConfig(train="1:a.jsonl,0.00001:b.txt"), tokenizer, 16)
+
+
+def test_rows_of_documents(texts):
+    data = DataConfig(train="a.jsonl", tokenizer="bpe:300", rows="documents")
+    tokenizer = load_tokenizer(data)
+    rows, valid = load_rows(data, tokenizer, 512)  # longer than any document
+    assert isinstance(rows, DocumentRows)
+    assert [tokenizer.decode(row) for row in (*rows, *valid)] == texts

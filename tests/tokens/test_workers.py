@@ -1,0 +1,69 @@
+"""Several processes give what one gives."""
+
+import json
+import os
+import signal
+
+import psutil
+import pytest
+
+from dadlm.errors import DataError
+from dadlm.tokens import EOT, encoding, packing, prepare, word_level
+
+
+@pytest.fixture
+def source(tmp_path, prose):
+    text = prose(40_000)
+    texts = [text[at : at + at % 700] for at in range(0, 40_000, 300)] + [f"a {EOT} b", "🙂", prose(70_000)]
+    file = tmp_path / "text.jsonl"
+    file.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    return file
+
+
+def helpers() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if "worker.py" in " ".join(p.cmdline())]
+
+
+def test_result_does_not_depend_on_their_number(source, bpe, tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, "_BATCH", 5_000)
+    made = []
+    for workers in (1, 2, 3):
+        shards = prepare(
+            source, bpe, tmp_path / str(workers), workers=workers, shard_tokens=3000, progress=False
+        )
+        made.append({file.name: file.read_bytes() for file in shards.folder.iterdir()})
+    assert made[0] == made[1] == made[2]
+    assert len(made[0]) > 10
+    assert helpers() == []
+
+
+def test_text_that_cannot_be_encoded_is_named_as_by_one_process(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one two"}\n{"text": "one three"}\n')
+    messages = []
+    for workers in (1, 2):
+        with pytest.raises(DataError) as error:
+            prepare(
+                tmp_path / "a.jsonl", word_level(["one", "two"]), tmp_path, workers=workers, progress=False
+            )
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert "'three' is not among the 2 words" in messages[0]
+    assert helpers() == []
+
+
+def test_worker_that_dies_is_reported(source, bpe, tmp_path, monkeypatch):
+    start = encoding._Worker.__init__
+
+    def start_dead(self, file):
+        start(self, file)
+        os.kill(self._process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(encoding._Worker, "__init__", start_dead)
+    with pytest.raises(DataError, match=r"has died \(exit code -9\).*run again"):
+        prepare(source, bpe, tmp_path, workers=2, progress=False)
+    assert helpers() == []
+
+
+def test_number_is_checked(source, bpe, tmp_path):
+    with pytest.raises(DataError, match=r"workers \(0\) must be at least 1"):
+        prepare(source, bpe, tmp_path, workers=0)

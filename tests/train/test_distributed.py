@@ -1,0 +1,209 @@
+"""Several processes train as one does: the same losses, one log, one checkpoint that any number goes on from.
+
+Everything is compared with one process that was started on its own.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.train.runs import FAMILIES, config, metrics, progress, state_tensors, text, train
+from tests.train.worker import environment, free_port, run_ranks
+
+from dadlm.errors import CheckpointError, ConfigError
+from dadlm.model import load
+from dadlm.model.checkpoint import weights
+from dadlm.train.batches import Batches
+from dadlm.train.ranks import Ranks
+
+PLAN: dict[str, Any] = {"steps": 20, "batch_size": 8, "valid_every": 5, "save_every": 7}
+HALF = {**PLAN, "steps": 10}
+
+
+def curve(out: Path) -> list[tuple[float, str, float]]:
+    return [(one["step"], name, one[name]) for one in metrics(out) for name in one if name != "step"]
+
+
+def assert_same_curve(one: Path, other: Path) -> None:
+    here, there = curve(one), curve(other)
+    assert [entry[:2] for entry in here] == [entry[:2] for entry in there]
+    assert [entry[2] for entry in here] == pytest.approx([entry[2] for entry in there], abs=1e-5)
+
+
+def assert_same_model(one: Path, other: Path) -> None:
+    here, there = weights(load(one)), weights(load(other))
+    assert here.keys() == there.keys()
+    for name in here:  # a step of AdamW may turn a rounding error into a change of the size of its rate
+        torch.testing.assert_close(here[name], there[name], atol=1e-3, rtol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes made, and what one made beside them."""
+    folder = tmp_path_factory.mktemp("two")
+    train(config("dadlm", folder / "alone", **PLAN))
+    few = {**HALF, "steps": 4}
+    train(config("bd3lm", folder / "alone-parts", **few))
+    train(config("dadlm", folder / "taken-over", **HALF))
+    parts = {**few, "accumulate": 2, "checkpointing": True}
+
+    def job(name: str, family: str, plan: dict[str, Any], parallel: str, **misfortune: int) -> dict[str, Any]:
+        return {
+            "out": str(folder / name),
+            "family": family,
+            "train": {**plan, "parallel": parallel},
+            **misfortune,
+        }
+
+    jobs = [
+        job("ddp", "dadlm", PLAN, "ddp"),
+        job("fsdp", "dadlm", PLAN, "fsdp"),
+        job("parts-ddp", "bd3lm", parts, "ddp"),
+        job("parts-fsdp", "bd3lm", parts, "fsdp"),
+        job("half", "dadlm", HALF, "fsdp"),
+        job("taken-over", "dadlm", PLAN, "fsdp"),
+        job("nan", "bd3lm", {**HALF, "valid_every": 100, "save_every": 100}, "fsdp", nan_at=4),
+        job("stop", "bd3lm", {**HALF, "valid_every": 100, "save_every": 100}, "ddp", stop_at=3),
+    ]
+    run_ranks(2, jobs, folder)
+    return folder
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_have_the_losses_of_one(parallel: str, two: Path) -> None:
+    assert len(curve(two / "alone")) == 20 * 3 + 4 * 3  # loss, rate and gap; validations of three values
+    assert_same_curve(two / parallel, two / "alone")
+    assert_same_model(two / parallel / "last", two / "alone" / "last")
+    assert_same_model(two / parallel / "best", two / "alone" / "best")
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_micro_batches_and_recomputed_layers_change_nothing(parallel: str, two: Path) -> None:
+    assert_same_curve(two / f"parts-{parallel}", two / "alone-parts")
+
+
+def test_each_process_keeps_its_rows_of_the_training_state(two: Path) -> None:
+    whole, last = state_tensors(two / "alone" / "last"), two / "fsdp" / "last" / "training"
+    names = {f"state-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    assert {path.name for path in last.iterdir()} == names | {"state.json"}
+    sizes = [path.stat().st_size for path in last.glob("*.safetensors")]
+    everything = (two / "alone" / "last" / "training" / "state.safetensors").stat().st_size
+    assert max(sizes) < 0.6 * everything, "weights, averages and both moments are shared out"
+    assert {name.split(".")[0] for name in whole} == {"weight", "ema", "step", "exp_avg", "exp_avg_sq"}
+    assert (two / "ddp" / "last" / "training" / "state.safetensors").is_file()
+
+
+def test_one_process_goes_on_from_the_shards_of_two(two: Path) -> None:
+    train(config("dadlm", two / "half", **PLAN))
+    assert_same_curve(two / "half", two / "alone")
+    assert_same_model(two / "half" / "last", two / "alone" / "last")
+
+
+def test_two_sharded_processes_go_on_from_one(two: Path) -> None:
+    assert_same_curve(two / "taken-over", two / "alone")
+
+
+def test_a_loss_that_is_no_number_in_one_process_stops_all(two: Path) -> None:
+    said = [(two / f"nan-rank{rank}.txt").read_text(encoding="utf-8") for rank in (0, 1)]
+    assert said[0] == said[1]
+    assert re.match(r"step 4: loss nan, .* the last good state is in .*step-00000003", said[0])
+    assert progress(two / "nan" / "last")["step"] == 3
+    assert all(torch.isfinite(tensor).all() for tensor in weights(load(two / "nan" / "last")).values())
+
+
+def test_a_signal_to_one_process_stops_all_at_the_same_step(two: Path) -> None:
+    said = [(two / f"stop-rank{rank}.txt").read_text(encoding="utf-8") for rank in (0, 1)]
+    assert said == ["3", "3"]
+    assert progress(two / "stop" / "last")["step"] == 3
+
+
+def test_a_missing_or_damaged_shard_is_refused(two: Path) -> None:
+    run, last = config("dadlm", two / "fsdp", **{**PLAN, "steps": 30}), two / "fsdp" / "last" / "training"
+    second = last / "state-00002-of-00002.safetensors"
+    content = second.read_bytes()
+    second.write_bytes(content[:-100])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        train(run)
+    second.unlink()
+    with pytest.raises(CheckpointError, match=r"state-00002-of-00002\.safetensors does not exist"):
+        train(run)
+    second.write_bytes(content)
+
+
+def test_the_processes_share_out_the_batch_without_rest(tmp_path: Path) -> None:
+    run = config("bd3lm", tmp_path, batch_size=12, accumulate=2)
+    batches = Batches(run, text(40, 1))
+    shares = [batches.parts(Ranks(rank, 3)) for rank in range(3)]
+    assert sorted(int(place) for share in shares for part in share for place in part) == list(range(12))
+    whole = batches.take(5, run.noise, torch.arange(12))
+    for part in shares[1]:
+        ids, noise = batches.take(5, run.noise, part)
+        assert noise is not None and whole[1] is not None
+        assert torch.equal(ids, whole[0][part]) and torch.equal(noise.masked, whole[1].masked[part])
+    with pytest.raises(ConfigError, match="12 cannot be cut into accumulate 2 equal parts for each of 5"):
+        batches.parts(Ranks(0, 5))
+
+
+@pytest.mark.acceptance
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_two_and_four_processes_have_the_same_losses(family: str, tmp_path: Path) -> None:
+    """And what four have saved, two go on with."""
+    train(config(family, tmp_path / "1", **PLAN))
+
+    def job(name: str, parallel: str, plan: dict[str, Any] = PLAN) -> dict[str, Any]:
+        return {"out": str(tmp_path / name), "family": family, "train": {**plan, "parallel": parallel}}
+
+    run_ranks(4, [job("4-ddp", "ddp"), job("4-fsdp", "fsdp"), job("half", "fsdp", HALF)], tmp_path)
+    run_ranks(2, [job("2-ddp", "ddp"), job("2-fsdp", "fsdp"), job("half", "fsdp")], tmp_path)
+    for name in ("2-ddp", "2-fsdp", "4-ddp", "4-fsdp", "half"):
+        assert_same_curve(tmp_path / name, tmp_path / "1")
+    pieces = [path.name for path in (tmp_path / "half" / "last" / "training").glob("*.safetensors")]
+    assert sorted(pieces) == [f"state-0000{number}-of-00002.safetensors" for number in (1, 2)]
+
+
+@pytest.mark.acceptance
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_torchrun_told_to_stop_saves_and_goes_on(
+    parallel: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    """The command line under torchrun: data prepared once, one log, one answer, a signal, the same end."""
+    (tmp_path / "text.txt").write_text("the slow river runs under one red bridge. " * 60, encoding="utf-8")
+    model = "--model.width 16 --model.heads 2 --model.layers 2 --model.expand-at 0 --model.context 16"
+    words = f"train small-dadlm {model} --model.block-size 4 --train.batch-size 4 --train.steps 120"
+    words += f" --train.valid-every 60 --train.valid-rows 4 --train.log-every 1 --train.parallel {parallel}"
+    words += f" --data.train {tmp_path}/text.txt --data.cache {tmp_path}/cache --data.tokenizer bpe:280"
+    words += " --train.device cpu"
+
+    def command(out: str) -> list[str]:
+        start = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+        rest = f"-m dadlm.cli {words} --out {tmp_path / out}".split()
+        return [sys.executable, *start, "--master-port", str(free_port()), *rest]
+
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": environment()}
+    straight = subprocess.run(command("straight"), timeout=200, check=True, **told)  # type: ignore[call-overload]
+    assert straight.stdout.count("finished at step 120") == 1, straight.stdout
+    process = subprocess.Popen(command("broken"), start_new_session=True, **told)  # type: ignore[call-overload]
+    log, limit = tmp_path / "broken" / "metrics.jsonl", time.monotonic() + 120
+    while not log.exists() or log.read_bytes().count(b'"loss"') < 5:
+        assert process.poll() is None and time.monotonic() < limit, "step 5 was not reached"
+        time.sleep(0.01)
+    if number == signal.SIGINT:  # Ctrl-C goes to all processes in front of the terminal
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    said, _ = process.communicate(timeout=100)
+    stopped = progress(tmp_path / "broken" / "last")["step"]
+    assert 5 <= stopped < 120 and f"stopped at step {stopped}" in " ".join(said.split()), said
+    subprocess.run(command("broken"), timeout=200, check=True, **told)  # type: ignore[call-overload]
+    assert_same_curve(tmp_path / "broken", tmp_path / "straight")
+    steps = [json.loads(line)["step"] for line in log.read_text("utf-8").splitlines() if '"loss"' in line]
+    assert steps == list(range(1, 121))

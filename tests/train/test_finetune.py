@@ -1,0 +1,223 @@
+"""Fine-tuning: it learns to summarise, goes on where it stopped, ends when ROUGE rises no more, names bad
+lines."""
+
+import json
+import signal
+from dataclasses import replace
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.train.runs import (
+    assert_same_bits,
+    metrics,
+    progress,
+    state_tensors,
+    tokenizer,
+)
+
+from dadlm import ModelConfig, generate, load
+from dadlm.cli import main
+from dadlm.errors import ConfigError, DataError
+from dadlm.evaluate.summarisation import paper_settings, prompt_of
+from dadlm.model.checkpoint import save
+from dadlm.train import TrainConfig
+from dadlm.train import finetuner as module
+from dadlm.train.finetune import finetune
+from dadlm.train.finetune_config import FinetuneConfig
+from dadlm.train.pairs import read_pairs
+from dadlm.train.start import fresh_model
+
+LONG, SHORT = "w1 w2 w3 w4 w5", "w7 w8"  # the summary of a document that begins with w10, and with w11
+
+
+def pair(number: int) -> dict[str, str]:
+    rest = " ".join(f"w{(number * step) % 9 + 12}" for step in range(1, 3 + number % 5))
+    return {"document": f"w{10 + number % 2} {rest}", "summary": (LONG, SHORT)[number % 2]}
+
+
+def write(file: Path, lines: list[Any]) -> str:
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return str(file)
+
+
+def config_of(family: str, folder: Path, **changes: Any) -> FinetuneConfig:
+    folder.mkdir(exist_ok=True)
+    shape = ModelConfig(
+        family=family,  # type: ignore[arg-type]
+        context=32,
+        block_size=4,
+        layers=2,
+        width=32,
+        heads=2,
+        candidates=3,
+        candidate_scale=0.3,
+        expand_at=1,
+    )
+    save(fresh_model(shape, tokenizer(), seed=0), folder / "model")
+    train: dict[str, Any] = {"steps": 12, "batch_size": 8, "lr": 1e-2, "warmup": 3, "ema": 0.9}
+    train |= {"device": "cpu", "valid_every": 4, "save_every": 100, "log_every": 1}
+    settings = {
+        "model": str(folder / "model"),
+        "data": (write(folder / "train.jsonl", [pair(number) for number in range(30)]),),
+        "valid": (write(folder / "valid.jsonl", [pair(number) for number in range(30, 40)]),),
+        "out": str(folder / "run"),
+        "document_tokens": 12,
+        "summary_tokens": 10,
+        "rouge_pairs": 6,
+        "train": TrainConfig(**train),
+    }
+    return FinetuneConfig(**(settings | changes))
+
+
+@pytest.mark.parametrize(
+    ("family", "steps"),
+    [
+        ("ar", 50),
+        ("bd3lm", 130),
+        pytest.param("mdlm", 500, marks=pytest.mark.acceptance),
+        pytest.param("dadlm", 400, marks=pytest.mark.acceptance),
+    ],
+)
+def test_it_learns_what_to_say_and_when_to_end(family: str, steps: int, tmp_path: Path) -> None:
+    config = trained(config_of(family, tmp_path, patience=0), steps=steps, valid_every=steps, lr=5e-3)
+    done = finetune(config, quiet=True)
+    assert done.rouge == pytest.approx(100) and done.step == steps
+    model = load(tmp_path / "run")
+    prompts = [prompt_of(model, pair(number)["document"], 12)[0] for number in (50, 51)]
+    out = generate(model, prompts, seed=0, settings=replace(paper_settings(family), max_new_tokens=10))
+    assert out.texts == [LONG, SHORT]
+    assert list(map(len, out.tokens)) == [6, 3]  # with end-of-text
+    if family in ("bd3lm", "dadlm"):  # what stands behind the end is sure, and takes no passes of its own
+        assert out.mean_tokens_per_forward > 1
+
+
+def trained(config: FinetuneConfig, **changes: Any) -> FinetuneConfig:
+    return replace(config, train=replace(config.train, **changes))
+
+
+def stopping_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = module.Finetuner.step
+
+    def stop(self: module.Finetuner) -> tuple[float, int]:
+        if self.state.step + 1 == step:
+            signal.raise_signal(signal.SIGINT)
+        return make(self)
+
+    monkeypatch.setattr(module.Finetuner, "step", stop)
+
+
+@pytest.mark.parametrize("family", ["ar", "dadlm"])
+def test_an_interrupted_run_ends_with_the_same_bits(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight, broken = config_of(family, tmp_path / "straight"), config_of(family, tmp_path / "broken")
+    broken = replace(broken, data=straight.data, valid=straight.valid, model=straight.model)
+    assert not finetune(straight, quiet=True).interrupted
+    with monkeypatch.context() as context:
+        stopping_at(7, context)
+        stopped = finetune(broken, quiet=True)
+    assert (stopped.interrupted, stopped.step) == (True, 7)
+    assert finetune(broken, quiet=True).step == 12
+    one, other = tmp_path / "straight" / "run", tmp_path / "broken" / "run"
+    assert_same_bits(state_tensors(one / "last"), state_tensors(other / "last"))
+    assert progress(one / "last")["best"] == progress(other / "last")["best"]
+    assert metrics(one) == metrics(other)
+
+
+def test_parts_of_a_batch_give_the_same_loss(tmp_path: Path) -> None:
+    whole = config_of("dadlm", tmp_path, patience=0)
+    parts = replace(trained(whole, accumulate=4), out=str(tmp_path / "parts"))
+    for config in (whole, parts):
+        finetune(config, quiet=True)
+    one, other = (
+        [entry["loss"] for entry in metrics(tmp_path / name) if "loss" in entry] for name in ("run", "parts")
+    )
+    assert len(one) == 12 and other == pytest.approx(one, rel=1e-4)
+
+
+def test_it_ends_when_rouge_rises_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ROUGE is best at the second validation; two worse ones end the run, and it stays ended."""
+    given = chain([10.0, 30.0, 20.0, 29.0, 50.0], repeat(0.0))
+
+    def score(*_: object, **__: object) -> dict[str, Any]:
+        return {"average": {"mean": next(given)}, "tpf": 1.0}
+
+    monkeypatch.setattr(module, "summarisation", score)
+    config = trained(config_of("bd3lm", tmp_path, patience=2), steps=40, valid_every=2)
+    done = finetune(config, quiet=True)
+    assert (done.step, done.rouge, done.interrupted) == (8, 30.0, False)
+    assert (tmp_path / "run" / "best").resolve().name == "step-00000004"
+    assert (tmp_path / "run" / "last").resolve().name == "step-00000008"
+    assert finetune(config, quiet=True).step == 8
+    assert finetune(replace(config, patience=3), quiet=True).rouge == 50.0
+
+
+def test_other_pairs_are_another_run(tmp_path: Path) -> None:
+    config = config_of("ar", tmp_path)
+    finetune(config, quiet=True)
+    for changes in ({"document_tokens": 4}, {"data": config.valid}):
+        with pytest.raises(ConfigError, match="choose another --out"):
+            finetune(replace(config, **changes), quiet=True)
+
+
+BAD = (
+    b'{"document": "caf\xe9", "summary": "x"}\n{"document": "w1"}\n{"document": "w1", "summary": " "}\n'
+    b'no json\n[1]\n{"prompt": "", "completion": "w1"}\n{"document": "w1", "summary": 3}\n'
+    b'{"document": "w1", "summary": "\\ud800"}\n\n{"prompt": "w1 w2", "completion": "w3"}\n'
+)
+WORDS_OF_BAD = (
+    "not UTF-8",
+    "no summary",
+    "is empty",
+    "not valid JSON",
+    "not an object",
+    "is empty",
+    "int",
+    "half",
+)
+
+
+def test_lines_that_are_no_pairs_are_named_and_counted(tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_bytes(BAD)
+    found = read_pairs([str(file)])
+    assert found.pairs == (("w1 w2", "w3"),)
+    assert len(found.skipped) == len(WORDS_OF_BAD)
+    for number, (told, word) in enumerate(zip(found.skipped, WORDS_OF_BAD, strict=True), 1):
+        assert f"line {number}:" in told and word in told
+    with pytest.raises(DataError, match=r"line 1: not UTF-8.*--strict"):
+        read_pairs([str(file)], strict=True)
+    with pytest.raises(DataError, match=r"no line has .*line 1: no document"):
+        read_pairs([write(tmp_path / "none.jsonl", [{"text": "w1"}])])
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of("bd3lm", tmp_path)
+    more = tmp_path / "more.jsonl"
+    more.write_bytes(BAD + b'{"document": "' + b"w1 " * 20 + b'", "summary": "w2"}\n')
+    words = [
+        "finetune",
+        "--model",
+        config.model,
+        "--data",
+        config.data[0],
+        str(more),
+        "--valid",
+        *config.valid,
+    ]
+    words += ["--out", config.out, "--document-tokens", "12", "--summary-tokens", "10", "--rouge-pairs", "4"]
+    words += ["--train.steps", "4", "--train.decay", "0", "--train.batch-size", "8", "--train.device", "cpu"]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["step"], told["pairs"], told["cut_documents"]) == (4, 32, 1)
+    assert len(told["skipped_lines"]) == len(WORDS_OF_BAD)
+    assert load(tmp_path / "run").config.family == "bd3lm"
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "1 documents are cut to 12 tokens" in shown and "8 lines are left out" in shown
+    assert main([*words, "--strict"]) == 2
+    assert "line 1: not UTF-8" in capsys.readouterr().err
+    assert main(["finetune", "--data", "x.jsonl"]) == 2
+    assert "no model: pass --model" in capsys.readouterr().err

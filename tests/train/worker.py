@@ -1,0 +1,95 @@
+"""One process of a run, as torchrun starts it: python -m tests.train.worker JOBS.json; and how to start some.
+
+A job is {"out", "family", "train": settings}, and may name a misfortune that befalls one process only.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.train.runs import before_step, config, text, tokenizer
+
+import dadlm
+from dadlm.errors import TrainingError
+from dadlm.train import Trainer, gradients
+from dadlm.train.config import TrainConfig
+from dadlm.train.ranks import Ranks, joined
+from dadlm.train.start import fresh_model
+
+
+def run_ranks(size: int, jobs: list[dict[str, Any]], folder: Path, limit: float = 240) -> None:
+    """Do the jobs, one after the other, with so many processes of this machine."""
+    file = folder / f"jobs-{size}.json"
+    file.write_text(json.dumps(jobs), encoding="utf-8")
+    places = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)} for rank in range(size)]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.train.worker", str(file)]
+    processes = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            env=environment() | common | place,
+        )
+        for place in places
+    ]
+    try:
+        said = [process.communicate(timeout=limit)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0] * size, "\n".join(said)
+
+
+def environment() -> dict[str, str]:
+    """Only the loopback interface is spoken to."""
+    source = str(Path(dadlm.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": source, "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def _do(job: dict[str, Any], ranks: Ranks) -> None:
+    run = config(job["family"], Path(job["out"]), **job["train"])
+    model = fresh_model(run.model, tokenizer(), 0)
+    one = Trainer(run, model, text(40, 1), text(32, 2), quiet=True, ranks=ranks)
+    with pytest.MonkeyPatch.context() as patch:
+        if ranks.rank == ranks.size - 1 and "stop_at" in job:
+            before_step(one, job["stop_at"], lambda: signal.raise_signal(signal.SIGTERM))
+        if ranks.rank == ranks.size - 1 and "nan_at" in job:
+            before_step(one, job["nan_at"], lambda: _poison(patch))
+        try:
+            said = str(one.run().step)
+        except TrainingError as error:
+            said = str(error)
+    Path(f"{job['out']}-rank{ranks.rank}.txt").write_text(said, encoding="utf-8")
+
+
+def _poison(patch: pytest.MonkeyPatch) -> None:
+    score = gradients.losses
+
+    def spoilt(*arguments: Any) -> Any:
+        parts = score(*arguments)
+        return type(parts)(parts.train * float("nan"), parts.reconstruction, parts.bound)
+
+    patch.setattr(gradients, "losses", spoilt)
+
+
+if __name__ == "__main__":
+    jobs = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    with joined(TrainConfig(device="cpu", parallel="fsdp")) as found:
+        for one_job in jobs:
+            _do(one_job, found)
