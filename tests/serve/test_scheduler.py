@@ -428,3 +428,30 @@ def test_what_cannot_be_finished_in_time_is_told(model):
     scheduler.shutdown(0)
     assert {finished(events_of(job, 0)).reason for job in (running, waiting)} == {"shutdown"}
     assert scheduler.stats().finished == {"shutdown": 2}
+
+
+def test_memory_that_runs_out_again_while_making_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smaller batch may not fit either: it is halved until it does, and nobody is forgotten."""
+    model = tiny("bd3lm")
+    scheduler = Scheduler(model, max_rows=8)
+    failures = iter([True, True, False])
+    original = batch.Slots
+
+    def slots(*given: object) -> object:
+        if next(failures, False):
+            raise torch.OutOfMemoryError("no room")
+        return original(*given)  # type: ignore[arg-type]
+
+    job = scheduler.submit(Request(ids=(1, 2), settings=DecodeSettings(max_new_tokens=4), seed=0))
+    scheduler.tick()
+    monkeypatch.setattr(batch, "Slots", slots)
+    monkeypatch.setattr(scheduler._batch, "step", _no_room)
+    scheduler.tick()
+    assert scheduler.max_rows == 1 and scheduler.stats().queue == 1
+    for _ in range(20):
+        scheduler.tick()
+    assert list(job)[-1].reason in ("length", "stop")
+
+
+def _no_room(*_: object) -> None:
+    raise torch.OutOfMemoryError("no room")

@@ -42,9 +42,9 @@ class Batch:
         config, device = model.config, model.device
         self.is_window, self.N = config.family == "mdlm", config.block
         self.read_at_once = max(self.N, _TOKENS_READ // self.N * self.N)
+        self.cache = None if self.is_window else Slots(model, slots)  # may fail: before anything is opened
         self._open = ExitStack()
         self._open.enter_context(ready_to_decode(model))
-        self.cache = None if self.is_window else Slots(model, slots)
         number = partial(torch.zeros, device=device, dtype=torch.int64)
         flag = partial(torch.zeros, device=device, dtype=torch.bool)
         self.block = Block(
@@ -67,7 +67,9 @@ class Batch:
         self._buffers: dict[int, Tensor] = {}
 
     def close(self) -> None:
-        """Let go of what the model keeps for decoding, and of the graphs that rely on it."""
+        """Let go of tasks, cache, what the model keeps for decoding and the graphs that rely on it."""
+        self.tasks.clear()
+        self.cache = None
         self._acts.clear()
         self._open.close()
 

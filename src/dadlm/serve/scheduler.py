@@ -272,7 +272,16 @@ class Scheduler:
                 task.rewind()
                 self._waiting.appendleft(task)
             self._batch.close()
-            del self._batch
+            self._batch = self._smaller_batch()
+
+    def _smaller_batch(self) -> Batch:
+        """A batch of `max_rows`, or of fewer where even that does not fit any more."""
+        while True:
             if self.model.device.type == "cuda":
                 torch.cuda.empty_cache()
-            self._batch = Batch(self.model, self.max_rows)
+            try:
+                return Batch(self.model, self.max_rows)
+            except torch.OutOfMemoryError:
+                if self.max_rows == 1:
+                    raise
+                self.max_rows //= 2

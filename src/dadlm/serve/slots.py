@@ -19,10 +19,10 @@ _SHARE = 0.6  # of the free memory of a GPU; the rest is for the passes themselv
 
 
 class Slots(Cache):
-    """A cache with a spare position behind the context, where padding is written and nobody looks."""
+    """A cache with a spare block behind the context, where padding is written, which only padding sees."""
 
     def __init__(self, model: Model, slots: int) -> None:
-        super().__init__(model, slots, model.config.context + 1)
+        super().__init__(model, slots, _positions(model))
 
     def part(self, rows: slice | Tensor, used: int) -> "Part":
         """The slots of some rows, of which the first `used` positions are seen."""
@@ -81,10 +81,14 @@ class CausalPart(CausalPredictor):
         self.model, self.cache, self.last = model, part, last  # type: ignore[assignment]
 
 
+def _positions(model: Model) -> int:
+    return model.config.context + model.config.block
+
+
 def bytes_per_slot(model: Model) -> int:
     config = model.config
     size = model.backbone.embedding.weight.element_size()
-    positions = -(-(config.context + 1) // _GRAIN) * _GRAIN
+    positions = -(-_positions(model) // _GRAIN) * _GRAIN
     return 2 * config.layers * positions * config.heads * config.query_width * size
 
 

@@ -182,11 +182,14 @@ class Finetuner:
         return step // train.valid_every - best_step // train.valid_every >= self.config.patience
 
     def _stop_at_nan(self, loss: float, norm: float) -> None:
-        """The update that would spoil the weights is not made."""
-        folder = save_state(self.state, self.run_config, self.out, False)
+        """The update that would spoil the weights is not made; spoilt weights are not saved."""
+        good = all(bool(torch.isfinite(tensor).all()) for tensor in weights(self.state.model).values())
+        last = self.out / "last"
+        folder = save_state(self.state, self.run_config, self.out, False) if good else last.resolve()
+        where = f"the last good state is in {folder}" if folder.exists() else "no good state was saved yet"
         raise TrainingError(
-            f"step {self.state.step + 1}: loss {loss}, gradient norm {norm}; the last good state is in "
-            f"{folder}. Start another run with a lower --train.lr"
+            f"step {self.state.step + 1}: loss {loss}, gradient norm {norm}; {where}. "
+            "Start another run with a lower --train.lr"
         )
 
 

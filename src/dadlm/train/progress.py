@@ -57,6 +57,8 @@ def _compare(saved: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
         return {key: json.dumps(value) for key, value in items.items() if key not in skip}
 
     before, after = flat(saved), flat(now)
+    # A setting that did not exist when the run was saved had what is its default now.
+    before = flat(asdict(RunConfig())) | before
     changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
     if changed:
         listing = "\n  ".join(f"{key}: {before.get(key)} there, {after.get(key)} now" for key in changed)

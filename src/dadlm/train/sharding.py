@@ -16,7 +16,7 @@ def shard(whole: nn.Module, model: Model, size: int, device: torch.device, bf16:
     """Each layer a unit that is gathered when it runs; what `whole` holds beside them is one more.
 
     So is the last layer: reading a context uses its first half alone, which is no forward pass to FSDP.
-    Layers travel in bf16 where autocast would turn them into it anyway; gradients are added up in fp32.
+    In bf16 layers travel as such, the weights of their norms too; gradients are added up in fp32.
     """
     _lift_numbers(model)
     mesh = init_device_mesh(device.type, (size,))

@@ -121,7 +121,7 @@ def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks | N
 
 def start_optimizer(model: Model, run: RunConfig) -> torch.optim.AdamW:
     """AdamW with what DA-DLM adds in a group of its own, so that it can learn faster."""
-    named = list(model.named_parameters())
+    named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     new = [parameter for name, parameter in named if _is_graph(name)]
     old = [parameter for name, parameter in named if not _is_graph(name)]
     groups = [{"params": old, "scale": 1.0}, {"params": new, "scale": run.train.graph_lr_scale}]
@@ -145,6 +145,8 @@ def _tensors(state: TrainState) -> dict[str, torch.Tensor]:
     tensors = {f"weight.{name}": own_part(tensor) for name, tensor in weights(state.model).items()}
     tensors |= {f"ema.{name}": tensor for name, tensor in state.ema.average.items()}
     for name, parameter in state.model.named_parameters():
+        if not parameter.requires_grad:
+            continue  # frozen: it has no moments
         moments = _moments(state.optimizer, parameter)
         tensors |= {f"{key}.{name}": own_part(tensor) for key, tensor in moments.items()}
     return tensors
