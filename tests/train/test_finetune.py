@@ -220,4 +220,4 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*words, "--strict"]) == 2
     assert "line 1: not UTF-8" in capsys.readouterr().err
     assert main(["finetune", "--data", "x.jsonl"]) == 2
-    assert "no model: pass --model" in capsys.readouterr().err
+    assert "--model is missing" in capsys.readouterr().err

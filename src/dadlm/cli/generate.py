@@ -67,9 +67,8 @@ def run(words: list[str]) -> int:
     for prompt, text in zip(prompts, out.texts, strict=True):
         console.print(Text.assemble((prompt, "dim"), text, "\n"))
     passes, tokens = sum(out.forward_passes), sum(map(len, out.tokens))
-    console.print(
-        f"{tokens} tokens in {passes} forward passes: {out.mean_tokens_per_forward:.2f} per pass", style="dim"
-    )
+    told = f"{tokens} tokens in {passes} forward passes: {out.mean_tokens_per_forward:.2f} per pass"
+    console.print(f"{told}; seed {' '.join(map(str, out.seeds))}", style="dim")
     return 0
 
 

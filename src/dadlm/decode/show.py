@@ -6,20 +6,24 @@ from rich.text import Text
 
 from dadlm.decode.events import StepEvent
 
+_AFTER = 12  # columns for the token that stands there after the step
+
 
 def show_step(event: StepEvent, texts: list[str], console: Console) -> None:
     """Print a step; `texts` [N] are the block's tokens after it, as people read them."""
     candidates = max(len(group) for group in event.top_tokens)
     table = Table(title=f"block {event.block}, step {event.step}", title_justify="left")
-    table.add_column("", no_wrap=True, min_width=2)
+    # Left to itself a full table would take the room it lacks from the narrow columns, which say most.
+    room = (console.width - 2 - _AFTER - 3 * (candidates + 2) - 1) // candidates
+    table.add_column("", no_wrap=True, width=2)
     for k in range(candidates):
-        table.add_column(f"node {k}", overflow="ellipsis", no_wrap=True)
-    table.add_column("after", no_wrap=True)
+        table.add_column(f"node {k}", overflow="ellipsis", no_wrap=True, max_width=max(room, 6))
+    table.add_column("after", no_wrap=True, overflow="ellipsis", min_width=_AFTER, max_width=_AFTER)
     for i, text in enumerate(texts):
         cells = [_node(event, i, k) for k in range(len(event.top_tokens[i]))]
         table.add_row(str(i), *cells, *[""] * (candidates - len(cells)), _after(event, i, text))
     console.print(table)
-    console.print("▸ path; transition, likeliest token, its probability", style="dim")
+    console.print("▸ path; transition, likeliest token, its probability; ◆ infilled", style="dim")
 
 
 def _node(event: StepEvent, i: int, k: int) -> Text:
@@ -39,5 +43,5 @@ def _after(event: StepEvent, i: int, text: str) -> Text:
     if event.anchor[i]:
         return Text(text, style="cyan")
     if event.infilled[i]:
-        return Text(f"{text} (infilled)", style="bold magenta")
+        return Text(f"◆ {text}", style="bold magenta")
     return Text(text, style="bold green") if event.fixed[i] else Text("▢", style="dim")

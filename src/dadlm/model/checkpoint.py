@@ -212,7 +212,10 @@ def locate(name_or_folder: str | Path) -> Path:
         if (place / CONFIG).is_file() and (place / WEIGHTS).exists():
             return place
     if folder.exists() or str(name_or_folder).count("/") != 1:
-        raise CheckpointError(f"{name_or_folder} is not a model folder (config.json and model.safetensors)")
+        names = ", ".join(pretrained.NAMES)
+        raise CheckpointError(
+            f"{name_or_folder} is not a model folder (config.json and model.safetensors); {names} ship"
+        )
     from huggingface_hub import snapshot_download
 
     try:

@@ -50,9 +50,9 @@ def prepare(
     a kill may cost; `workers` processes tokenise, or this one if it is 1. Each document is followed by
     end-of-text.
     """
-    if (documents is not None and documents < 1) or shard_tokens < 1 or workers < 1:
-        given = f"documents ({documents}), shard_tokens ({shard_tokens}) and workers ({workers})"
-        raise DataError(f"{given} must be at least 1")
+    for name, value in {"documents": documents, "shard_tokens": shard_tokens, "workers": workers}.items():
+        if value is not None and value < 1:
+            raise DataError(f"{name} must be at least 1, got {value}")
     options = {"text_field": text_field, "documents": documents, "shard_tokens": shard_tokens}
     identity = {
         "tokenizer": tokenizer.fingerprint,

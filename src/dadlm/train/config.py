@@ -110,11 +110,13 @@ class TrainConfig:
             raise ConfigError("betas must be in [0, 1) and weight_decay not negative")
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError("seed must fit into 64 bits")
-        if self.warmup < 0 or self.power_steps < 0 or not 0 <= self.decay <= self.steps:
+        if self.warmup < 0 or self.power_steps < 0 or self.decay < 0:
             raise ConfigError(
                 f"warmup {self.warmup}, power_steps {self.power_steps} and decay {self.decay} must not be "
-                f"negative, nor decay exceed steps {self.steps}"
+                "negative"
             )
+        if self.decay > self.steps:
+            raise ConfigError(f"decay {self.decay} exceeds steps {self.steps}: pass --train.decay as well")
         if not 0 < self.block_share <= 1:
             raise ConfigError(f"block_share must be in (0, 1], got {self.block_share}")
         if self.parallel not in ("ddp", "fsdp"):

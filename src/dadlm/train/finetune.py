@@ -37,7 +37,8 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
     """Fine-tune a model on pairs, or go on with it if its folder holds an unfinished run."""
     for name in ("model", "data", "valid"):
         if not getattr(config, name):
-            raise ConfigError(f"no {name}: pass --{name}, for example --model bd3lm --data train.jsonl")
+            example = "--model bd3lm --data train.jsonl --valid val.jsonl"
+            raise ConfigError(f"--{name} is missing, for example: dadlm finetune {example}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("fine-tuning runs in one process: start it without torchrun")
     rouge_scorer()  # a package that is missing must be told now, not at the first validation

@@ -1,5 +1,6 @@
 """dadlm evaluate latency: time of a complete denoising step, and memory."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from rich.table import Table
 
 from dadlm.cli.evaluate.common import Common, load_models
 from dadlm.evaluate import latency
+from dadlm.model import Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,7 @@ class Options(Common):
     prompt_tokens: int | None = None
     """Tokens of the random prompts; None: 64, or half a context below 128."""
     new_tokens: int | None = None
-    """Length of the text whose memory is watched; None: to the end of the context."""
+    """Length of the text whose memory is watched; None: to the end of the context, on a CPU 64."""
     steps: int = 10
     """Denoising steps that are measured."""
     warmup: int = 10
@@ -27,10 +29,12 @@ class Options(Common):
 
 
 def measure(options: Options, folder: Path) -> dict[str, Any]:
+    models = load_models(options.model, options)
+    on_cpu = all(model.device.type == "cpu" for model in models.values())
     return latency(
-        load_models(options.model, options),
+        models,
         prompt_tokens=options.prompt_tokens,
-        new_tokens=options.new_tokens,
+        new_tokens=options.new_tokens or (_few(models) if on_cpu else None),
         batch_size=options.batch_size,
         steps=options.steps,
         warmup=options.warmup,
@@ -38,6 +42,11 @@ def measure(options: Options, folder: Path) -> dict[str, Any]:
         out=folder,
         quiet=options.json,
     )
+
+
+def _few(models: Mapping[str, Model]) -> int | None:
+    """Tokens that take a CPU seconds; None where a context is too short for a choice."""
+    return 64 if models and all(model.config.context >= 256 for model in models.values()) else None
 
 
 def table(result: dict[str, Any]) -> Table:
