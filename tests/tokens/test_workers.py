@@ -65,5 +65,5 @@ def test_worker_that_dies_is_reported(source, bpe, tmp_path, monkeypatch):
 
 
 def test_number_is_checked(source, bpe, tmp_path):
-    with pytest.raises(DataError, match=r"workers \(0\) must be at least 1"):
+    with pytest.raises(DataError, match="workers must be at least 1, got 0"):
         prepare(source, bpe, tmp_path, workers=0)
