@@ -122,9 +122,8 @@ class Scheduler:
             self._stop_at = self.clock()
         for task in self._everyone():
             self._tell(task, reason, message)
-        self._batch.close()
         with self._changed:
-            self._batch.tasks.clear()
+            self._batch.close()
             self._waiting.clear()
 
     def _is_over(self) -> bool:

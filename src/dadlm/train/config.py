@@ -130,6 +130,10 @@ class TrainConfig:
         cool = min(1.0, (self.steps - step) / self.decay) if self.decay else 1.0
         return self.lr * warm * cool
 
+    def in_bf16(self, device_type: str) -> bool:
+        """Whether products are made in bf16 on a kind of device."""
+        return self.precision == "bf16" or (self.precision == "auto" and device_type == "cuda")
+
     def power_at(self, step: int) -> float:
         """β of a step."""
         left = max(0.0, 1 - step / self.power_steps) if self.power_steps else 0.0

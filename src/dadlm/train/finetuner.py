@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dadlm import counter
 from dadlm.errors import TrainingError
 from dadlm.evaluate.documents import Documents
 from dadlm.evaluate.scores import evaluating
@@ -97,9 +96,7 @@ class Finetuner:
         """One optimiser step: the loss before it, in nats per learned token, and the tokens it read."""
         state, train = self.state, self.config.train
         model, optimizer = state.model.train(), state.optimizer
-        torch.manual_seed(int(counter.hash_counters(train.seed, state.step, counter.DROPOUT)) & (2**62 - 1))
-        for group in optimizer.param_groups:
-            group["lr"] = train.lr_at(state.step) * group["scale"]
+        state.begin_step(train)
         batch = self.rows.batch(state.step, train.seed)
         learned = batch.learned.sum()
         optimizer.zero_grad(set_to_none=True)
@@ -139,8 +136,7 @@ class Finetuner:
                 maskable=part.learned,
                 most_blocks=batch.most_blocks,
             ).to(self.device)
-        precise = train.precision == "fp32" or (train.precision == "auto" and self.device.type != "cuda")
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=not precise):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=train.in_bf16(self.device.type)):
             ids, learned = part.ids.to(self.device), part.learned.to(self.device)
             return losses(model, ids, noise, report=False, learned=learned).train.sum()
 

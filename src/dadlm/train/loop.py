@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dadlm import counter
 from dadlm.errors import TrainingError
 from dadlm.evaluate import RowScores, score_rows
 from dadlm.model import Model, find_device
@@ -66,11 +65,12 @@ class Trainer:
         self.out, self.quiet, self.probe = Path(run.out), quiet, probe
         self.rows, self.valid_rows, self.ranks = rows, valid_rows, ranks or Ranks()
         self.device = self.ranks.place(find_device(run.train.device))
+        self.bf16 = run.train.in_bf16(self.device.type)
         if run.train.compile:
             compile_parts(model)
         model.backbone.checkpointing = run.train.checkpointing
         numbers = frozenset(name for name, tensor in weights(model).items() if tensor.ndim == 0)
-        self.whole = spread(model, run.train, self.ranks, self.device, self._bf16())
+        self.whole = spread(model, run.train, self.ranks, self.device, self.bf16)
         # The tensors themselves: they follow every update.
         self._weights = {name: own_part(tensor) for name, tensor in weights(model).items()}
         optimizer = start_optimizer(model, run)
@@ -78,7 +78,7 @@ class Trainer:
         self.state.numbers = numbers
         self.state.data = [rows.fingerprint(), valid_rows.fingerprint()]
         batches = Batches(self.config, rows)
-        self.gradients = Gradients(self.whole, model, batches, self.ranks, self._bf16())
+        self.gradients = Gradients(self.whole, model, batches, self.ranks, self.bf16)
         self.watch = Watch(optimizer)
         if (self.out / "last").exists():
             load_state(self.state, self.config, self.out / "last", self.ranks)
@@ -133,10 +133,7 @@ class Trainer:
         """One optimiser step; the loss is that before the update, in nats per token, still on the device."""
         state, train = self.state, self.config.train
         model, optimizer = state.model.train(), state.optimizer
-        seed = int(counter.hash_counters(train.seed, state.step, counter.DROPOUT)) & (2**62 - 1)
-        torch.manual_seed(seed + self.ranks.rank)  # each process drops other units
-        for group in optimizer.param_groups:
-            group["lr"] = train.lr_at(state.step) * group["scale"]
+        state.begin_step(train, self.ranks.rank)
         loss, self._gap = self.gradients.fill(state.step, state.noise, self._logs(state.step + 1))
         norm = whole_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip))
         self._watch(loss, norm)
@@ -166,10 +163,6 @@ class Trainer:
         """Whether the step that ends at this count is logged."""
         return step % self.config.train.log_every == 0 or step == self.config.train.steps
 
-    def _bf16(self) -> bool:
-        precision = self.config.train.precision
-        return precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
-
     def score(self) -> tuple[RowScores, dict[str, float]]:
         """Validation scores of the averaged weights, and what the probe measures."""
         train = self.config.train
@@ -181,7 +174,7 @@ class Trainer:
 
         with (
             self.state.ema.in_place_of(self._weights),
-            torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16()),
+            torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16),
             torch.no_grad(),
         ):
             return self.whole(work)

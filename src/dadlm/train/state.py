@@ -14,12 +14,13 @@ from pathlib import Path
 
 import torch
 
+from dadlm import counter
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import Model
 from dadlm.model.checkpoint import weights, write_model
 from dadlm.model.files import whole_folder, write_json
 from dadlm.noise import NoiseConfig
-from dadlm.train.config import RunConfig
+from dadlm.train.config import RunConfig, TrainConfig
 from dadlm.train.ema import Ema
 from dadlm.train.pieces import Pieces, save_piece, save_whole
 from dadlm.train.progress import compare_runs, read_progress
@@ -41,6 +42,13 @@ class TrainState:
     """Fingerprints of the rows: a run goes on only with the data it began with."""
     numbers: frozenset[str] = frozenset()
     """Weights without a dimension; where the model is sharded they are rows of one."""
+
+    def begin_step(self, train: TrainConfig, rank: int = 0) -> None:
+        """Set what is a function of the step's number: learning rates and dropout."""
+        seed = int(counter.hash_counters(train.seed, self.step, counter.DROPOUT)) & (2**62 - 1)
+        torch.manual_seed(seed + rank)  # each process drops other units
+        for group in self.optimizer.param_groups:
+            group["lr"] = train.lr_at(self.step) * group["scale"]
 
 
 def save_state(
