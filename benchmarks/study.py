@@ -17,6 +17,7 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -70,6 +71,8 @@ def plan() -> dict[str, Run]:
         )
     for name, model in ABLATIONS.items():
         runs[f"dadlm-16-{name}"] = _last("dadlm", SHORT, 16, model)
+    fitted = _last("dadlm", SHORT, 16)
+    runs["dadlm-16-fitted"] = replace(fitted, train={**fitted.train, "apart_rows": 32})
     return runs | {f"news-{name}": _short_rows(run) for name, run in _news().items()}
 
 
@@ -131,6 +134,9 @@ COST = 1.55
 
 VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("default", {}, {}),
+    ("fitted", {}, {"apart_rows": 32}),
+    ("fitted-2", {"candidate_offset": 2.0}, {"apart_rows": 32}),
+    ("fitted-4", {"candidate_offset": 4.0}, {"apart_rows": 32}),
     ("offset-2", {"candidate_offset": 2.0}, {}),
     ("track-5", {"track_bias": 5.0}, {}),
     ("graph-lr-5", {}, {"graph_lr_scale": 5.0}),
@@ -200,22 +206,26 @@ def train(name: str, run: Run, options: argparse.Namespace) -> None:
     began = time.perf_counter()
     finished = trainer.run()
     seconds = time.perf_counter() - began
+    entries = [json.loads(line) for line in (Path(config.out) / "metrics.jsonl").read_text().splitlines()]
     curve = [
         {
             "step": entry["step"],
             **{key[6:]: round(value, 5) for key, value in entry.items() if key[:6] == "valid_"},
         }
-        for entry in map(json.loads, (Path(config.out) / "metrics.jsonl").read_text().splitlines())
+        for entry in entries
         if any(key.startswith("valid_") for key in entry)
     ]
+    tokens = config.train.batch_size * context
+    rates = [entry["tokens_per_second"] for entry in entries if "tokens_per_second" in entry]
     facts = {
         "name": name,
         "family": run.family,
         "after": run.after,
         "steps": finished.step,
-        "tokens_per_step": config.train.batch_size * context,
+        "tokens_per_step": tokens,
         "lr": config.train.lr,
         "seconds": round(seconds, 1),
+        "ms_per_step": round(1000 * tokens / median(rates), 2) if rates else None,
         "parameters": count_parameters(model.config)["total"],
         "model": run.model,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
@@ -231,10 +241,11 @@ def measure(name: str, against: str | None, options: argparse.Namespace) -> None
     models = [load(out / one / "last", options.device) for one in (name, against) if one]
     rows = Rows.from_shards(Shards.open(Path(options.valid)), models[0].config.context)
     count = min(len(rows), options.count)
-    results: dict[str, Any] = {"perplexity": perplexity(models[0], rows, count=count, batch_size=64)}
+    about = {"count": count, "batch_size": 64, "data": {"source": options.source}}
+    results: dict[str, Any] = {"perplexity": perplexity(models[0], rows, **about)}
     if models[0].config.family != "ar":
         other = models[1] if against else None
-        pair = reconstruction(models[0], rows, against=other, count=count, batch_size=64)
+        pair = reconstruction(models[0], rows, against=other, **about)
         results["reconstruction"] = pair
     for kind, result in results.items():
         result["model"]["name"] = name
@@ -265,6 +276,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, help="rows of 1,024 tokens per step (32)")
     parser.add_argument("--steps", type=int, help="stop after so many steps: to try things out")
     parser.add_argument("--lr", type=float, help="another learning rate than the recipe's")
+    parser.add_argument("--source", default="wiki2015_val.jsonl.zst", help="what tables call the valid text")
     parser.add_argument("--count", type=int, default=512, help="rows to measure on")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quiet", action="store_true")

@@ -1,104 +1,130 @@
 """Open-ended generation of the study: texts made and read on a GPU, measured anywhere.
 
-    python benchmarks/study_texts.py write --models bd3lm-16=FOLDER dadlm-16=FOLDER --valid SHARDS --out texts
-    python benchmarks/study_texts.py measure texts --out benchmarks/results/study/generation.json
+    python benchmarks/study_texts.py write --models bd3lm-16-long=FOLDER dadlm-16-long=FOLDER \\
+        --valid SHARDS --out texts
+    python benchmarks/study_texts.py measure texts --out benchmarks/results/study
 
-`dadlm evaluate generation` does both at once and keeps every text. With ninety configurations of a thousand
-texts that is a gigabyte; here a configuration leaves its numbers, features reduced by a PCA fitted on the
-true continuations, and its first texts. The measures are the same functions.
-
-n texts, D features, d reduced features.
+`dadlm evaluate generation` does both at once and keeps every text. With a hundred configurations of a
+thousand texts that is half a gigabyte; here a configuration leaves its numbers, features reduced by a PCA
+fitted on the true continuations, and its first text. The measures are the same functions. Several processes
+may write into one folder, each its own models; what exists is left alone, and a stop loses no more than the
+configuration in work.
 """
 
 import argparse
-import json
-import statistics
+import os
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from study_counts import counted
+from study_quality import COMPONENTS, TRUTH, as_array, from_array, measure
 
 from dadlm.decode import generate
-from dadlm.evaluate.features import Reading
-from dadlm.evaluate.generation import cost_of, who
+from dadlm.errors import DataError
+from dadlm.evaluate.generation import who
 from dadlm.evaluate.language_models import LanguageModel, open_language_model
-from dadlm.evaluate.latency import time_updates
-from dadlm.evaluate.pareto import draw_pareto
 from dadlm.evaluate.presets import Configuration, configurations_for
-from dadlm.evaluate.quality import closeness, perplexity
 from dadlm.evaluate.samples import Task, file_name, task_for
-from dadlm.evaluate.statistics import distinct, entropy, repetition
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.text import about
-from dadlm.evaluate.work import write_result
+from dadlm.evaluate.work import whole_file
 from dadlm.model import Model, load
 from dadlm.tokens import Rows, Shards
 
-_COMPONENTS, _SHOWN = 128, 8
-
-
-class Reader:
-    """A language model that judges texts and embeds them, and the PCA of the true ones."""
-
-    def __init__(self, model: LanguageModel, truth: np.ndarray | None = None) -> None:
-        self.model, self.truth = model, truth
-
-    def read(self, prompts: list[str], texts: list[str]) -> dict[str, np.ndarray]:
-        scored = self.model.score(texts, prompts, batch_size=64)
-        assert scored.nll is not None and scored.tokens is not None
-        unit = scored.features / np.linalg.norm(scored.features, axis=1, keepdims=True)
-        if self.truth is None:
-            self.mean = unit.mean(0)
-            _, _, axes = np.linalg.svd(unit - self.mean, full_matrices=False)
-            self.axes, self.truth = axes[:_COMPONENTS].T, unit
-        features = ((unit - self.mean) @ self.axes).astype(np.float16)
-        return {"features": features, "nll": scored.nll, "judged": scored.tokens, "cut": scored.cut}
-
 
 def write(options: argparse.Namespace) -> None:
-    """Complete the prompts by every model in every configuration; a file each, what exists is left alone."""
+    """Complete the prompts by every model in every configuration, and read what was written."""
     out, device = Path(options.out), options.device
     out.mkdir(parents=True, exist_ok=True)
     models = {name: load(folder, device, options.dtype) for name, folder in map(_named, options.models)}
+    described = {name: describe(model, name) for name, model in models.items()}
     rows = Rows.from_shards(Shards.open(Path(options.valid)), min(m.config.context for m in models.values()))
     task = task_for(models, rows, None, None, options.new_tokens, options.samples, options.seed)
     kind = torch.bfloat16 if device == "cuda" else torch.float32
-    reader = Reader(open_language_model(options.judge, device, kind))
-    texts = [task.tokenizer.decode(ids) for ids in task.truth]
-    true = {**reader.read(task.prompts[: len(texts)], texts), **_counted(task.truth)}
-    np.savez(out / "truth.npz", documents=task.documents.numpy(), **true)
-    for name, model in models.items():
-        for configuration in configurations_for(model.config, options.configurations):
-            if not (out / f"{file_name(name, configuration.label)}.npz").exists():
-                _one(out, task, name, model, configuration, reader, options.batch_size)
-    if options.times:
-        times = {name: step_ms(model, task) for name, model in models.items()}
-        (out / f"times-{file_name(*models)}.json").write_text(json.dumps(times), encoding="utf-8")
-    (out / "about.json").write_text(
-        json.dumps(
-            {
-                "data": about(rows),
-                "seed": options.seed,
-                "samples": options.samples,
-                "prompt_tokens": task.prompt_tokens,
-                "new_tokens": task.new_tokens,
-                "reader": reader.model.label if options.judge == "smollm2" else Path(options.judge).name,
-                "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-                "dtype": options.dtype,
-            }
-        ),
-        encoding="utf-8",
-    )
+    judge = open_language_model(options.judge, device, kind)
+    reader = Reader(out / TRUTH, judge, task, _about(task, judge, options))
+    for name, configuration in _in_turn(models, options.configurations):
+        file = out / f"{file_name(name, configuration.label)}.npz"
+        if not file.exists():
+            _one(file, task, models[name], described[name], configuration, reader, options.batch_size)
+
+
+def _in_turn(models: dict[str, Model], wanted: list[str]) -> Iterator[tuple[str, Configuration]]:
+    """All models in one configuration, then in the next: wherever it stops, what is there can be compared."""
+    grids = [
+        [(name, one) for one in configurations_for(model.config, wanted)] for name, model in models.items()
+    ]
+    for same in zip_longest(*grids):
+        yield from (run for run in same if run is not None)
+
+
+class Reader:
+    """A language model that judges texts and embeds them; the first reading is of the true continuations."""
+
+    def __init__(self, file: Path, model: LanguageModel, task: Task, facts: dict[str, Any]) -> None:
+        self.model = model
+        if not file.exists():
+            _only_once(file, {**self._truth(task), "facts": as_array(facts)})
+        with np.load(file, allow_pickle=False) as arrays:
+            self.mean, self.axes = arrays["mean"], arrays["axes"]
+            if from_array(arrays["facts"]) != facts:
+                raise DataError(f"{file.parent} holds texts of another task: choose another --out")
+
+    def read(self, prompts: list[str], texts: list[str]) -> dict[str, np.ndarray]:
+        unit, numbers = self._score(prompts, texts)
+        return {"features": ((unit - self.mean) @ self.axes).astype(np.float16), **numbers}
+
+    def _truth(self, task: Task) -> dict[str, np.ndarray]:
+        """How the rows really go on, and the PCA of it in which all texts are seen."""
+        texts = [task.tokenizer.decode(ids) for ids in task.truth]
+        unit, numbers = self._score(task.prompts[: len(texts)], texts)
+        mean = unit.mean(0)
+        axes = np.linalg.svd(unit - mean, full_matrices=False)[2][:COMPONENTS].T
+        features = ((unit - mean) @ axes).astype(np.float16)
+        told = {**numbers, **counted(task.truth), "documents": task.documents.numpy()}
+        return {"mean": mean, "axes": axes, "features": features, **told}
+
+    def _score(self, prompts: list[str], texts: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        scored = self.model.score(texts, prompts, batch_size=len(texts))
+        assert scored.nll is not None and scored.tokens is not None
+        unit = scored.features / np.linalg.norm(scored.features, axis=1, keepdims=True)
+        return unit, {"nll": scored.nll, "judged": scored.tokens, "cut": scored.cut}
+
+
+def _only_once(file: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Of processes that begin together one writes the file, and all read that one."""
+    own = file.with_name(f".{os.getpid()}-{file.name}")
+    np.savez(own, allow_pickle=False, **arrays)
+    with suppress(FileExistsError):
+        os.link(own, file)
+    own.unlink()
+
+
+def _about(task: Task, judge: LanguageModel, options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "data": about(task.rows, options.source),
+        "seed": options.seed,
+        "samples": options.samples,
+        "prompt_tokens": task.prompt_tokens,
+        "new_tokens": task.new_tokens,
+        "reader": judge.label if options.judge == "smollm2" else Path(options.judge).name,
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
+        "dtype": options.dtype,
+    }
 
 
 def _one(
-    out: Path,
+    file: Path,
     task: Task,
-    name: str,
     model: Model,
+    described: dict[str, Any],
     configuration: Configuration,
     reader: Reader,
     batch_size: int,
@@ -114,125 +140,22 @@ def _one(
     wrote = time.perf_counter() - began
     arrays = {
         **reader.read(task.prompts, made.texts),
-        **_counted(made.tokens),
+        **counted(made.tokens, model.device),
         "forward": np.array(made.forward_passes),
         "cache": np.array(made.cache_passes),
         "empty": np.array([not text.strip() for text in made.texts]),
     }
     facts = {
-        **who(describe(model, name), configuration),
-        "model_facts": describe(model, name),
+        **who(described, configuration),
+        "model_facts": described,
         "write_seconds": round(wrote, 2),
         "seconds": round(time.perf_counter() - began, 2),
-        "texts": [
-            {"prompt": prompt, "text": text, "seed": seed}
-            for prompt, text, seed in list(zip(task.prompts, made.texts, made.seeds, strict=True))[:_SHOWN]
-        ],
+        "sample": {"prompt": task.prompts[0], "text": made.texts[0], "seed": made.seeds[0]},
     }
-    file = out / file_name(name, configuration.label)
-    file.with_suffix(file.suffix + ".json").write_text(json.dumps(facts), encoding="utf-8")
-    np.savez(f"{file}.npz", **arrays)
-    print(
-        f"{name} {configuration.label}: {wrote:.1f} s to write, {facts['seconds']:.1f} s in all", flush=True
-    )
-
-
-def _counted(tokens: list[list[int]]) -> dict[str, np.ndarray]:
-    statistics_ = [distinct(tokens, n) for n in (1, 2, 3)]
-    return {
-        "tokens": np.array([len(ids) for ids in tokens]),
-        "distinct": np.array(statistics_),
-        "entropy": np.array(entropy(tokens)),
-        "repetition": np.array(repetition(tokens)),
-    }
-
-
-def step_ms(model: Model, task: Task, batch_size: int = 32) -> float | None:
-    """Median of first-hitting updates, the paper's protocol."""
-    prompts = [task.prompt(index) for index in range(batch_size)]
-    (settings,) = (one.settings for one in configurations_for(model.config, ["FH"]))
-    times = [
-        ms for _ in range(3) for ms in time_updates(model, prompts, settings, steps=10, warmup=10, seed=0)
-    ]
-    return statistics.median(times) if times else None
-
-
-def measure(options: argparse.Namespace) -> None:
-    """What the files of `write` say, in the form of `dadlm evaluate generation`."""
-    folder = Path(options.folder)
-    facts = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-    times: dict[str, float] = {}
-    for file in folder.glob("times-*.json"):
-        times |= json.loads(file.read_text(encoding="utf-8"))
-    truth = np.load(folder / "truth.npz", allow_pickle=False)
-    documents = torch.from_numpy(truth["documents"])
-    lines, models, samples = [], {}, []
-    for file in sorted(folder.glob("*.npz")):
-        if file.name == "truth.npz":
-            continue
-        known = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        arrays = np.load(file, allow_pickle=False)
-        models[known["model"]] = known.pop("model_facts")
-        samples.append(
-            {key: known[key] for key in ("model", "configuration")} | {"texts": known.pop("texts")}
-        )
-        base = next((one for one in times if one == f"bd3lm-{known['block_size']}"), None)
-        faster = times[base] / times[known["model"]] if base and known["model"] in times else None
-        made = [
-            {"tokens": range(tokens), "forward_passes": int(forward), "cache_passes": int(cache)}
-            for tokens, forward, cache in zip(
-                arrays["tokens"], arrays["forward"], arrays["cache"], strict=True
-            )
-        ]
-        lines.append(
-            {
-                **known,
-                "samples": len(made),
-                "mauve": closeness(_reading(truth), _reading(arrays), facts["seed"]),
-                **_measured(arrays, documents),
-                **cost_of(made, documents, faster),
-                "ms_per_step": times.get(known["model"]),
-                "empty": int(arrays["empty"].sum()),
-            }
-        )
-        print(f"{known['model']} {known['configuration']}", flush=True)
-    result = {
-        "kind": "generation",
-        **facts,
-        "models": list(models.values()),
-        "embedder": f"{facts['reader']}, first {_COMPONENTS} components of the true texts",
-        "judge_lm": facts["reader"],
-        "latency": {
-            name: {"ms_median": ms, "batch_size": 32, "device": facts["device"]} for name, ms in times.items()
-        },
-        "reference": _measured(truth, documents[: len(truth["nll"])]),
-        "rows": lines,
-        "notes": [
-            "MAUVE from features of a small language model, not the paper's GPT-2-Large: compare rows here.",
-            "Adjusted TPF by the time of first-hitting steps at batch 32, as in the paper.",
-        ],
-    }
-    out = Path(options.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_result(out, result)
-    out.with_name(f"{out.stem}-samples.json").write_text(
-        json.dumps(samples, ensure_ascii=False, indent=1), "utf-8"
-    )
-    draw_pareto(result, out.with_suffix(""))
-
-
-def _reading(arrays: Any) -> Reading:
-    return Reading(arrays["features"].astype(np.float32), arrays["nll"], arrays["judged"], arrays["cut"])
-
-
-def _measured(arrays: Any, documents: torch.Tensor) -> dict[str, Any]:
-    return {
-        "judge_perplexity": perplexity(_reading(arrays), documents),
-        "distinct": {str(n): float(value) for n, value in zip((1, 2, 3), arrays["distinct"], strict=True)},
-        "entropy": float(arrays["entropy"]),
-        "repetition": float(arrays["repetition"]),
-        "cut": int(arrays["cut"].sum()),
-    }
+    with whole_file(file) as handle:
+        np.savez(handle, allow_pickle=False, facts=as_array(facts), **arrays)
+    took = f"{wrote:.1f} s to write, {facts['seconds']:.1f} s in all"
+    print(f"{described['name']} {configuration.label}: {took}", flush=True)
 
 
 def _named(word: str) -> tuple[str, str]:
@@ -244,23 +167,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("write")
-    one.add_argument("--models", nargs="+", required=True, help="NAME=FOLDER; adjusted TPF needs a bd3lm-N")
+    one.add_argument("--models", nargs="+", required=True, help="NAME=FOLDER, names as in the plan")
     one.add_argument("--valid", required=True, help="folder of token shards")
+    one.add_argument("--source", default="wiki2015_val.jsonl.zst", help="what tables call that text")
     one.add_argument("--configurations", nargs="+", default=["paper"])
     one.add_argument("--samples", type=int, default=1000)
-    one.add_argument("--new-tokens", type=int)
-    one.add_argument("--batch-size", type=int, default=500)
+    one.add_argument("--new-tokens", type=int, help="to the end of the context")
+    one.add_argument("--batch-size", type=int, default=1000, help="texts decoded side by side")
     one.add_argument("--judge", default="smollm2")
     one.add_argument("--device", default="cuda")
     one.add_argument("--dtype", default="bfloat16")
     one.add_argument("--seed", type=int, default=0)
-    one.add_argument("--times", action="store_true", help="also time steps: nothing else may run meanwhile")
     one.add_argument("--out", required=True)
     two = commands.add_parser("measure")
-    two.add_argument("folder")
-    two.add_argument("--out", required=True)
+    two.add_argument("folder", help="what `write` wrote")
+    two.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
+    two.add_argument("--out", default="benchmarks/results/study", help="has speed/ from study_speed.py")
     options = parser.parse_args()
-    {"write": write, "measure": measure}[options.command](options)
+    if options.command == "write":
+        write(options)
+    else:
+        measure(Path(options.folder), Path(options.out), options.jobs)
 
 
 if __name__ == "__main__":

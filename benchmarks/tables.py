@@ -7,8 +7,11 @@ A table stands between `<!-- bench:NAME -->` and `<!-- /bench -->`; what is betw
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # found also when a test loads this file
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -118,7 +121,15 @@ def serving() -> str:
     return table(head, rows)
 
 
-TABLES = {"steps": steps, "texts": texts, "training": training, "serving": serving}
+def study() -> str:
+    """The study's main comparison; docs/results.md has the others (results_page.py)."""
+    from study_results import read_results
+    from study_text_tables import main_table  # here, because it uses `table` above
+
+    return main_table(read_results())
+
+
+TABLES = {"steps": steps, "texts": texts, "training": training, "serving": serving, "study": study}
 
 
 def renewed(page: str) -> str:

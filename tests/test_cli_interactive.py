@@ -17,7 +17,7 @@ from tests.decode.tiny import FAMILIES, force_eot, silence_eot, tiny
 
 from dadlm import DecodeSettings, Model, generate, save
 from dadlm.cli.interactive import converse
-from dadlm.cli.writing import passes_of, write_text
+from dadlm.cli.writing import cut_off, passes_of, write_text
 from dadlm.decode.generate import start_rows
 from dadlm.tokens import train_bpe, word_level
 
@@ -69,7 +69,7 @@ class Terminal:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=120)
         os.close(self.end)
 
 
@@ -104,6 +104,9 @@ def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
         assert f"w1 w2{told.texts[0]}\n" in answer
         assert f"{len(told.tokens[0])} tokens in {told.forward_passes[0]} forward passes: 1.00" in answer
         terminal.type("half a line")
+        # Until it is echoed: Ctrl-C discards what was typed, and readline, told that something is there,
+        # would wait for it and be deaf to any further Ctrl-C.
+        terminal.wait_for("half a line")
         terminal.interrupt(r"\n> ")  # Ctrl-C at the prompt: a fresh one
         terminal.type("/set max_new_tokens 8000\n/set temperature 0\n")
         terminal.wait_for(r"8000\n> .*\n> ")
@@ -113,7 +116,7 @@ def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
         stopped = terminal.wait_for(r"stopped after (\d+) tokens in \d+ forward passes.*seed 7\n> ")
         assert 5 < int(re.findall(r"stopped after (\d+)", stopped)[0]) < 8000
         terminal.type("\x04")
-        assert terminal.process.wait(timeout=30) == 0
+        assert terminal.process.wait(timeout=120) == 0
     finally:
         terminal.close()
 
@@ -161,6 +164,30 @@ def test_passes_give_the_tokens_of_generate(family: str, change) -> None:
         if family in ("bd3lm", "dadlm") and len(out.tokens[0]) == 21:
             sizes = [len(piece) for piece in pieces if piece]
             assert sizes[0] == 4 - len(prompt) % 4 and set(sizes[1:-1]) == {4}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("count", [11, 12, 14])
+def test_what_a_text_took_adds_up(family: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token a pass by first-hitting: the passes that no token of the text accounts for are told of."""
+    model = silence_eot(tiny(family, tokenizer=word_level(WORDS)))
+    out = generate(model, "w1 w2", max_new_tokens=count, seed=3)
+    cut = cut_off(model, "w1 w2", out.tokens[0])
+    assert cut == (-(2 + count) % 4 if family in ("bd3lm", "dadlm") else 0)
+    assert out.forward_passes == [count + cut]
+    printed = spoken(model, [f"/set max_new_tokens {count}", "w1 w2"], monkeypatch)
+    [at] = [number for number, line in enumerate(printed) if "per pass" in line]
+    assert printed[at].startswith(f"{count} tokens in {count + cut} forward passes: ")
+    told = f"({cut} more tokens filled up the last block and were cut)"
+    assert (printed[at + 1] == told) == (cut > 0) and not any(
+        "filled up" in line for line in printed[at + 2 :]
+    )
+
+
+def test_nothing_is_cut_behind_an_end() -> None:
+    model = force_eot(tiny("bd3lm", tokenizer=word_level(WORDS)))
+    out = generate(model, "w1 w2", max_new_tokens=9, seed=3)
+    assert out.tokens[0][-1] == model.config.eot_id and cut_off(model, "w1 w2", out.tokens[0]) == 0
 
 
 def test_a_character_is_printed_when_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ INF = float("inf")
 BATCHES = [(), (1,), (3,), (2, 2)]
 
 # Derandomised: the same examples on every machine, so that a red test stays red.
-few = settings(max_examples=15, deadline=None, derandomize=True)
-many = settings(max_examples=50, deadline=None, derandomize=True)
+few = settings(max_examples=15)
+many = settings(max_examples=50)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,8 @@ class Naive:
             first = len(text) // size * size
             ids: Ids = text[first:] + [None] * (size - (len(text) - first))
             step = 0
-            while None in ids:
+            known = max(0, start - first)  # of the prompt, whose end-of-text ends nothing
+            while None in ids and not self._has_ended(ids[known:]):
                 passes += 1
                 draw = Draw(seed, first // size, step)
                 ids, step = self.step(text[:first], ids, draw, settings, settings.steps or default_steps)
@@ -96,6 +97,13 @@ class Naive:
             if len(text) >= end:
                 return Text(new, passes, written)
             written += config.family in ("bd3lm", "dadlm")
+
+    def _has_ended(self, written: Ids) -> bool:
+        """Whether all is known up to an end-of-text."""
+        for id_ in written:
+            if id_ is None or id_ == self.config.eot_id:
+                return id_ is not None
+        return False
 
     def step(
         self, before: list[int], ids: Ids, draw: "Draw", settings: DecodeSettings, steps: int

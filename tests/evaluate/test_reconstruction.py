@@ -177,9 +177,13 @@ def test_the_result_is_made_of_the_scores_of_both_models(tmp_path: Path):
         for row in range(7)
     ]
     assert len(set(ends)) == result["groups"] > 1
-    difference = bootstrap(ours.reconstruction - theirs.reconstruction, torch.tensor(ends))
-    for side in ("mean", "low", "high"):
-        assert_close(result["difference"][side], getattr(difference, side), atol=1e-6, rtol=0)
+    for name, differences in (
+        ("difference", ours.reconstruction - theirs.reconstruction),
+        ("bound_difference", ours.bound - theirs.bound),
+    ):
+        expected = bootstrap(differences, torch.tensor(ends))
+        for side in ("mean", "low", "high"):
+            assert_close(result[name][side], getattr(expected, side), atol=1e-6, rtol=0)
     assert result["same_masks"] and result["tokens"] == 7 * 15
     assert (result["model"]["name"], result["against"]["name"]) == ("ours", "theirs")
     assert result["data"] == {

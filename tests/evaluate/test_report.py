@@ -594,7 +594,7 @@ def _console(page: Path, profile: Path) -> list[str]:
         [str(CHROMIUM), *QUIET, *cut, "--dump-dom", page.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0 and "Evaluation report" in done.stdout, done.stderr
     return [line for line in done.stderr.splitlines() if "CONSOLE" in line or "net_error" in line]

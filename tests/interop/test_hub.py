@@ -13,7 +13,9 @@ from tests.interop import published
 
 import dadlm
 from dadlm.cli import main
+from dadlm.errors import CheckpointError
 from dadlm.interop.card import card_of
+from dadlm.interop.convert import convert
 
 pytest.importorskip("transformers")
 
@@ -95,6 +97,21 @@ def test_a_card_of_ones_own_is_kept(folder: Path, hub: Hub) -> None:
     (folder / "README.md").write_text("mine")
     assert main(["convert", str(folder), "--push", "somebody/model"]) == 0
     assert (hub.root / "somebody" / "model" / "README.md").read_text() == "mine"
+
+
+def test_a_card_goes_along_through_every_form(tmp_path: Path) -> None:
+    shape = {"architecture": "bd3lm", "tie_embedding": False, "tokenizer": published.tokenizer()}
+    dadlm.save(tiny("bd3lm", **shape), tmp_path / "ours")
+    (tmp_path / "ours" / "README.md").write_bytes(b"mine, na\xefvely encoded")
+    source = tmp_path / "ours"
+    for number, form in enumerate(["transformers", "dadlm", "bd3lm", "dadlm", "dadlm"]):
+        convert(source, tmp_path / str(number), to=form)
+        source = tmp_path / str(number)
+        assert (source / "README.md").read_bytes() == b"mine, na\xefvely encoded", form
+    (tmp_path / "ours" / "README.md").unlink()
+    with pytest.raises(CheckpointError, match="nothing was written"):  # no card of its own: none is lost
+        convert(tmp_path / "ours", tmp_path / "3")
+    convert(tmp_path / "1", tmp_path / "3")
 
 
 @pytest.mark.parametrize("family", ["ar", "mdlm", "bd3lm", "dadlm"])

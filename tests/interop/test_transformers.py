@@ -116,7 +116,7 @@ def test_remote_code_in_a_process_that_knows_only_transformers(tmp_path: Path) -
     source = str(Path(dadlm.__file__).parents[1])
     env = {**os.environ, "PYTHONPATH": source, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     words = [sys.executable, "-W", "error", "-c", REMOTE, str(tmp_path / "folder"), str(tmp_path / "again")]
-    done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     width, mask, rows = json.loads(done.stdout)
     assert (width, mask) == (model.config.width, model.config.mask_id)

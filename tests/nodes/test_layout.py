@@ -126,7 +126,7 @@ def test_what_is_known_of_each_node(candidates, start, packed, room):
     nodes = build(candidates, start, packed)
     found = {
         name: nodes.to_slots(getattr(nodes, name)).flatten(1)
-        for name in ("position", "visible", "group", "candidate", "is_candidate")
+        for name in ("position", "visible", "group", "candidate", "is_candidate", "is_start")
     }
     for b, row in enumerate(nodes.masked):
         for g, slot, i, k in naive_nodes(row, candidates, start):
@@ -134,9 +134,10 @@ def test_what_is_known_of_each_node(candidates, start, packed, room):
             expected = {
                 "position": first - 1 if is_start else first + i,
                 "visible": first,
-                "group": 0 if is_start else g * N + i,
+                "group": -1 if is_start else g * N + i,
                 "candidate": 0 if is_start else k,
                 "is_candidate": False if is_start else bool(row[g, i]),
+                "is_start": is_start,
             }
             assert {name: int(value[b, slot]) for name, value in found.items()} == expected
 

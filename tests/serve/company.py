@@ -61,7 +61,7 @@ def finished(events: list[Event]) -> Finished:
     return events[-1]
 
 
-def events_of(job: Job, seconds: float = 30) -> list[Event]:
+def events_of(job: Job, seconds: float = 60) -> list[Event]:
     """All events of a job that ends within so many seconds."""
     end = time.monotonic() + seconds
     while not any(isinstance(event, Finished) for event in list(job._events)):

@@ -25,6 +25,7 @@ _ARGUMENTS = (
     "--disable-sync",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # as if the network were cut
 )
+_WAIT = 60_000  # milliseconds after which a test gives up; machines may be busy
 _REFUSED = "Failed to load resource"  # what chromium itself writes when a server refuses
 
 
@@ -36,7 +37,7 @@ def chromium() -> Iterator["Browser"]:
         _missing("playwright is not installed")
     path = shutil.which("chromium") or _missing("there is no chromium (Debian: apt-get install chromium)")
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=_ARGUMENTS)
+        browser = driver.chromium.launch(executable_path=path, args=_ARGUMENTS, timeout=_WAIT)
         yield browser
         browser.close()
 
@@ -55,7 +56,7 @@ def visit(browser: "Browser", url: str, hash_: str = "", refused: bool = False, 
     `refused`: the server is meant to refuse something. `look` are playwright's options of a context.
     """
     context = browser.new_context(**look)
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(_WAIT)
     page = context.new_page()
     said: list[str] = []
     asked: list[str] = []

@@ -101,7 +101,7 @@ def running(service: Service, api_key: str | None = None) -> Iterator[Running]:
 
 
 def settings(**changes: Any) -> ServeSettings:
-    return ServeSettings(**{"port": 0, "grace": 5.0, "patience": 5.0, **changes})
+    return ServeSettings(**{"port": 0, "grace": 5.0, "patience": 20.0, **changes})
 
 
 def until(true, seconds: float = WAIT) -> None:

@@ -106,7 +106,7 @@ def truths(family: str) -> dict:
     pauses=st.lists(st.integers(0, 4), min_size=len(ASKED), max_size=len(ASKED)),
     max_rows=st.integers(1, 8),
 )
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6)
 def test_any_order_of_arrival(family: str, order: list[int], pauses: list[int], max_rows: int):
     scheduler = Scheduler(MODELS[family], max_rows=max_rows)
     jobs = {}

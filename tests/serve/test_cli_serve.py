@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,9 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
-from tests.serve.running import WAIT, events, letter_model
+from tests.serve.running import WAIT, events, letter_model, until
 
 import dadlm
 from dadlm import Model
@@ -78,6 +80,13 @@ class Client(threading.Thread):
         return events(self.content) if self.stream else [json.loads(self.content)]
 
 
+def submitted(port: int) -> float:
+    """How many texts the server has been asked for: a request that is sent has not arrived yet."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT) as answer:
+        told = answer.read().decode()
+    return float(re.findall(r"^dadlm_submitted_total\{.*\} (.*)$", told, re.M)[0])
+
+
 def end_under_load(port: int, server: subprocess.Popen[str], tokens: int) -> list[Client]:
     """Send SIGTERM when every client's text is being written; wait for all of them and for the server."""
     clients = [Client(port, seed, tokens, stream=seed % 4 > 0) for seed in range(8)]
@@ -85,6 +94,7 @@ def end_under_load(port: int, server: subprocess.Popen[str], tokens: int) -> lis
         client.start()
     for client in clients:
         assert client.begun.wait(WAIT)
+    until(lambda: submitted(port) == len(clients))
     assert any(client.is_alive() for client in clients), "this is no load"
     server.send_signal(signal.SIGTERM)
     for client in clients:
@@ -97,9 +107,9 @@ def end_under_load(port: int, server: subprocess.Popen[str], tokens: int) -> lis
 
 
 def test_sigterm_lets_texts_finish(folder: Path) -> None:
-    want = [dadlm.generate(long_model(), PROMPT, seed=seed, max_new_tokens=80).texts[0] for seed in range(8)]
-    with process("--model", folder, "--grace", 20) as (server, port):
-        clients = end_under_load(port, server, 80)
+    want = dadlm.generate(long_model(), [PROMPT] * 8, seed=0, max_new_tokens=160).texts
+    with process("--model", folder, "--grace", WAIT) as (server, port):
+        clients = end_under_load(port, server, 160)
     for client, text in zip(clients, want, strict=True):
         assert client.status == 200
         assert "".join(told["choices"][0]["text"] for told in client.told) == text

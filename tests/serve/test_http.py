@@ -252,7 +252,7 @@ def test_a_client_that_goes_away_cancels_its_jobs(stream: bool) -> None:
                 assert opened.recv(1000).startswith(b"HTTP/1.1 200")
             until(lambda: len(scheduler.jobs) == 2)
             assert scheduler.cancelled == [False, False]
-        until(lambda: scheduler.cancelled == [True, True], 2)
+        until(lambda: scheduler.cancelled == [True, True], jobs._KEEP_ALIVE - 1)  # not by writing in vain
 
 
 def test_silence_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,6 +296,19 @@ def test_a_mistake_of_ours_is_told_without_its_words(caplog: pytest.LogCaptureFi
     assert status == 500 and answer["error"]["type"] == "server_error"
     assert "secret" not in json.dumps(answer) + caplog.text
     assert f"{headers['x-request-id']} RuntimeError" in caplog.text and "fakes.py" in caplog.text
+
+
+def test_paths_in_the_log_are_those_of_this_server(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dadlm.serve")
+    ours = {"/": 200, "/v1/models": 200, "/static/main.js": 200, "/v1/completions": 405}
+    others = ("/a-secret", "/static/a-secret", "/v1/models/a-secret")
+    assert {path: server.ask("GET", path)[0] for path in ours} == ours
+    assert all(server.ask("GET", path)[0] == 404 for path in others)
+    assert server.ask("GET", "/v1/models", headers={"host": "evil.example"})[0] == 403  # not even looked at
+    until(lambda: len(caplog.records) == 8)  # a line follows its answer, and may come after the next one's
+    lines = sorted(" ".join(record.getMessage().split(" ")[1:3]) for record in caplog.records)
+    expected = [f"{path} {status}" for path, status in ours.items()]
+    assert lines == sorted([*expected, *["unknown 404"] * 3, "/v1/models 403"])
 
 
 def test_other_pages_may_not_call(server: Running) -> None:
@@ -342,16 +355,21 @@ def test_not_ready_when_a_scheduler_has_died_or_the_end_has_come(server: Running
 
 def test_slow_heads_and_bodies_are_given_up() -> None:
     scheduler = FakeScheduler(finished())
+    begin = time.monotonic()
     with serving(scheduler, patience=1.0) as server, server.connect() as head, server.connect() as body:
-        begin = time.monotonic()
         body.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
         head.sendall(b"GET /healthz HTTP/1.1\r\n")
-        for _ in range(7):  # now and then a little: that does not help
+
+        def closed() -> bool:
             time.sleep(0.1)
-            head.sendall(b"x: y\r\n")
-        assert head.recv(1000) == b""
+            try:
+                return bool(head.sendall(b"x: y\r\n"))
+            except ConnectionError:
+                return True
+
+        until(closed)  # now and then a little: that does not help
         assert body.recv(1000).startswith(b"HTTP/1.1 408")
-        assert 0.9 < time.monotonic() - begin < 10
+        assert time.monotonic() - begin > 0.9
 
 
 def test_a_client_that_does_not_read_is_given_up() -> None:
@@ -362,7 +380,7 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
             b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\n\r\n" % len(body) + body
         )
-        until(lambda: scheduler.cancelled == [True], 15)
+        until(lambda: scheduler.cancelled == [True])
 
 
 def test_connections_are_bounded() -> None:

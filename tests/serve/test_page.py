@@ -56,6 +56,12 @@ def hash_of(mode: str = "write", **more) -> str:
     return "#" + urlencode({"mode": mode, "model": "dadlm"} | LINK | more)
 
 
+def until_done(page) -> None:
+    """The run is over, and its last step is drawn: that waits for the browser's next frame."""
+    page.wait_for_selector(DONE)
+    page.evaluate("new Promise(requestAnimationFrame)")
+
+
 def go_to(page, step: int) -> None:
     page.locator("#slider").fill(str(step))
     page.wait_for_function(
@@ -77,7 +83,7 @@ def test_writes_what_generate_writes(browser, url, models) -> None:
             page.get_by_label(name, exact=True).fill(str(value))
         page.get_by_label("Seed", exact=True).fill("5")
         page.get_by_role("button", name="Write").click()
-        page.wait_for_selector(DONE)
+        until_done(page)
         assert page.locator("#text").text_content() == text_of(models["dadlm"], **RANDOM)
         out = generate(models["dadlm"], PROMPT, max_new_tokens=13, seed=5, **RANDOM)
         figures = page.locator("#figures dd").all_text_contents()
@@ -110,7 +116,7 @@ def test_graph_of_every_step(browser, url, models) -> None:
     events = steps_of(models["dadlm"], **RANDOM)
     assert any(any(event.infilled) for event in events) and any(any(event.anchor) for event in events)
     with visit(browser, url, hash_of()) as page:
-        page.wait_for_selector(DONE)
+        until_done(page)
         assert page.locator("#slider").get_attribute("max") == str(len(events) - 1)
         for number, event in enumerate(events):
             go_to(page, number)
@@ -131,7 +137,7 @@ def test_hint_tells_a_nodes_tokens(browser, url, models) -> None:
     event = steps_of(models["dadlm"], **RANDOM)[0]
     position = event.anchor.index(False)
     with visit(browser, url, hash_of(step=0)) as page:
-        page.wait_for_selector(DONE)
+        until_done(page)
         page.locator(f'#graph [data-group="{position}"][data-node="1"]').hover()
         told = page.locator("#hint li").all_inner_texts()
         assert [line.split("\n")[0] for line in told] == [
@@ -147,7 +153,7 @@ def test_keyboard(browser, url, models) -> None:
     events = steps_of(models["dadlm"], **RANDOM)
     count, first = len(events), events[0].anchor.index(False)
     with visit(browser, url, hash_of()) as page:
-        page.wait_for_selector(DONE)
+        until_done(page)
         page.keyboard.press("ArrowLeft")
         page.wait_for_function(
             "n => document.querySelector('#count').textContent === n", arg=f"{count - 1} / {count}"
@@ -161,16 +167,16 @@ def test_keyboard(browser, url, models) -> None:
         assert page.evaluate("document.activeElement.dataset.group") == str(first - 1)
         assert page.locator("#hint").is_visible()
         page.get_by_label("Prompt").focus()
-        page.keyboard.press("Control+Enter")
-        page.wait_for_function("() => document.querySelector('#exports').hidden")
-        page.wait_for_selector(DONE)
+        with page.expect_response("**/v1/completions"):
+            page.keyboard.press("Control+Enter")
+        until_done(page)
 
 
 @pytest.mark.acceptance
 def test_play_walks_to_the_end(browser, url, models) -> None:
     count = len(steps_of(models["dadlm"], **RANDOM))
     with visit(browser, url, hash_of(step=count - 2)) as page:
-        page.wait_for_selector(DONE)
+        until_done(page)
         page.get_by_role("button", name="Play the steps").click()
         page.wait_for_function(
             "n => document.querySelector('#count').textContent === n", arg=f"{count} / {count}"
@@ -180,7 +186,7 @@ def test_play_walks_to_the_end(browser, url, models) -> None:
 
 def test_race(browser, url, models) -> None:
     with visit(browser, url, hash_of("race")) as page:
-        page.wait_for_selector(DONE)
+        until_done(page)
         for name, model in models.items():
             lane = page.get_by_role("article", name=name, exact=True)
             options = {} if name == "ar" else RANDOM
@@ -191,7 +197,7 @@ def test_race(browser, url, models) -> None:
         assert page.get_by_text("fastest").count() == 1
         page.get_by_role("article", name="bd3lm").get_by_role("button").click()
         page.wait_for_selector("#steps-card svg")
-        page.wait_for_selector(DONE)
+        until_done(page)
         assert page.locator("#text").text_content() == text_of(models["bd3lm"], **RANDOM)
 
 
@@ -215,7 +221,7 @@ def test_infill(browser, url, models) -> None:
     gaps = [model.tokenizer.decode(gap) for gap in filled.gaps]
     text = "the red [[3]] river [[2]] fox"
     with visit(browser, url, hash_of("infill", prompt=text, step=0)) as page:
-        page.wait_for_selector(DONE)
+        until_done(page)
         decided = page.locator("#text .token").count()
         assert 0 < decided < 5 and page.locator("#text .mask").count() == 5 - decided
         page.locator("#slider").press("End")
@@ -233,7 +239,7 @@ def test_text_as_it_stood_at_a_step(browser, url, models) -> None:
     tokens = generate(model, PROMPT, max_new_tokens=13, seed=5, **RANDOM).tokens[0]
     written = tokens[: 4 * event.block - 3]  # blocks of four, and three words of prompt
     with visit(browser, url, hash_of(step=number)) as page:
-        page.wait_for_selector(DONE)
+        until_done(page)
         assert page.locator("#text .mask").count() == known.count(False)
         told = page.locator("#text .token").all_text_contents()
         ids = [id_ for id_, there in zip(event.ids, known, strict=True) if there]
@@ -265,7 +271,7 @@ def test_exports(browser, url, models, tmp_path: Path) -> None:
 
     events = steps_of(models["dadlm"], **RANDOM)
     with visit(browser, url, hash_of(step=1)) as page:
-        page.wait_for_selector(DONE)
+        until_done(page)
         svg = ET.parse(saved("Step as SVG")).getroot()
         nodes = [part for part in svg.iter("{http://www.w3.org/2000/svg}g") if part.get("data-node")]
         assert len(nodes) == sum(1 if known else 3 for known in events[1].anchor)
@@ -282,7 +288,7 @@ def test_exports(browser, url, models, tmp_path: Path) -> None:
 
 def test_link_makes_the_run_again(browser, url, models) -> None:
     with visit(browser, url, hash_of(), permissions=["clipboard-read", "clipboard-write"]) as page:
-        page.wait_for_selector(DONE)
+        until_done(page)
         go_to(page, 2)
         page.get_by_role("button", name="Copy link").click()
         page.wait_for_function("() => document.querySelector('#status').textContent.includes('opied')")
@@ -290,7 +296,7 @@ def test_link_makes_the_run_again(browser, url, models) -> None:
         picture = page.locator("#graph").inner_html()
         text = page.locator("#text").inner_html()
     with visit(browser, url, link.removeprefix(url)) as page:
-        page.wait_for_selector(DONE)
+        until_done(page)
         page.wait_for_function("() => document.querySelector('#count').textContent.startsWith('3 /')")
         assert page.locator("#graph").inner_html() == picture
         assert page.locator("#text").inner_html() == text
@@ -298,7 +304,7 @@ def test_link_makes_the_run_again(browser, url, models) -> None:
 
 def test_html_is_shown_and_never_run(browser, url) -> None:
     with visit(browser, url, hash_of(prompt=f"the {SCRIPT} fox", max_tokens=24)) as page:
-        page.wait_for_selector(DONE)
+        until_done(page)
         assert page.locator("#text .prompt").text_content() == f"the {SCRIPT} fox"
         assert page.title() == "dadlm playground"
         assert page.locator("main img").count() == 0
@@ -343,7 +349,7 @@ def test_key_is_asked_for_and_not_written_down(browser, models) -> None:
 def test_narrow_and_dark(browser, url) -> None:
     look = {"viewport": {"width": 400, "height": 800}, "color_scheme": "dark", "reduced_motion": "reduce"}
     with visit(browser, url, hash_of(), **look) as page:
-        page.wait_for_selector(DONE)
+        until_done(page)
         assert page.evaluate("document.documentElement.scrollWidth") == 400
         assert page.evaluate("graph.scrollWidth > graph.clientWidth")
         ground = "getComputedStyle(document.body).backgroundColor"

@@ -35,7 +35,7 @@ def test_a_thread_gets_the_events_in_order_and_then_the_end():
     job = Job(request())
     thread = put_later(job)
     assert list(job) == SENT
-    thread.join(5)
+    thread.join(60)
 
 
 def test_an_event_loop_gets_the_same():
@@ -43,10 +43,10 @@ def test_an_event_loop_gets_the_same():
         job = Job(request())
         thread = put_later(job)
         events = [event async for event in job]
-        thread.join(5)
+        thread.join(60)
         return events
 
-    assert asyncio.run(asyncio.wait_for(read(), 5)) == SENT
+    assert asyncio.run(asyncio.wait_for(read(), 60)) == SENT
 
 
 def test_an_event_for_a_loop_that_is_gone_harms_nobody():
@@ -113,7 +113,7 @@ def test_half_a_character_at_the_end_is_told_as_such():
 
 
 @given(blocks=st.lists(st.lists(st.integers(0, 256), max_size=5), max_size=60))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_pieces_of_any_bytes_joined_are_the_whole_text(blocks: list[list[int]]):
     assert "".join(pieces_of(BYTES, blocks)) == BYTES.decode([id_ for block in blocks for id_ in block])
 
@@ -140,7 +140,7 @@ def test_a_stop_text_inside_the_beginning_of_another_waits_for_it(text: str, giv
     stop=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4),
     cuts=st.lists(st.integers(1, 5), min_size=30, max_size=30),
 )
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_the_stop_text_that_begins_first_ends_the_text_wherever_it_is_cut(
     text: str, stop: list[str], cuts: list[int]
 ):

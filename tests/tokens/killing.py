@@ -77,7 +77,7 @@ def random_moments(settings, kills: int, seconds: float) -> dict:
             done += 1
         else:
             folder += 1
-        orphans += len(psutil.wait_procs(helpers, timeout=10)[1])
+        orphans += len(psutil.wait_procs(helpers, timeout=60)[1])
     for n in range(folder + 1):
         assert not ended_by_kill(start(settings | {"folder": str(root / str(n))}))
     return {"kills": done, "orphans": orphans, "folders": folder + 1}

@@ -43,6 +43,16 @@ def test_prepare_and_verify_a_mixture(texts, capsys):
     assert "is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["prepare", "verify", "tokenizer"])
+def test_help_says_what_each_kind_is_for(kind, capsys):
+    assert main(["data", "--help"]) == 0
+    assert f"\n  {kind} " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["data", kind, "--help"])
+    usage, description = capsys.readouterr().out.split("\n\n")[:2]
+    assert f"dadlm data {kind}" in usage and len(description.split()) > 5 and "─" not in description
+
+
 def test_rows_of_a_mixture(texts):
     data = DataConfig(train="3:a.jsonl,1:b.txt", tokenizer="bpe:300", valid_share=0.2)
     tokenizer = load_tokenizer(data)
@@ -65,3 +75,13 @@ def test_rows_of_documents(texts):
     rows, valid = load_rows(data, tokenizer, 512)  # longer than any document
     assert isinstance(rows, DocumentRows)
     assert [tokenizer.decode(row) for row in (*rows, *valid)] == texts
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.33, 0.8])
+def test_no_document_is_trained_on_and_validated_on(texts, share):
+    data = DataConfig(train="a.jsonl", tokenizer="bpe:300", rows="documents", valid_share=share)
+    tokenizer = load_tokenizer(data)
+    parts = load_rows(data, tokenizer, 16)  # some ten rows a document
+    whole = ["".join(tokenizer.decode(row) for row in rows) for rows in parts]
+    border = len(texts) - round(share * len(texts))
+    assert any(whole == ["".join(texts[:at]), "".join(texts[at:])] for at in (border - 1, border, border + 1))

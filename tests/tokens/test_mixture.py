@@ -42,7 +42,7 @@ def ids(rows, step, batch, seed=3) -> list[int]:
     return rows.batch(training_rows(rows, step, batch, seed)).flatten().tolist()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     sizes=st.lists(st.integers(1, 90), min_size=2, max_size=4),
     data=st.data(),

@@ -10,7 +10,6 @@ from dadlm.errors import DataError
 from dadlm.tokens import Rows, prepare, training_rows
 
 
-@settings(deadline=None)
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=8), context=st.integers(1, 12))
 def test_rows_run_across_the_borders_of_arrays(sizes, context):
     ids = np.arange(sum(sizes), dtype=np.uint16)
@@ -58,7 +57,7 @@ def test_too_few_tokens_says_how_many_and_what_to_do():
         Rows.from_ids([1], 0)
 
 
-@settings(max_examples=20, deadline=None)  # some milliseconds a call
+@settings(max_examples=20)  # some milliseconds a call
 @given(size=st.integers(1, 70), batch=st.integers(5, 30), seed=st.integers(0, 2**40))
 def test_every_epoch_has_each_row_exactly_once(size, batch, seed):
     steps = -(-3 * size // batch)

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -98,7 +98,6 @@ def test_byte_order_mark_and_blank_lines_and_empty_documents_are_left_out(tmp_pa
     assert list(read_texts(tmp_path)) == ["x", "y", "z"]
 
 
-@settings(deadline=None)
 @given(text=st.text("ab \n\t.é", max_size=200), limit=st.integers(1, 20), parts=st.integers(1, 200))
 def test_pieces_join_to_the_text_wherever_it_arrives_in_parts(text, limit, parts):
     with pytest.MonkeyPatch.context() as patch:
@@ -118,7 +117,6 @@ WORD = st.sampled_from(["a", "it's", "b12.", "東", "..."])
 GAP = st.sampled_from([" ", "    ", "\n\n", "\n  ", "  \t"])
 
 
-@settings(deadline=None)
 @given(words=st.lists(st.tuples(WORD, GAP), max_size=30), limit=st.integers(8, 20))
 def test_cuts_do_not_change_what_gpt2_takes_for_words(words, limit):
     text = "".join(map("".join, words))

@@ -24,7 +24,7 @@ from dadlm.evaluate.summarisation import paper_settings, prompt_of
 from dadlm.model.checkpoint import save
 from dadlm.train import TrainConfig
 from dadlm.train import finetuner as module
-from dadlm.train.finetune import finetune
+from dadlm.train.finetune import finetune, learned_lengths
 from dadlm.train.finetune_config import FinetuneConfig
 from dadlm.train.pairs import read_pairs
 from dadlm.train.start import fresh_model
@@ -221,3 +221,42 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "line 1: not UTF-8" in capsys.readouterr().err
     assert main(["finetune", "--data", "x.jsonl"]) == 2
     assert "--model is missing" in capsys.readouterr().err
+
+
+def test_summarize_reads_and_writes_as_much_as_was_learned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = trained(config_of("bd3lm", tmp_path), steps=4, valid_every=4)
+    finetune(config, quiet=True)
+    assert learned_lengths(config.out) == (12, 10) and learned_lengths(config.model) is None
+    document = " ".join(f"w{number}" for number in range(20))
+    (tmp_path / "document.txt").write_text(document, encoding="utf-8")
+    words = ["summarize", str(tmp_path / "document.txt"), "--model", config.out, "--device", "cpu"]
+    model, how = load(config.out), paper_settings("bd3lm")
+    for more, sizes in (([], (12, 10)), (["--summary-tokens", "3"], (29, 3))):
+        assert main([*words, *more]) == 0
+        told = capsys.readouterr()
+        prompt, cut = prompt_of(model, document, sizes[0])
+        out = generate(model, [prompt], seed=0, settings=replace(how, max_new_tokens=sizes[1]))
+        assert told.out == out.texts[0].strip() + "\n"
+        assert (f"cut to {sizes[0]} tokens" in told.err) == cut and "note:" not in told.err
+    assert main([*words[:3], config.model, *words[4:]]) == 0
+    assert "never fine-tuned on summaries" in capsys.readouterr().err
+
+
+def test_what_fine_tuning_has_not_is_neither_listed_nor_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["finetune", "--help"])
+    listed = capsys.readouterr().out
+    assert "--train.lr" in listed and "--noise.low" in listed
+    for option in (
+        "--train.power",
+        "--train.apart-rows",
+        "--train.block-share",
+        "--train.parallel",
+        "--noise.clip-search",
+    ):
+        assert option not in listed
+        with pytest.raises(SystemExit):
+            main(["finetune", option, "1"])
+        assert "Unrecognized" in capsys.readouterr().err

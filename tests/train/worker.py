@@ -5,10 +5,12 @@ A job is {"out", "family", "train": settings}, and may name a misfortune that be
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from dadlm.train.ranks import Ranks, joined
 from dadlm.train.start import fresh_model
 
 
-def run_ranks(size: int, jobs: list[dict[str, Any]], folder: Path, limit: float = 240) -> None:
+def run_ranks(size: int, jobs: list[dict[str, Any]], folder: Path, limit: float = 600) -> None:
     """Do the jobs, one after the other, with so many processes of this machine."""
     file = folder / f"jobs-{size}.json"
     file.write_text(json.dumps(jobs), encoding="utf-8")
@@ -57,9 +59,12 @@ def environment() -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    """A port that is free now, below those that systems give to connections: so it is free later as well."""
+    for port in random.SystemRandom().sample(range(15_000, 30_000), 100):
+        with suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port")
 
 
 def _do(job: dict[str, Any], ranks: Ranks) -> None:

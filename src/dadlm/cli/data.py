@@ -12,9 +12,21 @@ from dadlm.tokens import parse_mixture, prepare, verify
 from dadlm.train import DataConfig
 from dadlm.train.data import load_tokenizer
 
+_USAGE = """usage: dadlm data prepare SOURCE [options]
+       dadlm data verify FOLDER [options]
+       dadlm data tokenizer SOURCE [options]
+
+  prepare    text → token shards in a cache folder, where training finds them (it would make them itself)
+  verify     read every byte of such a folder and compare it with its checksums
+  tokenizer  train a byte-level BPE on text
+
+dadlm data KIND --help lists the options."""
+
 
 @dataclass(frozen=True)
 class _Prepare:
+    """Turn text into token shards, which training finds in its cache (--data.cache)."""
+
     source: tyro.conf.Positional[str]
     """A .txt, .jsonl, .jsonl.zst or .parquet file, a folder or pattern of these, hf:NAME, or a mixture."""
     tokenizer: str = "gpt2"
@@ -31,6 +43,8 @@ class _Prepare:
 
 @dataclass(frozen=True)
 class _Verify:
+    """Read every byte of a folder of shards and compare it with its checksums."""
+
     folder: tyro.conf.Positional[str]
     """A folder that `dadlm data prepare` has made."""
     json: bool = False
@@ -39,10 +53,12 @@ class _Verify:
 
 @dataclass(frozen=True)
 class _TrainTokenizer:
+    """Train a byte-level BPE tokenizer on text."""
+
     source: tyro.conf.Positional[str]
-    """Text to learn from."""
+    """Text to learn from: what `dadlm data prepare` takes."""
     size: int = 8192
-    """Number of ids."""
+    """Number of ids, at least 257: every byte, and end-of-text."""
     out: str = "tokenizer"
     """Folder for tokenizer.json."""
     text_field: str = "text"
@@ -53,15 +69,11 @@ class _TrainTokenizer:
 
 def run(words: list[str]) -> int:
     kinds = {"prepare": _Prepare, "verify": _Verify, "tokenizer": _TrainTokenizer}
+    if words and words[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0
     if not words or words[0] not in kinds:
-        text = (
-            "usage: dadlm data prepare SOURCE [options]\n       dadlm data verify FOLDER\n"
-            "       dadlm data tokenizer SOURCE [options]"
-        )
-        if words and words[0] in ("-h", "--help"):
-            print(text)
-            return 0
-        raise ConfigError("say what to do with the data\n" + text)
+        raise ConfigError("say what to do with the data\n" + _USAGE)
     config = (tyro.conf.FlagCreatePairsOff,)
     options = tyro.cli(kinds[words[0]], args=words[1:], prog=f"dadlm data {words[0]}", config=config)
     for result in _results(options):

@@ -1,22 +1,49 @@
 """dadlm finetune: a model and pairs of texts → a model that writes the second text after the first."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, fields
+from typing import Literal
 
 import tyro
+from tyro.conf import Fixed, Suppress
 
+from dadlm.noise import NoiseConfig
 from dadlm.recipes import finetune as recipe
+from dadlm.train import TrainConfig
 from dadlm.train.finetune import finetune
 from dadlm.train.finetune_config import FinetuneConfig
+
+
+# What belongs to training alone is neither listed nor taken.
+@dataclass(frozen=True, kw_only=True)
+class _Noise(NoiseConfig):
+    clip_search: Suppress[Fixed[bool]] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Train(TrainConfig):
+    apart_rows: Suppress[Fixed[int]] = 32
+    power: Suppress[Fixed[float]] = 1.0
+    power_steps: Suppress[Fixed[int]] = 0
+    block_share: Suppress[Fixed[float]] = 1.0
+    parallel: Suppress[Fixed[Literal["ddp", "fsdp"]]] = "ddp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options(FinetuneConfig):
+    noise: _Noise = field(default_factory=_Noise)
+    train: _Train = field(default_factory=_Train)
 
 
 def run(words: list[str]) -> int:
     as_json = "--json" in words  # no setting of the run: it is not saved with it
     words = [word for word in words if word != "--json"]
+    start = recipe()
+    changed = {"noise": _Noise(**asdict(start.noise)), "train": _Train(**asdict(start.train))}
     config = tyro.cli(
-        FinetuneConfig,
+        _Options,
         args=words,
-        default=recipe(),
+        default=_Options(**({one.name: getattr(start, one.name) for one in fields(start)} | changed)),
         prog="dadlm finetune",
         description="Fine-tune a model on pairs of texts. --json prints the result as one JSON object.",
         config=(tyro.conf.FlagCreatePairsOff,),

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from dadlm.cli.interactive import converse
 from dadlm.cli.models import open_model
+from dadlm.cli.writing import account, cut_off, tell_cut
 from dadlm.decode import DecodeSettings, generate, stream
-from dadlm.decode.events import token_text
 from dadlm.decode.picture import draw_step
 from dadlm.decode.show import show_step
 from dadlm.errors import ConfigError, DataError
@@ -66,9 +66,10 @@ def run(words: list[str]) -> int:
     console = Console(highlight=False, soft_wrap=True)
     for prompt, text in zip(prompts, out.texts, strict=True):
         console.print(Text.assemble((prompt, "dim"), text, "\n"))
-    passes, tokens = sum(out.forward_passes), sum(map(len, out.tokens))
-    told = f"{tokens} tokens in {passes} forward passes: {out.mean_tokens_per_forward:.2f} per pass"
+    told = account(sum(map(len, out.tokens)), sum(out.forward_passes))
     console.print(f"{told}; seed {' '.join(map(str, out.seeds))}", style="dim")
+    cut = [cut_off(model, prompt, ids) for prompt, ids in zip(prompts, out.tokens, strict=True)]
+    tell_cut(sum(cut), console)
     return 0
 
 
@@ -97,11 +98,10 @@ def _look(model, prompt: str, seed: int, options: Options) -> None:
     drawn = False
     index = -1
     for index, event in enumerate(stream(model, prompt, seed=seed, settings=options.decoding)):
-        texts = [token_text(model, id_) for id_ in event.ids]
         if options.show:
-            show_step(event, texts, console)
+            show_step(event, console)
         if options.picture and index == options.picture_step:
-            draw_step(event, options.picture, texts=texts)
+            draw_step(event, options.picture)
             console.print(f"step {index} is drawn in {options.picture}")
             drawn = True
             if not options.show:

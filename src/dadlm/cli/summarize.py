@@ -17,6 +17,7 @@ from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.summarisation import lengths, paper_settings, prompt_of
 from dadlm.model import Model
+from dadlm.train.finetune import learned_lengths
 from dadlm.train.pairs import lines_of, record_of, text_of
 
 _STDIN = "-"
@@ -30,9 +31,10 @@ class Options:
     model: str = ""
     """A model that was fine-tuned on summaries: its folder, or that of its run (`dadlm finetune`)."""
     document_tokens: int | None = None
-    """Tokens of a document that are read, the end-of-text after it included; none: 3/4 of the context."""
+    """Tokens of a document that are read, the end-of-text after it included; none: as many as in fine-tuning,
+    or 3/4 of the context."""
     summary_tokens: int | None = None
-    """Tokens of a summary at most; none: the rest of the context."""
+    """Tokens of a summary at most; none: as many as in fine-tuning, or the rest of the context."""
     threshold: float = 0.9
     """Confidence from which on diffusion models keep a token; AR decodes greedily."""
     infill: tuple[int, float] | None = None
@@ -68,7 +70,7 @@ def run(words: list[str]) -> int:
         )
     documents, skipped = _read(options)
     model = open_model(options.model, options.device, options.dtype)
-    sizes = lengths(model, options.document_tokens, options.summary_tokens)
+    sizes = _sizes(model, options)
     how = paper_settings(model.config.family, threshold=options.threshold, infill=options.infill)
     how = replace(how, max_new_tokens=sizes[1])
     written = []
@@ -81,6 +83,16 @@ def run(words: list[str]) -> int:
     else:
         _tell(written, skipped, sizes[0])
     return 0
+
+
+def _sizes(model: Model, options: Options) -> tuple[int, int]:
+    """Tokens to read and to write: what was asked for, or what the model has learned from."""
+    learned = learned_lengths(options.model)
+    if learned is None:
+        told = "was never fine-tuned on summaries (dadlm finetune does that): expect no summary of it"
+        print(f"note: {options.model} {told}", file=sys.stderr)
+    asked = (options.document_tokens, options.summary_tokens)
+    return lengths(model, *(learned if learned is not None and asked == (None, None) else asked))
 
 
 def _read(options: Options) -> tuple[list[Document], list[str]]:

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from dadlm.decode import DecodeSettings
 from dadlm.decode.block import Step
-from dadlm.decode.events import event_of, token_text
-from dadlm.decode.generate import decode, start_rows
+from dadlm.decode.events import event_of
+from dadlm.decode.generate import decode, ids_of, start_rows
 from dadlm.decode.rows import Row
 from dadlm.decode.show import show_step
 from dadlm.model import Model
@@ -26,8 +26,7 @@ def write_text(
         for step, finished in passes_of(model, row, settings):
             tokens, passes = tokens + finished, passes + 1
             if show:
-                event = event_of(model, step, tokens=1)
-                show_step(event, [token_text(model, id_) for id_ in event.ids], console)
+                show_step(event_of(model, step, tokens=1), console)
             elif finished:
                 # Without a character whose last bytes are still to come.
                 text = _text(model, tokens).rstrip("\N{REPLACEMENT CHARACTER}")
@@ -37,9 +36,29 @@ def write_text(
         stopped = "stopped after "
     seconds = time.perf_counter() - start
     console.print(Text(_text(model, tokens)[printed:]))
-    per_pass = len(tokens) / max(1, passes)
-    told = f"{len(tokens)} tokens in {passes} forward passes: {per_pass:.2f} per pass, {seconds:.1f} s"
-    console.print(f"{stopped}{told}, seed {seed}", style="dim")
+    console.print(f"{stopped}{account(len(tokens), passes)}, {seconds:.1f} s, seed {seed}", style="dim")
+    tell_cut(0 if stopped else cut_off(model, prompt, tokens), console)
+
+
+def account(tokens: int, passes: int) -> str:
+    """What texts took, in words."""
+    return f"{tokens} tokens in {passes} forward passes: {tokens / max(1, passes):.2f} per pass"
+
+
+def tell_cut(tokens: int, console: Console) -> None:
+    """Why there are more passes than the tokens account for: blocks are written whole."""
+    if tokens:
+        console.print(f"({tokens} more tokens filled up the last block and were cut)", style="dim")
+
+
+def cut_off(model: Model, prompt: str, tokens: list[int]) -> int:
+    """How many tokens the last block of a text had behind its end."""
+    config = model.config
+    if (
+        config.family == "mdlm" or config.eot_id in tokens
+    ):  # one writes no further than asked, one stops there
+        return 0
+    return -(len(ids_of(model, prompt) or [config.eot_id]) + len(tokens)) % config.block
 
 
 def passes_of(model: Model, row: Row, settings: DecodeSettings) -> Iterator[tuple[Step, list[int]]]:

@@ -1,7 +1,8 @@
 """One denoising step of a block: the paper's figure as a function.
 
 Nothing in it waits for the device or depends on how many tokens are masked, so that on CUDA a whole step
-can be captured once and replayed (`engine`).
+can be captured once and replayed (`engine`). What stands behind the end of a text is never seen, so nothing
+is denoised there: see `settle`.
 
 B rows, N block size, K candidates, V vocabulary without the mask, D width.
 """
@@ -41,6 +42,12 @@ class Block:
     """[B]: the row's seed."""
     inside: Tensor
     """[B, N]: part of the row's text; False in the padding of a shorter MDLM window."""
+    ends: Tensor = None  # type: ignore[assignment]
+    """[B, N]: where end-of-text ends the text; if not given, at the positions that are masked at first."""
+
+    def __post_init__(self) -> None:
+        if self.ends is None:
+            object.__setattr__(self, "ends", self.masked.clone())  # which changes, and maybe in place
 
     def uniform(self, purpose: int) -> Tensor:
         """[B, N]: this step's random numbers for a purpose."""
@@ -57,7 +64,7 @@ class Step:
     path: Tensor
     """[B, N]: the chosen node of each group."""
     kept: Tensor
-    """[B, N]: decided in this step, infilled ones included."""
+    """[B, N]: decided in this step, infilled ones and all behind the text's end included."""
     infilled: Tensor
     """[B, N]: decided because they lay in a short gap."""
     at: Tensor
@@ -84,9 +91,20 @@ def denoise_step(
     else:  # what is kept does not: only that is drawn
         kept, at = keep(block, infilled, settings)
         path, drawn, _ = choose(model, prediction, block, kept, settings, room)
-    ids = torch.where(kept, drawn, block.ids)
+    ids, kept = settle(block, torch.where(kept, drawn, block.ids), kept, block.ends, model.config.eot_id)
     after = replace(block, ids=ids, masked=block.masked & ~kept, step=at + 1)
     return after, Step(block, prediction, path, kept, infilled, at, ids)
+
+
+def settle(block: Block, ids: Tensor, kept: Tensor, ends: Tensor, eot_id: int) -> tuple[Tensor, Tensor]:
+    """Tokens and what is decided [B, N], the rest of the block included where the text has come to its end.
+
+    It has where end-of-text stands and nothing before it is open: while something is, what follows
+    the end-of-text is context for it and has to be denoised.
+    """
+    masked = block.masked & ~kept
+    ended = (ends & (ids == eot_id) & (masked.cumsum(1) == 0)).any(1, keepdim=True)
+    return ids.masked_fill(masked & ended, eot_id), kept | (masked & ended)
 
 
 def choose(

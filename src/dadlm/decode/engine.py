@@ -14,8 +14,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from dadlm.decode.block import Block, Step, denoise_step
+from dadlm.decode.block import Block, Step, denoise_step, keep
+from dadlm.decode.infill import short_gaps
 from dadlm.decode.predict import Predictor
 from dadlm.decode.rows import Rows
 from dadlm.decode.settings import DecodeSettings
@@ -86,17 +88,23 @@ class Engine:
     def passes(self) -> Iterator[int | None]:
         """Once for each forward pass that the block in work needs: room for the tokens that it keeps.
 
-        Where that does not depend on the tokens, it is known from the start and nothing waits for the device.
+        Where that does not depend on the tokens, it is known from the start and nothing waits for the device,
+        not even for the news that all texts have ended: what is left to launch has nothing to decide.
         """
         settings, (B, N) = self.settings, self.block.ids.shape
         if self.rows.block == 1:
             yield self._room(B)
         elif settings.infill is None and settings.sampler != "confidence":
             for kept in self._kept():
+                if not self.graphs and not bool(self.block.masked.any()):
+                    return
                 yield self._room(kept)
-        else:
+        elif settings.sampler == "confidence":
             while bool(self.block.masked.any()):
                 yield self._room(B * N)
+        else:  # infilling: the masks tell what is kept, so that is counted first, and nothing else is drawn
+            while kept := int(self.acts["count"](self._count)):
+                yield self._room(kept)
 
     def step(self, room: int | None) -> Step:
         """One forward pass and what follows from it; see `passes`."""
@@ -139,6 +147,12 @@ class Engine:
         # The passes of a row are its different steps, in order.
         number = (steps != F.pad(steps[:, :-1], (1, 0), value=-1)).cumsum(1) - 1
         return number[steps >= 0].bincount().tolist()
+
+    def _count(self) -> Tensor:
+        """How many tokens the next pass keeps, infilled ones included; 0 when the block is decided."""
+        assert self.settings.infill is not None
+        infilled = short_gaps(self.block.masked, self.block.inside, *self.settings.infill)
+        return keep(self.block, infilled, self.settings)[0].sum()
 
     def _begin(self) -> None:
         self._set(self.rows.next_block())

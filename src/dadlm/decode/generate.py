@@ -38,8 +38,9 @@ class Generated:
     tokens: list[list[int]]
     """Generated ids up to and including the first end-of-text."""
     forward_passes: list[int]
-    """Denoising passes of each sample: neither prefill nor cache writes. The last block is decoded to its
-    end and then cut, so a length that is no multiple of the block costs passes for tokens not counted."""
+    """Denoising passes of each sample: neither prefill nor cache writes. They end with end-of-text; a text
+    without one is decoded to the end of its last block and then cut, so a length that is no multiple of the
+    block costs passes for tokens not counted."""
     cache_passes: list[int]
     """Passes that only wrote keys and values of a finished block."""
     seeds: list[int]
@@ -121,7 +122,8 @@ def stream(
     if top_tokens < 1:
         raise ConfigError(f"top_tokens must be at least 1, got {top_tokens}")
     rows = start_rows(model, [prompt], settings, seed)  # wrong input fails here, not at the first step
-    return (event_of(model, step, top_tokens) for step in decode(model, rows, settings))
+    steps = (step for step in decode(model, rows, settings) if bool(step.block.masked.any()))
+    return (event_of(model, step, top_tokens) for step in steps)
 
 
 @torch.inference_mode()

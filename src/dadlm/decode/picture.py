@@ -11,12 +11,10 @@ _DECIDED, _INFILLED = "#2b8a3e", "#862e9c"
 _FORMATS = (".svg", ".png", ".pdf")
 
 
-def draw_step(
-    event: StepEvent, file: str | Path, title: str | None = None, texts: list[str] | None = None
-) -> None:
+def draw_step(event: StepEvent, file: str | Path, title: str | None = None) -> None:
     """Groups as columns, candidates with their best token, transitions by thickness, the path lit.
 
-    `texts` [N] are the block's tokens after the step; those decided in it are written below the graph.
+    Below the graph stand the tokens that are known after the step.
     """
     if Path(file).suffix.lower() not in _FORMATS:
         raise ConfigError(f"cannot draw {file}: choose a name that ends in {', '.join(_FORMATS)}")
@@ -27,8 +25,7 @@ def draw_step(
             if tokens:
                 _edges_into(axes, event, i, k)
                 _node(axes, event, i, k)
-    if texts is not None:
-        _after(axes, event, texts)
+    _after(axes, event)
     title = title or f"block {event.block}, step {event.step}"
     axes.set_title(title, loc="left", fontsize=11, parse_math=False)
     try:
@@ -91,11 +88,11 @@ def _node(axes, event: StepEvent, i: int, k: int) -> None:
     _label(axes, i, _height(event, i, k), label, "white" if anchor else "black", bbox=box)
 
 
-def _after(axes, event: StepEvent, texts: list[str]) -> None:
+def _after(axes, event: StepEvent) -> None:
     """The tokens decided in this step (a node shows its best token, not the one that was drawn)."""
     below = -_tallest(event) / 2 - 0.25
     _label(axes, -1, below, "after", _EDGE)
-    for i, text in enumerate(texts):
+    for i, text in enumerate(event.texts):
         if event.anchor[i] or event.fixed[i]:
             colour = _EDGE if event.anchor[i] else _INFILLED if event.infilled[i] else _DECIDED
             _label(axes, i, below, text, colour, weight="normal" if event.anchor[i] else "bold")

@@ -98,15 +98,17 @@ class Rows:
         reveal = torch.zeros_like(position)
         if self.steps is not None:
             reveal = remask.reveal_steps(self.seed, number, self.steps, self.block, self.longest)
+        masked = self.open.gather(1, position) & inside & ~self.finished[:, None]
         return Block(
             ids=self.ids.gather(1, position),
-            masked=self.open.gather(1, position) & inside & ~self.finished[:, None],
+            masked=masked,
             first=self.first.clone(),
             number=number,
             step=torch.zeros_like(number),
             reveal=reveal,
             seed=self.seed,
             inside=inside,
+            ends=torch.zeros_like(masked) if self.has_gaps else masked.clone(),
         )
 
     def commit(self, block: Block) -> None:

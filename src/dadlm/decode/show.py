@@ -9,8 +9,8 @@ from dadlm.decode.events import StepEvent
 _AFTER = 12  # columns for the token that stands there after the step
 
 
-def show_step(event: StepEvent, texts: list[str], console: Console) -> None:
-    """Print a step; `texts` [N] are the block's tokens after it, as people read them."""
+def show_step(event: StepEvent, console: Console) -> None:
+    """Print a step: its graph, and the block's tokens after it."""
     candidates = max(len(group) for group in event.top_tokens)
     table = Table(title=f"block {event.block}, step {event.step}", title_justify="left")
     # Left to itself a full table would take the room it lacks from the narrow columns, which say most.
@@ -19,7 +19,7 @@ def show_step(event: StepEvent, texts: list[str], console: Console) -> None:
     for k in range(candidates):
         table.add_column(f"node {k}", overflow="ellipsis", no_wrap=True, max_width=max(room, 6))
     table.add_column("after", no_wrap=True, overflow="ellipsis", min_width=_AFTER, max_width=_AFTER)
-    for i, text in enumerate(texts):
+    for i, text in enumerate(event.texts):
         cells = [_node(event, i, k) for k in range(len(event.top_tokens[i]))]
         table.add_row(str(i), *cells, *[""] * (candidates - len(cells)), _after(event, i, text))
     console.print(table)

@@ -21,6 +21,8 @@ from dadlm.evaluate.language_model_files import identity, load, locate
 from dadlm.model.checkpoint import find_device
 
 _TOKENS = 8192  # of a batch: logits of a large vocabulary take 200 kB for each
+_TOKENS_CUDA = 65536  # of one on a GPU with room for it: fewer leave a small model waiting for its launches
+_LOGITS = 2**26  # that are in single precision at a time
 
 
 @dataclass(frozen=True)
@@ -84,27 +86,33 @@ class LanguageModel:
         one, that of the end-of-text token.
         """
         limit = min(max_tokens or self.window, self.window)
-        rows, starts, cut = [], [], []
-        for prompt, text in _pairs(prompts, texts):
-            context = self._context(prompt, limit)
-            ids = context + self._ids(text, limit + 1)  # one more shows whether there was more
-            rows.append(ids[:limit] or [self._end])
-            starts.append(max(len(context), 1))
-            cut.append(len(ids) > limit)
+        pairs = _pairs(prompts, texts)
+        contexts = self._contexts([prompt for prompt, _ in pairs], limit)
+        whole = [
+            context + ids  # one token more shows whether there was more
+            for context, ids in zip(contexts, self._many([text for _, text in pairs], limit + 1), strict=True)
+        ]
+        rows = [ids[:limit] or [self._end] for ids in whole]
+        starts = np.array([max(len(context), 1) for context in contexts], dtype=np.int64)
+        ends = np.array([len(row) for row in rows], dtype=np.int64)
         features, nll = np.zeros((len(rows), self._model.config.hidden_size), np.float32), np.zeros(len(rows))
-        for batch, ids, mask in self._batches(rows, batch_size):
-            out = self._model(input_ids=ids, attention_mask=mask, output_hidden_states=True, use_cache=False)
-            for b, i in enumerate(batch):
-                start, end = starts[i], len(rows[i])
-                features[i] = out.hidden_states[-1][b, end - 1].float().cpu().numpy()
-                nll[i] = -_logp(out.logits[b, start - 1 : end - 1], ids[b, start:end])
-        tokens = [len(row) - start for row, start in zip(rows, starts, strict=True)]
-        return Scored(features, nll, np.array(tokens, dtype=np.int64), np.array(cut, dtype=bool))
+        for batch, ids, _ in self._batches(rows, batch_size):
+            # Without a mask: what pads a row stands behind it, where no token of a causal model looks.
+            out = self._model(input_ids=ids, output_hidden_states=True, use_cache=False)
+            start, end = (torch.from_numpy(one[batch]).to(ids.device) for one in (starts, ends))
+            row = torch.arange(len(batch), device=ids.device)
+            features[batch] = out.hidden_states[-1][row, end - 1].float().cpu().numpy()
+            place = torch.arange(1, ids.shape[1], device=ids.device)
+            scored = (place >= start[:, None]) & (place < end[:, None])
+            nats = _nats(out.logits, ids).masked_fill(~scored, 0).double().sum(1)
+            nll[batch] = nats.cpu().numpy()
+        cut = np.array([len(ids) > limit for ids in whole], dtype=bool)
+        return Scored(features, nll, ends - starts, cut)
 
     @torch.inference_mode()
     def answer_logp(self, prompt: str, answers: Sequence[str]) -> list[float]:
         """log p of all tokens of each answer after the prompt, tokenized apart as in `score`."""
-        context = self._context(prompt, self.window) or [self._end]
+        context = self._contexts([prompt], self.window)[0] or [self._end]
         passes: dict[tuple[int, ...], Tensor] = {}  # answers that differ in their last token share a pass
         logp = []
         for answer in answers:
@@ -123,15 +131,29 @@ class LanguageModel:
     def _end(self) -> int:
         return self._tokenizer.eos_token_id or 0
 
-    def _context(self, prompt: str, limit: int) -> list[int]:
-        """Tokens before the text, with a start token where the tokenizer puts one."""
-        ids = self._ids(prompt, limit, special=True)
-        if len(ids) >= limit:
-            raise self._no_room(len(ids), limit)
-        return ids
+    def _contexts(self, prompts: list[str], limit: int) -> list[list[int]]:
+        """Tokens before each text, with a start token where the tokenizer puts one."""
+        contexts = self._many(prompts, limit, special=True)
+        longest = max(map(len, contexts), default=0)
+        if longest >= limit:
+            raise self._no_room(longest, limit)
+        return contexts
 
     def _ids(self, text: str, limit: int, special: bool = False) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=special, truncation=True, max_length=limit).input_ids
+        return self._many([text], limit, special)[0]
+
+    def _many(self, texts: list[str], limit: int, special: bool = False) -> list[list[int]]:
+        """All at once, which the tokenizer spreads over the processor's cores."""
+        options = {"add_special_tokens": special, "truncation": True, "max_length": limit}
+        return self._tokenizer(texts, **options).input_ids if texts else []
+
+    @property
+    def _most_tokens(self) -> int:
+        """Of a batch: logits in single precision may take half of what is free on a GPU."""
+        if self._model.device.type != "cuda":
+            return _TOKENS
+        free = torch.cuda.mem_get_info(self._model.device)[0]
+        return min(_TOKENS_CUDA, free // (2 * 4 * self._model.config.vocab_size))
 
     def _no_room(self, length: int, limit: int) -> ConfigError:
         return ConfigError(
@@ -144,7 +166,7 @@ class LanguageModel:
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))  # like lengths together: little padding
         while order:
             longest = len(rows[order[0]])
-            some = max(1, min(size, _TOKENS // max(longest, 1)))
+            some = max(1, min(size, self._most_tokens // max(longest, 1)))
             batch, order = order[:some], order[some:]
             ids = torch.zeros(len(batch), longest, dtype=torch.long)
             mask = torch.zeros_like(ids)
@@ -187,6 +209,19 @@ def _pairs(prompts: Sequence[str] | None, texts: Sequence[str]) -> list[tuple[st
     if len(prompts) != len(texts):
         raise DataError(f"{len(texts)} texts need as many prompts, not {len(prompts)}")
     return list(zip(prompts, texts, strict=True))
+
+
+def _nats(logits: Tensor, ids: Tensor) -> Tensor:
+    """[B, L - 1]: −log p of each token of ids [B, L] but the first, under logits [B, L, V]."""
+    some = max(1, _LOGITS // logits[0].numel())
+    return torch.cat(
+        [
+            F.cross_entropy(part[:, :-1].flatten(0, 1).float(), targets.flatten(), reduction="none").view(
+                targets.shape
+            )
+            for part, targets in zip(logits.split(some), ids[:, 1:].split(some), strict=True)
+        ]
+    )
 
 
 def _logp(logits: Tensor, targets: Tensor) -> float:

@@ -41,8 +41,9 @@ def reconstruction(
 ) -> dict[str, Any]:
     """Nats per token of the first `count` rows, and the paired difference to `against`.
 
-    The first ones, not any: so it is the value that validation shows while a model is trained. The difference
-    is negative where `model` is better. `data` is what `rows_of` says of the rows.
+    The first ones, not any: so it is the value that validation shows while a model is trained. Differences of
+    the reconstruction and of the valid bound are negative where `model` is better. `data` is what `rows_of`
+    says of the rows.
     """
     models = [model] if against is None else [model, against]
     _check(models, rows)
@@ -61,10 +62,11 @@ def reconstruction(
         values = torch.tensor(work.values(keys), dtype=torch.float64)
         groups = documents_of(rows.cut(0, count), model.config.eot_id)
         result = _one(values[:, 0], groups)
-        result |= {"against_value": None, "difference": None, "same_masks": None}
+        result |= dict.fromkeys(("against_value", "difference", "bound_difference", "same_masks"))
         if against is not None:
             result |= {f"against_{name}": value for name, value in _one(values[:, 1], groups).items()}
-            result["difference"] = asdict(bootstrap(values[:, 0, 0] - values[:, 1, 0], groups))
+            for name, kind in (("difference", 0), ("bound_difference", 1)):
+                result[name] = asdict(bootstrap(values[:, 0, kind] - values[:, 1, kind], groups))
             result["same_masks"] = block_of(model, rows.context) == block_of(against, rows.context)
         result |= {"tokens": count * (rows.context - 1), "groups": len(groups.unique()), "note": NOTE}
         return work.finish(result)

@@ -97,6 +97,7 @@ def _shape(config: Any, family: str, block_size: int, context: int) -> dict[str,
     if block_size < 1:
         raise ConfigError(f"block_size must be at least 1, got {block_size}")
     longest = min(context, config.max_position_embeddings)
+    head, usual = getattr(config, "head_dim", None), config.hidden_size // config.num_attention_heads
     return {
         "family": family,
         "architecture": "llama",
@@ -106,7 +107,7 @@ def _shape(config: Any, family: str, block_size: int, context: int) -> dict[str,
         "width": config.hidden_size,
         "heads": config.num_attention_heads,
         "kv_heads": config.num_key_value_heads,
-        "head_width": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        "head_width": None if head in (None, usual) else head,  # written only where it says something
         "mlp_width": config.intermediate_size,
         "rope_theta": float(_rope(config)["rope_theta"]),
         "norm_eps": config.rms_norm_eps,

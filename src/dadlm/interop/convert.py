@@ -1,9 +1,14 @@
-"""A model in one form → a folder in another: ours, the published one, or that of transformers."""
+"""A model in one form → a folder in another: ours, the published one, or that of transformers.
 
+A model card goes along, whatever the form.
+"""
+
+import shutil
 from pathlib import Path
 from typing import Literal
 
 from dadlm.errors import ConfigError
+from dadlm.interop.card import CARD
 from dadlm.interop.foreign import read_json
 from dadlm.interop.notes import NOTES, Notes, read_notes
 from dadlm.interop.published import read_published, write_published
@@ -34,8 +39,11 @@ def convert(
     model, notes = read(folder, family, block_size)
     if to in FAMILIES and model.config.family != to:
         raise ConfigError(f"this is a {model.config.family} model, which has no {to} form")
-    with whole_folder(Path(out), may_replace=_files(to)) as temporary:
-        write(temporary, model, to, notes, folder)
+    card = folder / CARD
+    with whole_folder(Path(out), may_replace=_files(to, card.is_file())) as temporary:
+        write(temporary, model, to, notes)
+        if card.is_file():
+            shutil.copyfile(card, temporary / CARD)
     return model
 
 
@@ -60,11 +68,11 @@ def read(
     return merged(load(folder)), read_notes(folder)
 
 
-def write(folder: Path, model: Model, to: Form, notes: Notes | None, source: Path) -> None:
+def write(folder: Path, model: Model, to: Form, notes: Notes | None) -> None:
     if to == "transformers":
         from dadlm.interop.export import write_transformers  # here, because transformers is an extra
 
-        write_transformers(folder, model, source)
+        write_transformers(folder, model)
     elif to == "dadlm":
         write_model(folder, model)
         if notes is not None:
@@ -73,8 +81,8 @@ def write(folder: Path, model: Model, to: Form, notes: Notes | None, source: Pat
         write_published(folder, model, notes)
 
 
-def _files(to: Form) -> tuple[str, ...]:
-    """Files of a form that may be replaced by the same form's."""
+def _files(to: Form, has_card: bool) -> tuple[str, ...]:
+    """Files of a form that may be replaced by the same form's; a card only by another card."""
     if to == "transformers":
-        return ("README.md", "modeling_dadlm.py", "tokenizer_config.json")
-    return (NOTES,) if to == "dadlm" else ()
+        return (CARD, "modeling_dadlm.py", "tokenizer_config.json")
+    return (*([CARD] if has_card else []), *([NOTES] if to == "dadlm" else []))

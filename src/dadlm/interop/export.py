@@ -11,15 +11,13 @@ MASK = "<|mask|>"  # how AutoTokenizer spells the mask; in our own tokenizer.jso
 _PLAIN = ("lstrip", "rstrip", "single_word", "normalized")
 
 
-def write_transformers(folder: Path, model: Model, source: Path) -> None:
-    """Write a model into an existing folder; a card that lies in `source` is kept."""
+def write_transformers(folder: Path, model: Model) -> None:
+    """Write a model into an existing folder, with a card that says what can be known from it."""
     DadlmForMaskedLM.of(model).save_pretrained(folder)
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
         _describe_tokenizer(folder, model)
-    own = source / CARD
-    text = own.read_text(encoding="utf-8") if own.is_file() else card_of(model)
-    (folder / CARD).write_text(text, encoding="utf-8")
+    (folder / CARD).write_text(card_of(model), encoding="utf-8")
 
 
 def _describe_tokenizer(folder: Path, model: Model) -> None:

@@ -1,7 +1,6 @@
 """The prefix part of attention on CUDA, by flex_attention: trains there only.
 
-The block mask is written down directly instead of evaluated point by point: packed queries come in the
-order of their blocks, so a tile of queries sees a run of whole key tiles and then a run of partial ones.
+The block mask is written down directly instead of evaluated point by point: a query sees a run of keys.
 """
 
 from functools import cache
@@ -18,34 +17,38 @@ def fits(queries: int, keys: int) -> bool:
     return queries % TILE == 0 and keys % TILE == 0
 
 
-def prefix_mask(visible: Tensor, keys: int) -> BlockMask:
-    """Block mask of queries that see the first visible [B, C] of `keys` keys."""
-    tiles = visible.view(len(visible), -1, TILE)
-    whole = tiles.amin(-1).div(TILE, rounding_mode="floor").int()[:, None]  # key tiles all queries see
-    some = (tiles.amax(-1) + TILE - 1).div(TILE, rounding_mode="floor").int()[:, None]
-    index = torch.arange(keys // TILE, device=visible.device, dtype=torch.int32)
-    index = index.expand(*whole.shape, -1).contiguous()
-    partial = (whole[..., None] + index).clamp(max=keys // TILE - 1).contiguous()
+def prefix_mask(begin: Tensor, end: Tensor, keys: int) -> BlockMask:
+    """Block mask of queries that see the keys from begin [B, C] to end [B, C]; `begin` is on the grid."""
+    tile = torch.arange(keys // TILE, device=begin.device)
+    inside = tile >= begin[..., None] // TILE
+    some = inside & (tile < (end[..., None] + TILE - 1) // TILE)  # [B, C, key tiles]
+    whole = inside & (tile < end[..., None] // TILE)
+    # Of a tile of queries: key tiles that all of them see whole, and the others of which one sees something.
+    whole = whole.view(len(begin), -1, TILE, len(tile)).all(2)[:, None]
+    some = some.view(len(begin), -1, TILE, len(tile)).any(2)[:, None] & ~whole
 
     def sees(b, h, q, k):
-        return k < visible[b, q]
+        return (k >= begin[b, q]) & (k < end[b, q])
 
     return BlockMask.from_kv_blocks(
-        (some - whole).contiguous(),
-        partial,
-        whole.contiguous(),
-        index,
+        *(*_listed(some), *_listed(whole)),
         BLOCK_SIZE=TILE,
         mask_mod=sees,
-        seq_lengths=(visible.shape[1], keys),
+        seq_lengths=(begin.shape[1], keys),
     )
+
+
+def _listed(wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of wanted [..., n] there are, and their indices, these first."""
+    index = wanted.int().argsort(dim=-1, descending=True, stable=True)
+    return wanted.sum(-1, dtype=torch.int32), index.int().contiguous()
 
 
 @cache
 def blockwise_mask(rows: int, length: int, block: int, device: torch.device) -> BlockMask:
     """The mask of whole sequences in which a token sees the blocks up to its own: the same in every step."""
-    place = torch.arange(length, device=device)
-    return prefix_mask(((place // block + 1) * block).expand(rows, -1).contiguous(), length)
+    place = torch.arange(length, device=device).expand(rows, -1)
+    return prefix_mask(torch.zeros_like(place), (place // block + 1) * block, length)
 
 
 @cache

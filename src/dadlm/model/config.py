@@ -58,7 +58,8 @@ class ModelConfig:
     candidate_scale: float = 0.02
     """Standard deviation of the candidate embeddings at initialisation (late expansion wants about 0.3)."""
     candidate_offset: float | None = None
-    """Standard deviation of a learned offset per candidate before the vocabulary head; None leaves it out."""
+    """How far apart learned offsets of the candidates before the vocabulary head begin; None leaves them out.
+    Standard deviation of random ones; those that text suggests (`train.apart_rows`) have their own unit."""
 
     def __post_init__(self) -> None:
         self._check_types()

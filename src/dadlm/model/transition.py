@@ -7,6 +7,7 @@ B rows, C nodes, D width, G blocks, N block size, K candidates, H heads, E head 
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dadlm.model import kernels
@@ -92,13 +93,20 @@ class GatedTransition(nn.Module):
 
     def forward(self, hidden: Tensor, nodes: Nodes) -> Tensor:
         place = nodes.position - nodes.visible + 1  # 0 is the start node, 1..N the positions
-        hidden = torch.cat([hidden, self.position(place.clamp(min=0)).to(hidden.dtype)], -1)
-        logits = _scores(self.query(hidden), self.key(hidden), nodes, self.heads)
+        place = F.one_hot(place.clamp(min=0), len(self.position.weight)).to(hidden.dtype)
+        query, key, gate = (self._project(part, hidden, place) for part in (self.query, self.key, self.gate))
+        logits = _scores(query, key, nodes, self.heads)
         if self.bias is not None:
             logits = logits + self.bias[:, None, None] * _track(nodes)[:, :, :, None]
         inactive = ~nodes.active[:, :, :, None, None, :]
         head_logp = logits.masked_fill(inactive, -torch.inf).log_softmax(-1)
-        gate = _sources(self.gate(hidden).float(), nodes).log_softmax(-1).transpose(3, 4)[..., None]
+        gate = _sources(gate.float(), nodes).log_softmax(-1).transpose(3, 4)[..., None]
         # logsumexp over heads that are all -inf would give NaN gradients: fill, mix, and cut out again.
         mixed = (head_logp.masked_fill(inactive, 0.0) + gate).logsumexp(3)
         return mixed.masked_fill(inactive.squeeze(3), -torch.inf)
+
+    def _project(self, linear: nn.Linear, hidden: Tensor, place: Tensor) -> Tensor:
+        """`linear` of [hidden ; position] as the sum of its halves: the few positions are projected once."""
+        first, second = linear.weight.chunk(2, -1)
+        table = F.linear(self.position.weight, second, linear.bias)
+        return F.linear(hidden, first) + (place @ table).to(hidden.dtype)

@@ -59,9 +59,13 @@ class Rooms:
     """
 
     nodes: int
-    """Packed nodes of a row."""
+    """Packed nodes of a row, or of all rows if they are joined."""
     masked: int
     """Nodes of masked positions in the whole batch: those that need the vocabulary head."""
+    joined: int = 0
+    """If not 0, the nodes of all rows stand in one line, each row over so many keys of its clean stream.
+
+    The length of that line hardly varies, while rows apart need the room of the longest."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,10 @@ class Nodes:
     slot_of_node: Tensor | None
     """[B, C]: slot of each packed node, -1 for padding."""
     rooms: Rooms | None = None
+    origin: Tensor | None = None
+    """[B, G]: where each block's sequence begins in the keys of the clean stream; None: at 0.
+
+    Rows that are joined are one row of all their blocks, over one line of keys (B is 1)."""
 
     @property
     def slots(self) -> int:
@@ -153,10 +161,25 @@ class Nodes:
         return self.from_slots(self.first[..., None].expand(*self.first.shape, self.slots))
 
     @cached_property
+    def begin(self) -> Tensor:
+        """[B, C]: from which key of the clean stream on it sees them."""
+        if self.origin is None:
+            return torch.zeros_like(self.visible)
+        return self.from_slots(self.origin[..., None].expand(*self.first.shape, self.slots))
+
+    @cached_property
     def is_candidate(self) -> Tensor:
         """[B, C]: nodes of masked positions, the only ones that need the vocabulary head."""
         slots = self.masked[..., None].expand(*self.masked.shape, self.candidates).flatten(2)
         return self.from_slots(self._with_start(slots))
+
+    @cached_property
+    def is_start(self) -> Tensor:
+        """[B, C]: start-of-block nodes."""
+        B, G, _ = self.masked.shape
+        return self.from_slots(
+            (torch.arange(self.slots, device=self.first.device) < self.start).expand(B, G, -1)
+        )
 
     @cached_property
     def heads(self) -> Selection:
@@ -165,11 +188,11 @@ class Nodes:
 
     @cached_property
     def group(self) -> Tensor:
-        """[B, C]: index g·N + i of the node's group in its row (0 for start nodes and padding)."""
+        """[B, C]: index g·N + i of the node's group in its row (-1 for start nodes and padding)."""
         B, G, N = self.masked.shape
-        index = torch.arange(G * N, device=self.first.device).view(1, G, N, 1)
+        index = torch.arange(G * N, device=self.first.device).view(1, G, N, 1) + 1
         index = index.expand(B, G, N, self.candidates).flatten(2)
-        return self.from_slots(self._with_start(index))
+        return self.from_slots(self._with_start(index)) - 1
 
     @cached_property
     def candidate(self) -> Tensor:
@@ -215,7 +238,7 @@ class Nodes:
     @cached_property
     def collapsed(self) -> "Nodes":
         """The same blocks before expansion: one node per position, as BD3LM has them."""
-        return _one_node_each(self.masked, self.first, False)
+        return replace(_one_node_each(self.masked, self.first, False), origin=self.origin)
 
 
 def _active(masked: Tensor, candidates: int) -> Tensor:
@@ -232,11 +255,18 @@ def lay_out(
     packed: bool = True,
     rooms: Rooms | None = None,
 ) -> Nodes:
-    """Lay out blocks from masked [B, G, N] and the position of each block's first token [B, G]."""
+    """Lay out blocks from masked [B, G, N] and the position of each block's first token [B, G].
+
+    Rooms that join the rows give the layout of one row of B·G blocks.
+    """
+    origin = None
+    if rooms is not None and rooms.joined:
+        origin = (torch.arange(len(first), device=first.device) * rooms.joined)[:, None].expand_as(first)
+        masked, first, origin = (x.flatten(0, 1)[None] for x in (masked, first, origin))
     if candidates == 1:
-        return replace(_one_node_each(masked, first, start), rooms=rooms)
+        return replace(_one_node_each(masked, first, start), rooms=rooms, origin=origin)
     if not packed:
-        return Nodes(masked, first, candidates, start, None, None)
+        return Nodes(masked, first, candidates, start, None, None, rooms, origin)
     exists = _active(masked, candidates).flatten(2)
     if start:
         exists = torch.cat([torch.ones_like(exists[..., :1]), exists], -1)
@@ -246,19 +276,27 @@ def lay_out(
     else:
         room = _capacity(int(exists.sum(1).max()), exists.shape[1], exact=not masked.is_cuda)
     node_of_slot, slot_of_node = _compact(exists, room)
-    return Nodes(masked, first, candidates, start, node_of_slot, slot_of_node, rooms)
+    return Nodes(masked, first, candidates, start, node_of_slot, slot_of_node, rooms, origin)
 
 
-def make_rooms(masked: Tensor, block_size: int, candidates: int, start: bool) -> Rooms:
+def make_rooms(masked: Tensor, block_size: int, candidates: int, start: bool, joined: int = 0) -> Rooms:
     """Room for the nodes of masks [B, L] that are on the CPU: few different ones come out."""
     B, L = masked.shape
     extra = L // block_size * int(start)
     counts = masked.numpy().sum(1)  # quicker than torch, which would wake its threads for it
-    most = L + extra + (candidates - 1) * int(counts.max())
     # Masked tokens are close to half of all: steps of a 64th are few shapes, and little is empty.
     step = max(_TILE, B * L // 64)
-    masked_room = min(-(-int(counts.sum()) // step) * step, B * L)
-    return Rooms(_capacity(most, L * candidates + extra, exact=False), max(step, masked_room) * candidates)
+    tokens = max(step, min(-(-int(counts.sum()) // step) * step, B * L))
+    if joined:
+        nodes = B * (L + extra) + (candidates - 1) * tokens
+        return Rooms(-(-nodes // _TILE) * _TILE, tokens * candidates, joined)
+    most = L + extra + (candidates - 1) * int(counts.max())
+    return Rooms(_capacity(most, L * candidates + extra, exact=False), tokens * candidates)
+
+
+def can_join(rows: int, length: int, candidates: int, width: int) -> bool:
+    """Whether kernels take rows in one line: each begins on the grid, and places in it fit 32 bits."""
+    return length % _TILE == 0 and rows * length * (candidates + 1) * 3 * width < 2**31
 
 
 def _one_node_each(masked: Tensor, first: Tensor, start: bool) -> Nodes:
@@ -284,8 +322,28 @@ def expand(x: Tensor, embedding: Tensor, start: Tensor, nodes: Nodes) -> Tensor:
 
     Candidate k adds row k of `embedding` [K, F], anchors stay as they are, every start node is `start` [F].
     """
-    B, G, N = nodes.masked.shape
-    positions = nodes.collapsed.to_slots(x)[:, :, :, None]
-    offset = embedding.to(x.dtype) * nodes.masked[..., None, None]
-    slots = (positions + offset).reshape(B, G, N * nodes.candidates, -1)
-    return nodes.from_slots(torch.cat([start.to(x.dtype).expand(B, G, 1, -1), slots], 2))
+    slots = nodes.collapsed.to_slots(x).flatten(1, 2)
+    return _Expand.apply(slots, embedding, start, nodes)  # type: ignore[return-value]
+
+
+class _Expand(torch.autograd.Function):
+    """Straight from positions to packed nodes: written in torch's own steps the slots, of which a third is
+    empty, would be made and read four times over, and again for the gradient."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, embedding: Tensor, start: Tensor, nodes: Nodes) -> Tensor:
+        ctx.nodes = nodes
+        rows = torch.cat([embedding, start[None], torch.zeros_like(start)[None]]).to(x.dtype)
+        nothing = nodes.candidates + 1
+        which = torch.where(nodes.is_candidate, nodes.candidate, nothing)
+        which = which.masked_fill(nodes.is_start, nodes.candidates)
+        return _take(x, nodes.group) + F.embedding(which, rows)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        nodes = ctx.nodes
+        slots = nodes.to_slots(grads[0])
+        groups, masked = nodes.groups(slots), nodes.masked.flatten(0, 1).to(slots.dtype)
+        # Block by block, because between the groups of two blocks stands a start node.
+        to_embedding = (masked[:, None] @ groups.flatten(0, 1).flatten(2)).sum(0).view(groups.shape[3:])
+        return groups.sum(3).flatten(1, 2), to_embedding, slots[:, :, 0].sum((0, 1)), None

@@ -80,7 +80,10 @@ class Batch:
         slot, device = len(self.tasks), self.model.device
         self.tasks.append(task)
         self._rest(slice(slot, slot + 1))
-        self.mixed.put(torch.tensor([slot], device=device), Mixed.of([task.settings], device))
+        settings = task.settings
+        if not task.row.gaps:  # a completion, also where nobody said how long: end-of-text ends it
+            settings = replace(settings, max_new_tokens=task.row.new_tokens)
+        self.mixed.put(torch.tensor([slot], device=device), Mixed.of([settings], device))
 
     @torch.inference_mode()
     def remove(self, task: Task) -> None:

@@ -1,4 +1,4 @@
-"""One line a request: id, route, status, time. Prompts, keys and unknown paths are not written down."""
+"""One line a request: id, path, status, time. Prompts, keys and unknown paths are not written down."""
 
 import logging
 import time
@@ -51,9 +51,16 @@ class RequestLog:
                 told = "the server made a mistake; its log has more under this request's id"
                 await Refusal(500, told).response()(scope, receive, send_with_headers)
         finally:
-            route = getattr(scope.get("route"), "path", "-")
             seconds = time.perf_counter() - begin
-            logger.info("%s %s %s %.3fs", id_, route, status or "gone", seconds)
+            logger.info("%s %s %s %.3fs", id_, _path(scope, status), status or "gone", seconds)
+
+
+def _path(scope: Scope, status: int) -> str:
+    """Ours as it is; any other may hold anything."""
+    path = scope["path"]
+    known = any(getattr(route, "path", None) == path for route in scope["app"].routes)
+    file = path.startswith("/static/") and 0 < status < 400
+    return path if known or file else "unknown"
 
 
 def _place(error: Exception) -> str:

@@ -36,6 +36,17 @@ class DocumentRows(Rows):
     def from_shards(cls, shards: Shards, context: int) -> "DocumentRows":
         return cls(shards.arrays, context, shards.index.eot_id)
 
+    def border(self, near: int) -> int:
+        """Where a document begins, so that each is wholly in one part."""
+        begins = self._rows_before - self._first
+        begins = begins[(begins > 0) & (begins < len(self))]
+        if not len(begins):
+            raise DataError(
+                "rows of a single document cannot be parted, and some have to be held out for validation: "
+                "give validation text, or let rows be a stream"
+            )
+        return int(begins[np.abs(begins - near).argmin()])
+
     def _row(self, number: int) -> np.ndarray:
         document = int(np.searchsorted(self._rows_before, number, side="right")) - 1
         begin = int(self._stops[document - 1]) if document else 0

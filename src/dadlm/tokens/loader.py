@@ -53,6 +53,10 @@ class Rows:
         part._first, part._rows = self._first + first, last - first
         return part
 
+    def border(self, near: int) -> int:
+        """The row nearest to `near` with which a second part may begin: in a stream any."""
+        return near
+
     def __getitem__(self, index: int) -> Tensor:
         """Row `index`, int64 [C]."""
         if not 0 <= index < self._rows:

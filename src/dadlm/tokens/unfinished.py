@@ -1,14 +1,19 @@
 """A folder that takes its name when it is finished, and until then keeps what is worth going on with.
 
 It is built beside its place, as `.NAME.partial`. One process at a time works there; others wait for it and
-then find the folder finished, or go on where the first one was killed. Knows nothing of what is written.
+then find the folder finished, or go on where the first one was killed. Where the file system has no locks for
+that, whoever came first finds out in the end, and leaves the folder to whoever came last. Knows nothing of
+what is written.
 """
 
 import errno
 import os
+import secrets
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,7 +30,7 @@ def unfinished(target: Path, journal: str) -> Iterator[Path | None]:
     """
     partial = target.with_name(f".{target.name}.partial")
     try:
-        lock = _claim(partial)
+        claim = _claim(partial)
     except OSError as error:
         raise DataError(f"cannot write to {target.parent}: {error.strerror or error}") from error
     try:
@@ -33,6 +38,8 @@ def unfinished(target: Path, journal: str) -> Iterator[Path | None]:
             yield None
             return
         yield partial
+        if not claim.holds:
+            raise DataError(_not_alone(target))
         partial.rename(target)
         sync_folder(target.parent)
         for name in (
@@ -45,11 +52,13 @@ def unfinished(target: Path, journal: str) -> Iterator[Path | None]:
             raise DataError(
                 f"disk full while writing to {target.parent}: free space and run again"
             ) from error
+        if not claim.holds:
+            raise DataError(_not_alone(target)) from error
         raise
     finally:
-        if target.exists() or not (partial / journal).exists():
+        if claim.holds and (target.exists() or not (partial / journal).exists()):
             shutil.rmtree(partial, ignore_errors=True)
-        lock.close()
+        claim.file.close()
 
 
 def sync_folder(folder: Path) -> None:
@@ -61,18 +70,44 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _claim(partial: Path) -> BinaryIO:
+@dataclass(frozen=True)
+class _Claim:
+    """Ours is the folder whose lock bears our mark."""
+
+    path: Path
+    file: BinaryIO
+    mark: bytes
+
+    @property
+    def holds(self) -> bool:
+        with suppress(OSError):
+            return self.path.read_bytes() == self.mark
+        return False
+
+
+def _claim(partial: Path) -> _Claim:
     """Wait until nobody else works in the folder; a kill ends the claim with the process."""
     while True:
         partial.mkdir(parents=True, exist_ok=True)
         try:
-            lock = (partial / _LOCK).open("wb")
+            lock = (partial / _LOCK).open("ab")  # as it is: the mark in it is somebody else's
         except FileNotFoundError:  # renamed or removed in between
             continue
         _wait(lock)
         if _still_at(partial / _LOCK, lock):
-            return lock
+            mark = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}".encode()
+            lock.truncate(0)
+            lock.write(mark)
+            lock.flush()
+            return _Claim(partial / _LOCK, lock, mark)
         lock.close()  # whoever held it has renamed or removed the folder
+
+
+def _not_alone(target: Path) -> str:
+    return (
+        f"another process has begun to write {target} as well, and this file system has no locks to keep the "
+        "two apart: wait until that one is done, then run again"
+    )
 
 
 def _wait(lock: BinaryIO) -> None:

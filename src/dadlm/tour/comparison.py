@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from dadlm.decode import StepEvent, stream
-from dadlm.decode.events import token_text
 from dadlm.decode.picture import draw_step
 from dadlm.model import Model
 from dadlm.tour.completions import TEXTS, Completion
@@ -49,9 +48,8 @@ def compare(rows: Sequence[Completion], console: Console) -> None:
 def draw(model: Model, prompt: str, seed: int, out: Path) -> None:
     """The graph of a step in which some tokens are known and some are not."""
     event = _telling(stream(model, prompt, seed=seed, sampler="random"))
-    texts = [token_text(model, id_) for id_ in event.ids]
     for ending in ("svg", "png"):
-        draw_step(event, out / f"dag.{ending}", title=f"DA-DLM after “{prompt}”", texts=texts)
+        draw_step(event, out / f"dag.{ending}", title=f"DA-DLM after “{prompt}”")
 
 
 def _telling(events: Iterable[StepEvent]) -> StepEvent:

@@ -95,7 +95,6 @@ def draw(out: Path, model: Model, language: Language, start: float, walks: Tenso
     how: dict[str, Any] = {"max_new_tokens": LENGTH, "sampler": "random", "steps": 1, "path": "viterbi"}
     event = next(iter(stream(model, prompt, seed=0, **how)))
     after = language.tokenizer.decode(prompt[-LENGTH:])
-    texts = [language.tokenizer.token_text(id_) for id_ in event.ids]
     for ending in ("svg", "png"):
         draw_curve(curves, language.total_correlation, start, out / f"divergence.{ending}")
-        draw_step(event, out / f"dag.{ending}", title=f"DA-DLM after “{after}”", texts=texts)
+        draw_step(event, out / f"dag.{ending}", title=f"DA-DLM after “{after}”")

@@ -2,6 +2,8 @@
 
 However a batch is cut, into micro-batches or over processes, together the parts are the same rows under the
 same noise. Everything is drawn on the CPU, whatever the device.
+
+B rows of a part, L their length.
 """
 
 from dataclasses import dataclass
@@ -13,18 +15,33 @@ from dadlm.errors import ConfigError
 from dadlm.noise import Noise, NoiseConfig, draw_noise
 from dadlm.tokens import Rows, training_rows
 from dadlm.train.config import RunConfig
+from dadlm.train.pair_rows import Batch, PairRows
 from dadlm.train.ranks import Ranks
 
 
 @dataclass(frozen=True)
+class Counted:
+    """What of a step's rows counts."""
+
+    tokens: Tensor
+    """Tokens that the whole step predicts, over all processes: what its loss is divided by."""
+    learned: Tensor | None = None
+    """[B, L]: the positions of a part that are learned; None: all."""
+
+    def to(self, device: torch.device) -> "Counted":
+        return Counted(self.tokens.to(device), None if self.learned is None else self.learned.to(device))
+
+
+@dataclass(frozen=True)
 class Batches:
+    """Of rows of text, all of one length."""
+
     run: RunConfig
     rows: Rows
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that a step predicts, over all processes: what its loss is divided by."""
-        return self.run.train.batch_size * (self.rows.context - 1)
+    def counted(self, step: int, part: Tensor) -> Counted:
+        """Of the rows at places `part` of a step's batch."""
+        return Counted(torch.tensor(self.run.train.batch_size * (self.rows.context - 1)))
 
     def take(self, step: int, noise: NoiseConfig, part: Tensor) -> tuple[Tensor, Noise | None]:
         """Ids of the rows at places `part` of a step's batch, and their noise (none for AR)."""
@@ -46,10 +63,51 @@ class Batches:
 
     def parts(self, ranks: Ranks) -> list[Tensor]:
         """Places in the batch of each of this process' micro-batches."""
-        train = self.run.train
-        if train.batch_size % (train.accumulate * ranks.size):
-            raise ConfigError(
-                f"batch_size {train.batch_size} cannot be cut into accumulate {train.accumulate} equal parts "
-                f"for each of {ranks.size} processes; change --train.accumulate or the number of processes"
-            )
-        return list(torch.arange(train.batch_size).view(train.accumulate, ranks.size, -1)[:, ranks.rank])
+        return parts_of(self.run, ranks)
+
+
+@dataclass(frozen=True)
+class PairBatches:
+    """Of pairs of texts, of which the second is learned. A step's rows have the length of their bucket."""
+
+    run: RunConfig
+    rows: PairRows
+
+    def counted(self, step: int, part: Tensor) -> Counted:
+        learned = self.rows.batch(step, self.run.train.seed).learned
+        return Counted(learned.sum(), learned[part])
+
+    def take(self, step: int, noise: NoiseConfig, part: Tensor) -> tuple[Tensor, Noise | None]:
+        batch = self.rows.batch(step, self.run.train.seed)
+        return batch.ids[part], self.noise_of(batch, noise, step, part, self.run.train.seed)
+
+    def noise_of(self, batch: Batch, noise: NoiseConfig, step: int, part: Tensor, seed: int) -> Noise | None:
+        """Of the rows at places `part` of a batch: masks where they are learned (none for AR)."""
+        model, length = self.run.model, batch.ids.shape[1]
+        if model.family == "ar":
+            return None
+        return draw_noise(
+            noise,
+            seed=seed,
+            step=step,
+            rows=part,
+            batch_rows=len(batch.ids),
+            length=length,
+            block_size=length if model.family == "mdlm" else model.block,
+            maskable=batch.learned[part],
+            most_blocks=batch.most_blocks,
+        )
+
+    def parts(self, ranks: Ranks) -> list[Tensor]:
+        return parts_of(self.run, ranks)
+
+
+def parts_of(run: RunConfig, ranks: Ranks) -> list[Tensor]:
+    """Places in the batch of each of this process' micro-batches."""
+    train = run.train
+    if train.batch_size % (train.accumulate * ranks.size):
+        raise ConfigError(
+            f"batch_size {train.batch_size} cannot be cut into accumulate {train.accumulate} equal parts "
+            f"for each of {ranks.size} processes; change --train.accumulate or the number of processes"
+        )
+    return list(torch.arange(train.batch_size).view(train.accumulate, ranks.size, -1)[:, ranks.rank])

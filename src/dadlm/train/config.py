@@ -59,6 +59,9 @@ class TrainConfig:
     """Largest gradient norm."""
     ema: float = 0.9999
     """Averaging of the weights; starts faster: min(ema, (1 + n) / (10 + n))."""
+    apart_rows: int = 0
+    """Rows of text (32 do) that show in which directions DA-DLM's candidates are to begin apart, if it starts
+    from another family and has a candidate_offset; 0: random ones. They pass a whole model on one device."""
     power: float = 1.0
     """β of the path-marginal loss at the start (DA-DLM); falls linearly to 1."""
     power_steps: int = 0
@@ -80,7 +83,8 @@ class TrainConfig:
     compile: bool = False
     """Fuse the model's parts with torch.compile: slow to start, faster afterwards."""
     graphs: bool = True
-    """Replay forward and backward pass as CUDA graphs (on CUDA, with accumulate 1, without checkpointing)."""
+    """Record a step's work on the GPU once and replay it afterwards (CUDA graphs): faster, but it holds on to
+    memory. Of effect only with one process on CUDA, accumulate 1 and no checkpointing."""
     checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping it: less memory, a third more time."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -100,6 +104,8 @@ class TrainConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.apart_rows < 0:
+            raise ConfigError(f"apart_rows must not be negative, got {self.apart_rows}")
         if self.batch_size % self.accumulate:
             raise ConfigError(
                 f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}"

@@ -68,7 +68,8 @@ def _hold_out(rows: Rows, share: float) -> tuple[Rows, Rows]:
         )
     if held_out == len(rows):
         raise ConfigError(f"valid_share {share} holds out all {len(rows)} rows; lower it")
-    return rows.cut(0, len(rows) - held_out), rows.cut(len(rows) - held_out, len(rows))
+    border = rows.border(len(rows) - held_out)
+    return rows.cut(0, border), rows.cut(border, len(rows))
 
 
 def _source(data: DataConfig) -> str:

@@ -8,10 +8,12 @@ from dadlm.errors import ConfigError
 from dadlm.evaluate.rouge import rouge_scorer
 from dadlm.evaluate.summarisation import lengths
 from dadlm.model import load
+from dadlm.model.checkpoint import locate
 from dadlm.train.finetune_config import FinetuneConfig
 from dadlm.train.finetuner import Finetuner
 from dadlm.train.pair_rows import Encoded, encode_pairs
 from dadlm.train.pairs import read_pairs
+from dadlm.train.progress import read_progress
 
 _SHOWN = 5  # lines left out that are named; the result names all
 
@@ -62,6 +64,17 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
         cut_summaries=encoded.cut_summaries,
         skipped_lines=skipped,
     )
+
+
+def learned_lengths(model: str) -> tuple[int, int] | None:
+    """Tokens of documents and summaries that a model was fine-tuned on; None: it never was."""
+    folder = locate(model)
+    if not (folder / "training" / "state.json").is_file():
+        return None
+    progress = read_progress(folder)
+    if "document_tokens" not in progress or "summary_tokens" not in progress:
+        return None
+    return int(progress["document_tokens"]), int(progress["summary_tokens"])
 
 
 def _told(

@@ -11,22 +11,27 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dadlm.errors import TrainingError
 from dadlm.evaluate.documents import Documents
 from dadlm.evaluate.scores import evaluating
 from dadlm.evaluate.summarisation import lengths, summarisation
 from dadlm.model import Model, find_device
 from dadlm.model.checkpoint import weights
 from dadlm.model.compiled import compile_parts
-from dadlm.noise import draw_noise
 from dadlm.objective import losses
+from dadlm.train.batches import PairBatches
 from dadlm.train.config import DataConfig, RunConfig
 from dadlm.train.ema import Ema
 from dadlm.train.finetune_config import FinetuneConfig
+from dadlm.train.gradients import Gradients
 from dadlm.train.log import Log
-from dadlm.train.pair_rows import Batch, Encoded, PairRows, encode_pairs
+from dadlm.train.pair_rows import Encoded, PairRows, encode_pairs
+from dadlm.train.ranks import Ranks
+from dadlm.train.spread import spread
 from dadlm.train.state import TrainState, load_state, save_state, start_optimizer
 from dadlm.train.stopping import stop_on_signal
+from dadlm.train.updates import Updates
+
+_ADVICE = "Start another run with a lower --train.lr"
 
 
 class Finetuner:
@@ -37,10 +42,11 @@ class Finetuner:
     ) -> None:
         self.config, self.out, self.quiet = config, Path(config.out), quiet
         self.device = find_device(config.train.device)
-        model.to(self.device)
+        self.bf16 = config.train.in_bf16(self.device.type)
         if config.train.compile:
             compile_parts(model)
         model.backbone.checkpointing = config.train.checkpointing
+        whole = spread(model, config.train, Ranks(), self.device, self.bf16)
         self.sizes = lengths(model, config.document_tokens, config.summary_tokens)
         self.rows = PairRows(encoded.rows, model.config, config.train.batch_size)
         valid_rows = encode_pairs(model, valid, *self.sizes).rows[: config.train.valid_rows]
@@ -59,7 +65,10 @@ class Finetuner:
         ema = Ema(weights(model), config.train.ema)
         self.state = TrainState(model, ema, start_optimizer(model, self.run_config), config.noise)
         self.state.data = [self.rows.fingerprint(), self.shown.fingerprint]
-        self._weights = weights(model)  # the tensors themselves: they follow every update
+        self.state.facts = {"document_tokens": self.sizes[0], "summary_tokens": self.sizes[1]}
+        self.batches = PairBatches(self.run_config, self.rows)
+        self.gradients = Gradients(whole, model, self.batches, Ranks(), self.bf16)
+        self.updates = Updates(self.state, self.gradients, self.out, lambda: self._save(False), _ADVICE)
         if (self.out / "last").exists():
             load_state(self.state, self.run_config, self.out / "last")
 
@@ -78,72 +87,39 @@ class Finetuner:
                 loss, seen = self.step()
                 tokens += seen
                 ends = state.step == train.steps
+                logs, validates, saves = (
+                    ends or state.step % every == 0
+                    for every in (train.log_every, train.valid_every, train.save_every)
+                )
                 values = None
-                if ends or state.step % train.log_every == 0:
+                if logs or validates or saves:
+                    self.updates.notice()  # nothing of a spoilt step is shown or kept
+                if logs:
                     now = time.perf_counter()
                     rate, since, tokens = tokens / (now - since), now, 0
-                    values = {"loss": loss, "lr": train.lr_at(state.step - 1), "tokens_per_second": rate}
+                    lr = train.lr_at(state.step - 1)
+                    values = {"loss": float(loss), "lr": lr, "tokens_per_second": rate}
                 log.step(state.step, values)
-                improved = (ends or state.step % train.valid_every == 0) and self._validate(log)
-                if improved or ends or state.step % train.save_every == 0:
-                    save_state(state, self.run_config, self.out, improved)
+                improved = validates and self._validate(log)
+                if improved or saves:
+                    self._save(improved)
                     saved_at = state.step
             if state.step > saved_at:
-                save_state(state, self.run_config, self.out, False)
+                self.updates.notice()
+                self._save(False)
         return state.step, not self._is_done()
 
-    def step(self) -> tuple[float, int]:
-        """One optimiser step: the loss before it, in nats per learned token, and the tokens it read."""
-        state, train = self.state, self.config.train
-        model, optimizer = state.model.train(), state.optimizer
-        state.begin_step(train)
-        batch = self.rows.batch(state.step, train.seed)
-        learned = batch.learned.sum()
-        optimizer.zero_grad(set_to_none=True)
-        loss = torch.zeros((), device=self.device)
-        try:
-            for part in torch.arange(train.batch_size).chunk(train.accumulate):
-                share = self._nll(batch, part, state.step) / learned
-                share.backward()
-                loss = loss + share.detach()
-        except torch.OutOfMemoryError as error:
-            raise TrainingError(
-                f"out of memory: {train.batch_size // train.accumulate} rows at once do not fit "
-                f"{self.device}; pass --train.accumulate {2 * train.accumulate}, or more: same results"
-            ) from error
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
-        if not bool(torch.isfinite(loss + norm)):
-            self._stop_at_nan(float(loss), float(norm))
-        optimizer.step()
-        state.ema.update(self._weights, state.step)
-        state.step += 1
-        return float(loss), batch.ids.numel()
-
-    def _nll(self, batch: Batch, rows: Tensor, step: int, seed: int | None = None) -> Tensor:
-        """The weighted loss of rows of a batch, summed over what is learned."""
-        model, train, part = self.state.model, self.config.train, batch.part(rows)
-        noise = None
-        if model.config.family != "ar":
-            length = batch.ids.shape[1]
-            noise = draw_noise(
-                self.config.noise,
-                seed=train.seed if seed is None else seed,
-                step=step,
-                rows=rows,
-                batch_rows=len(batch.ids),
-                length=length,
-                block_size=length if model.config.family == "mdlm" else model.config.block,
-                maskable=part.learned,
-                most_blocks=batch.most_blocks,
-            ).to(self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=train.in_bf16(self.device.type)):
-            ids, learned = part.ids.to(self.device), part.learned.to(self.device)
-            return losses(model, ids, noise, report=False, learned=learned).train.sum()
+    def step(self) -> tuple[Tensor, int]:
+        """One optimiser step: the loss before it, in nats per learned token and still on the device, and the
+        tokens it read."""
+        step = self.state.step
+        loss, _ = self.updates.make(report=False)
+        return loss, self.rows.batch(step, self.config.train.seed).ids.numel()
 
     def _validate(self, log: Log) -> bool:
         """ROUGE of the averaged weights on some pairs, and their loss on more. True if it is the best."""
         state = self.state
-        with state.ema.in_place_of(weights(state.model)):
+        with state.ema.in_place_of(self.updates.weights):
             loss = self._valid_loss()
             written = summarisation(
                 state.model,
@@ -160,12 +136,19 @@ class Finetuner:
 
     def _valid_loss(self) -> float:
         """In nats per learned token, under the same noise every time."""
-        total, learned = 0.0, 0
-        with evaluating(self.state.model):
+        model, total, learned = self.state.model, 0.0, 0
+        with evaluating(model), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             for index, batch in enumerate(self.valid_rows.in_order()):
-                total += float(self._nll(batch, torch.arange(len(batch.ids)), index, seed=0))
+                everyone = torch.arange(len(batch.ids))
+                noise = self.batches.noise_of(batch, self.config.noise, index, everyone, seed=0)
+                noise = None if noise is None else noise.to(self.device)
+                ids, counts = batch.ids.to(self.device), batch.learned.to(self.device)
+                total += float(losses(model, ids, noise, report=False, learned=counts).train.sum())
                 learned += int(batch.learned.sum())
         return total / learned
+
+    def _save(self, is_best: bool) -> Path:
+        return save_state(self.state, self.run_config, self.out, is_best)
 
     def _is_done(self) -> bool:
         """The last step, or `patience` validations since the best: which one that was, its link tells."""
@@ -176,17 +159,6 @@ class Finetuner:
             return False
         best_step = int(best.resolve().name.removeprefix("step-"))
         return step // train.valid_every - best_step // train.valid_every >= self.config.patience
-
-    def _stop_at_nan(self, loss: float, norm: float) -> None:
-        """The update that would spoil the weights is not made; spoilt weights are not saved."""
-        good = all(bool(torch.isfinite(tensor).all()) for tensor in weights(self.state.model).values())
-        last = self.out / "last"
-        folder = save_state(self.state, self.run_config, self.out, False) if good else last.resolve()
-        where = f"the last good state is in {folder}" if folder.exists() else "no good state was saved yet"
-        raise TrainingError(
-            f"step {self.state.step + 1}: loss {loss}, gradient norm {norm}; {where}. "
-            "Start another run with a lower --train.lr"
-        )
 
 
 def _spread(documents: Documents, count: int) -> Documents:

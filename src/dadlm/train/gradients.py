@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from dadlm.errors import TrainingError
 from dadlm.model import Model
-from dadlm.nodes import Rooms, make_rooms
+from dadlm.nodes import Rooms, can_join, make_rooms
 from dadlm.noise import Noise, NoiseConfig
-from dadlm.objective import losses
+from dadlm.objective import Losses, losses
 from dadlm.objective.factorised import cut
-from dadlm.train.batches import Batches
-from dadlm.train.graphs import StepGraphs
+from dadlm.train.batches import Batches, Counted, PairBatches
+from dadlm.train.graphs import Inputs, StepGraphs
 from dadlm.train.ranks import Ranks
 from dadlm.train.spread import unspoken
 
@@ -21,7 +21,9 @@ from dadlm.train.spread import unspoken
 class Gradients:
     """Fills the gradients of the model within `whole` (see `spread`)."""
 
-    def __init__(self, whole: nn.Module, model: Model, batches: Batches, ranks: Ranks, bf16: bool) -> None:
+    def __init__(
+        self, whole: nn.Module, model: Model, batches: Batches | PairBatches, ranks: Ranks, bf16: bool
+    ) -> None:
         self.whole, self.model, self.batches, self.ranks, self.bf16 = whole, model, batches, ranks, bf16
         self.train, self.device = batches.run.train, model.device
         self.parts = batches.parts(ranks)
@@ -50,20 +52,47 @@ class Gradients:
         loss, gap = self.ranks.sum(values)
         return loss, gap
 
-    def _inputs(self, step: int, noise: NoiseConfig, part: Tensor) -> tuple[Tensor, Noise | None]:
-        """Rows at places `part` of the batch and their noise, on the device."""
+    def _draw(self, step: int, noise: NoiseConfig, part: Tensor) -> tuple[Tensor, Noise | None, Rooms | None]:
+        """Rows at places `part` of the batch, their noise and, for CUDA, the room they need; on the CPU."""
         ids, drawn = self.batches.take(step, noise, part)
-        return ids.to(self.device), None if drawn is None else drawn.to(self.device)
+        return (
+            ids,
+            drawn,
+            self._rooms(ids, drawn) if drawn is not None and self.device.type == "cuda" else None,
+        )
+
+    def _rooms(self, ids: Tensor, noise: Noise) -> Rooms:
+        """Shapes read off the noise before the device begins: nothing there has to be waited for."""
+        config, (B, L) = self.model.config, ids.shape
+        size = min(config.block, L)  # MDLM's block is its row
+        learned = cut(ids, noise.masked, size, noise.blocks)[1].flatten(1)
+        graph = config.family == "dadlm"
+        joined = L if graph and can_join(B, L, config.candidates, config.width) else 0
+        return make_rooms(learned, size, config.nodes_per_mask, graph, joined)
+
+    def _inputs(
+        self, step: int, noise: NoiseConfig, part: Tensor
+    ) -> tuple[Tensor, Noise | None, Rooms | None, Counted]:
+        """The same on the device, and what of them counts."""
+        ids, drawn, rooms = self._draw(step, noise, part)
+        counted = self.batches.counted(step, part).to(self.device)
+        return ids.to(self.device), None if drawn is None else drawn.to(self.device), rooms, counted
 
     def backward(
-        self, ids: Tensor, noise: Noise | None, power: float, report: bool, rooms: Rooms | None = None
+        self,
+        ids: Tensor,
+        noise: Noise | None,
+        rooms: Rooms | None,
+        counted: Counted,
+        power: float,
+        report: bool,
     ) -> Tensor:
         """Add the share of some rows to the gradients; their loss and gap, [2]."""
 
         def work(model: Model) -> tuple[Tensor, Tensor]:
-            parts = losses(model, ids, noise, power, report, rooms)
+            parts = _scored(model, ids, noise, power, report, rooms, counted.learned)
             gap = (parts.bound - parts.reconstruction).sum()
-            return parts.train.sum() / self.batches.tokens, gap / self.batches.tokens
+            return parts.train.sum() / counted.tokens, gap / counted.tokens
 
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             loss, gap = self.whole(work)
@@ -71,23 +100,22 @@ class Gradients:
         return torch.stack([loss.detach(), gap])
 
     def _replay(self, step: int, noise: NoiseConfig) -> tuple[Tensor, Tensor]:
-        """The same in one piece, with shapes that are read off the noise before the device begins."""
+        """The same in one piece; the shapes, which `rooms` decide, have to be known before."""
         assert self.graphs is not None
-        ids, drawn = self.batches.take(step, noise, self.parts[0])
-        inputs, rooms = (ids,), None
+        ids, drawn, rooms = self._draw(step, noise, self.parts[0])
+        counted = self.batches.counted(step, self.parts[0])
+        inputs: Inputs = (ids, counted.tokens, counted.learned)
         if drawn is not None:
-            config = self.model.config
-            learned = cut(ids, drawn.masked, config.block, drawn.blocks)[1].flatten(1)
-            rooms = make_rooms(learned, config.block, config.nodes_per_mask, config.family == "dadlm")
-            given = (drawn.masked, drawn.time, drawn.weight, drawn.blocks)
-            inputs = (ids, *(x for x in given if x is not None))
+            inputs += (drawn.masked, drawn.time, drawn.weight, drawn.blocks)
         (values,) = self.graphs(inputs, rooms)
         loss, gap = values
         return loss, gap
 
-    def _replayed(self, inputs: tuple[Tensor, ...], rooms: Rooms | None) -> tuple[Tensor, ...]:
-        noise = None if rooms is None else Noise(*inputs[1:])
-        return (self.backward(inputs[0], noise, 1.0, True, rooms),)
+    def _replayed(self, inputs: Inputs, rooms: Rooms | None) -> tuple[Tensor, ...]:
+        ids, tokens, learned, *drawn = inputs
+        assert ids is not None and tokens is not None
+        noise = Noise(*drawn) if drawn else None  # type: ignore[arg-type]
+        return (self.backward(ids, noise, rooms, Counted(tokens, learned), 1.0, True),)
 
     def _what_fits(self, step: int, noise: NoiseConfig) -> str:
         """Try smaller parts of the batch until one fits the device, and say how to ask for it."""
@@ -114,3 +142,21 @@ class Gradients:
                 f"--train.accumulate {accumulate}; results stay the same"
             )
         return f"out of memory: not even one row fits {self.device}; try --train.checkpointing"
+
+
+def _scored(
+    model: Model,
+    ids: Tensor,
+    noise: Noise | None,
+    power: float,
+    report: bool,
+    rooms: Rooms | None,
+    learned: Tensor | None,
+) -> Losses:
+    """`losses` of the positions that are learned, on CUDA without waiting for their number."""
+    if learned is None:
+        return losses(model, ids, noise, power, report, rooms)
+    if noise is None and ids.is_cuda:  # AR: the vocabulary head is not spared the others
+        nll = losses(model, ids, noise, power, report, rooms).train * learned[:, 1:]
+        return Losses(nll, nll.detach(), nll.detach())
+    return losses(model, ids, noise, power, report, rooms, learned)

@@ -15,58 +15,60 @@ from torch import Tensor
 from dadlm.model import Model
 from dadlm.model.capture import capture
 
-Inputs = tuple[Tensor, ...]
-Compute = Callable[[Inputs, Any], Inputs]
+Inputs = tuple[Tensor | None, ...]
+Outputs = tuple[Tensor, ...]
+Compute = Callable[[Inputs, Any], Outputs]
 
 
 @dataclass
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    outputs: Inputs
+    outputs: Outputs
     grads: list[Tensor | None]
 
 
 class StepGraphs:
-    """Calls `compute(inputs, key)`, which fills the model's gradients; the same key has the same shapes."""
+    """Calls `compute(inputs, key)`, which fills the model's gradients; inputs of the same shapes and the same
+    key have the same shapes inside."""
 
     def __init__(self, model: Model, compute: Compute) -> None:
         self.parameters, self.compute = list(model.parameters()), compute
-        self.inputs: Inputs | None = None
+        self.inputs: dict[Any, Inputs] = {}
         self.seen: set[Any] = set()
         self.captured: dict[Any, _Captured | None] = {}
         self.pool = None
 
-    def __call__(self, inputs: Inputs, key: Any) -> Inputs:
+    def __call__(self, inputs: Inputs, key: Any) -> Outputs:
         """Outputs are on the device and good until the next call."""
-        self._load(inputs)
-        assert self.inputs is not None
-        if key not in self.seen:
-            self.seen.add(key)
+        shapes = tuple(None if x is None else x.shape for x in inputs)
+        here, which = self._load(inputs, shapes), (shapes, key)
+        if which not in self.seen:
+            self.seen.add(which)
             self._forget()
-            return self.compute(self.inputs, key)
-        if key not in self.captured:
-            self.captured[key] = self._capture(key)
-        captured = self.captured[key]
+            return self.compute(here, key)
+        if which not in self.captured:
+            self.captured[which] = self._capture(here, key)
+        captured = self.captured[which]
         if captured is None:
             self._forget()
-            return self.compute(self.inputs, key)
+            return self.compute(here, key)
         for parameter, grad in zip(self.parameters, captured.grads, strict=True):
             parameter.grad = grad
         captured.graph.replay()
         return captured.outputs
 
-    def _load(self, inputs: Inputs) -> None:
-        """Bring inputs from the CPU to where the graphs look for them."""
-        device = self.parameters[0].device
-        if self.inputs is None:
-            self.inputs = tuple(x.to(device) for x in inputs)
-            return
-        for here, x in zip(self.inputs, inputs, strict=True):
-            here.copy_(x.pin_memory(), non_blocking=True)
+    def _load(self, inputs: Inputs, shapes: Any) -> Inputs:
+        """Bring inputs from the CPU to where the graphs of their shapes look for them."""
+        if shapes not in self.inputs:
+            device = self.parameters[0].device
+            self.inputs[shapes] = tuple(None if x is None else x.to(device, copy=True) for x in inputs)
+            return self.inputs[shapes]
+        for here, x in zip(self.inputs[shapes], inputs, strict=True):
+            if here is not None and x is not None:
+                here.copy_(x.pin_memory(), non_blocking=True)
+        return self.inputs[shapes]
 
-    def _capture(self, key: Any) -> _Captured | None:
-        inputs = self.inputs
-        assert inputs is not None
+    def _capture(self, inputs: Inputs, key: Any) -> _Captured | None:
         self._forget()
         # Graphs never run side by side and each one's outputs are used before the next: they share memory.
         captured = capture("training", lambda: self.compute(inputs, key), self.pool)

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dadlm.errors import TrainingError
 from dadlm.evaluate import RowScores, score_rows
 from dadlm.model import Model, find_device
 from dadlm.model.checkpoint import weights
@@ -26,12 +25,18 @@ from dadlm.train.ema import Ema
 from dadlm.train.gradients import Gradients
 from dadlm.train.log import Log, Unheard
 from dadlm.train.ranks import Ranks
-from dadlm.train.spread import own_part, spread, whole_tensor
+from dadlm.train.spread import own_part, spread
+from dadlm.train.start import begin_graph
 from dadlm.train.state import TrainState, clipped, load_state, save_state, start_optimizer
 from dadlm.train.stopping import stop_on_signal
-from dadlm.train.watch import Watch
+from dadlm.train.updates import Updates
 
 Probe = Callable[[Model], dict[str, float]]
+
+_ADVICE = (
+    "Look at the data of that step, or start another run from there (--init-from, --out) with a lower "
+    "train.lr or clip"
+)
 
 
 @dataclass(frozen=True)
@@ -66,20 +71,19 @@ class Trainer:
         self.rows, self.valid_rows, self.ranks = rows, valid_rows, ranks or Ranks()
         self.device = self.ranks.place(find_device(run.train.device))
         self.bf16 = run.train.in_bf16(self.device.type)
+        begin_graph(run, model, rows, self.ranks)
         if run.train.compile:
             compile_parts(model)
         model.backbone.checkpointing = run.train.checkpointing
         numbers = frozenset(name for name, tensor in weights(model).items() if tensor.ndim == 0)
         self.whole = spread(model, run.train, self.ranks, self.device, self.bf16)
-        # The tensors themselves: they follow every update.
-        self._weights = {name: own_part(tensor) for name, tensor in weights(model).items()}
-        optimizer = start_optimizer(model, run)
-        self.state = TrainState(model, Ema(self._weights, run.train.ema), optimizer, run.noise)
+        ema = Ema({name: own_part(tensor) for name, tensor in weights(model).items()}, run.train.ema)
+        self.state = TrainState(model, ema, start_optimizer(model, run), run.noise)
         self.state.numbers = numbers
         self.state.data = [rows.fingerprint(), valid_rows.fingerprint()]
         batches = Batches(self.config, rows)
         self.gradients = Gradients(self.whole, model, batches, self.ranks, self.bf16)
-        self.watch = Watch(optimizer)
+        self.updates = Updates(self.state, self.gradients, self.out, lambda: self._save(False), _ADVICE)
         if (self.out / "last").exists():
             load_state(self.state, self.config, self.out / "last", self.ranks)
 
@@ -103,7 +107,7 @@ class Trainer:
                 saves = ends or state.step % train.save_every == 0
                 values = None
                 if validates or saves or self._logs(state.step):
-                    self._notice()  # nothing of a spoilt step is shown or kept
+                    self.updates.notice()  # nothing of a spoilt step is shown or kept
                 if self._logs(state.step):
                     now = time.perf_counter()
                     rate = self._tokens * (state.step - logged_at) / (now - since)
@@ -121,7 +125,7 @@ class Trainer:
                     self._save(improved)
                     saved_at = state.step
             if state.step > saved_at:
-                self._notice()
+                self.updates.notice()
                 self._save(False)
         return Finished(self.out, state.step, state.step < train.steps, state.best, ranks.first)
 
@@ -131,33 +135,8 @@ class Trainer:
 
     def step(self) -> Tensor:
         """One optimiser step; the loss is that before the update, in nats per token, still on the device."""
-        state, train = self.state, self.config.train
-        model, optimizer = state.model.train(), state.optimizer
-        state.begin_step(train, self.ranks.rank)
-        loss, self._gap = self.gradients.fill(state.step, state.noise, self._logs(state.step + 1))
-        norm = whole_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip))
-        self._watch(loss, norm)
-        optimizer.step()
-        state.ema.update(self._weights, state.step)
-        state.step += 1
+        loss, self._gap = self.updates.make(report=self._logs(self.state.step + 1))
         return loss
-
-    def _watch(self, loss: Tensor, norm: Tensor) -> None:
-        """Stop at a loss or gradient that is no number, before it spoils the weights.
-
-        Both are those of the whole batch: all processes stop together.
-        """
-        if self.device.type == "cuda":
-            self._notice()
-            self.watch.note(loss, norm)
-        elif not bool(torch.isfinite(loss + norm)):
-            self._stop_at_nan(float(loss), float(norm))
-
-    def _notice(self) -> None:
-        """Stop if the update before this one was skipped."""
-        if (bad := self.watch.read()) is not None:
-            self.state.step -= 1
-            self._stop_at_nan(*bad)
 
     def _logs(self, step: int) -> bool:
         """Whether the step that ends at this count is logged."""
@@ -173,7 +152,7 @@ class Trainer:
             return scores, self.probe(model) if self.probe else {}
 
         with (
-            self.state.ema.in_place_of(self._weights),
+            self.state.ema.in_place_of(self.updates.weights),
             torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16),
             torch.no_grad(),
         ):
@@ -200,16 +179,3 @@ class Trainer:
 
     def _save(self, is_best: bool) -> Path:
         return save_state(self.state, self.config, self.out, is_best, self.ranks)
-
-    def _stop_at_nan(self, loss: float, norm: float) -> None:
-        """The update that would spoil the weights is not made: what is saved is the last good state.
-
-        Weights that an earlier update has spoilt already are not saved: the checkpoint before them stays.
-        """
-        spoilt = not all(bool(torch.isfinite(tensor).all()) for tensor in self._weights.values())
-        folder = (self.out / "last").resolve() if self.ranks.any(spoilt) else self._save(False)
-        where = f"the last good state is in {folder}" if folder.exists() else "no good state was saved yet"
-        raise TrainingError(
-            f"step {self.state.step + 1}: loss {loss}, gradient norm {norm}; {where}. Look at the data of "
-            f"that step, or start another run from there (--init-from, --out) with a lower train.lr or clip"
-        )

@@ -13,6 +13,7 @@ B rows of a batch, L their length, N block size.
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -45,9 +46,6 @@ class Batch:
     most_blocks: int
     """Blocks with such positions in the row of the bucket that has most."""
 
-    def part(self, rows: Tensor) -> "Batch":
-        return Batch(self.ids[rows], self.learned[rows], self.most_blocks)
-
 
 @dataclass(frozen=True)
 class Encoded:
@@ -59,15 +57,16 @@ class Encoded:
 
 
 def encode_pairs(model: Model, pairs: Documents, document_tokens: int, summary_tokens: int) -> Encoded:
-    assert model.tokenizer is not None, "prompt_of would have said so"
-    rows, cut_documents, cut_summaries = [], 0, 0
-    for document, summary in pairs.pairs:
-        prompt, cut = prompt_of(model, document, document_tokens)
-        ids = model.tokenizer.encode(summary)
-        rows.append(row_of(model.config, prompt, ids, summary_tokens))
-        cut_documents += cut
-        cut_summaries += len(ids) > summary_tokens
-    return Encoded(rows, cut_documents, cut_summaries)
+    def encode(pair: tuple[str, str]) -> tuple[PairRow, bool, bool]:
+        prompt, cut = prompt_of(model, pair[0], document_tokens)
+        assert model.tokenizer is not None, "prompt_of would have said so"
+        ids = model.tokenizer.encode(pair[1])
+        return row_of(model.config, prompt, ids, summary_tokens), cut, len(ids) > summary_tokens
+
+    with ThreadPoolExecutor() as pool:  # the tokenizer does its work outside of Python's lock
+        found = list(pool.map(encode, pairs.pairs))
+    rows, cut_documents, cut_summaries = zip(*found, strict=True)
+    return Encoded(list(rows), sum(cut_documents), sum(cut_summaries))
 
 
 def row_of(config: ModelConfig, prompt: list[int], summary: list[int], summary_tokens: int) -> PairRow:
@@ -88,6 +87,7 @@ class PairRows:
         self._buckets = _buckets(rows, config, batch_size)
         self._counts = [max(1, round(len(bucket) / batch_size)) for bucket, _ in self._buckets]
         self._blocks = [max(map(self._blocks_of, bucket)) for bucket, _ in self._buckets]
+        self._last: tuple[tuple[int, int], Batch] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -95,6 +95,11 @@ class PairRows:
     def batch(self, step: int, seed: int) -> Batch:
         """The rows of a training step. In an epoch the buckets take turns in random order, each as often as
         it has batches; over the epochs a bucket goes through its own rows without a gap."""
+        if self._last is None or self._last[0] != (step, seed):  # a step's parts ask one after the other
+            self._last = (step, seed), self._find(step, seed)
+        return self._last[1]
+
+    def _find(self, step: int, seed: int) -> Batch:
         epoch, place = divmod(step, sum(self._counts))
         turn = int(permute(torch.tensor([place]), sum(self._counts), seed, epoch))
         index = 0

@@ -17,6 +17,7 @@ _FREE = {
     "steps",
     "decay",
     "accumulate",
+    "apart_rows",  # was of use before the first step
     "valid_every",
     "valid_rows",
     "save_every",

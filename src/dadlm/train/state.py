@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,6 +43,8 @@ class TrainState:
     """Fingerprints of the rows: a run goes on only with the data it began with."""
     numbers: frozenset[str] = frozenset()
     """Weights without a dimension; where the model is sharded they are rows of one."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What else is to be known of a run's models; saved beside the step."""
 
     def begin_step(self, train: TrainConfig, rank: int = 0) -> None:
         """Set what is a function of the step's number: learning rates and dropout."""
@@ -68,7 +71,7 @@ def save_state(
         if ranks.first:
             write_model(folder, state.model, average)
             progress = {"step": state.step, "best": state.best, "data": state.data}
-            progress |= {"noise": asdict(state.noise), "run": asdict(run)}
+            progress |= {"noise": asdict(state.noise), "run": asdict(run), **state.facts}
             write_json(folder / "training" / "state.json", progress)
         if any(map(is_cut, state.model.parameters())):
             save_piece(_tensors(state), folder / "training", ranks.rank, ranks.size)

@@ -1,0 +1,118 @@
+"""What `study_texts.py write` left, measured as `dadlm evaluate generation` measures texts. Needs no GPU."""
+
+import json
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dadlm.evaluate.features import Reading
+from dadlm.evaluate.generation import cost_of
+from dadlm.evaluate.quality import closeness, perplexity
+from dadlm.evaluate.work import write_result
+
+TRUTH = "truth.npz"
+COMPONENTS = 128
+"""Of the features: as many axes of the true texts are kept."""
+_SHOWN = 600  # characters of a text on the page of samples
+
+
+def as_array(facts: dict[str, Any]) -> np.ndarray:
+    """JSON as an array that can stand among the others of a file."""
+    return np.frombuffer(json.dumps(facts).encode(), np.uint8)
+
+
+def from_array(array: np.ndarray) -> dict[str, Any]:
+    return json.loads(array.tobytes())
+
+
+def measure(folder: Path, out: Path, jobs: int) -> None:
+    """What the files of `write` say, in the form of `dadlm evaluate generation`."""
+    truth = np.load(folder / TRUTH, allow_pickle=False)
+    facts = from_array(truth["facts"])
+    times = _step_times(out / "speed" / "latency-32.json")
+    files = sorted(set(folder.glob("*.npz")) - {folder / TRUTH})
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:  # k-means takes seconds for each
+        found = list(pool.map(partial(_measured_file, seed=facts["seed"], times=times), files))
+    models = {row["model"]: row.pop("model_facts") for row in found}
+    samples = [row.pop("sample") for row in found]
+    result = {
+        "kind": "generation",
+        **facts,
+        "models": list(models.values()),
+        "embedder": f"{facts['reader']}, first {COMPONENTS} components of the true texts",
+        "judge_lm": facts["reader"],
+        "latency": {
+            name: {"ms_median": ms, "batch_size": 32, "device": facts["device"]} for name, ms in times.items()
+        },
+        "reference": _measured(truth, torch.from_numpy(truth["documents"])[: len(truth["nll"])]),
+        "rows": found,
+        "notes": [
+            "MAUVE from features of a small language model, not the paper's GPT-2-Large: compare rows here.",
+            "Adjusted TPF by the time of first-hitting steps at batch 32, as in the paper.",
+        ],
+    }
+    write_result(out / "texts" / "generation.json", result)
+    write_result(out / "texts" / "samples.json", {"kind": "samples", "samples": samples})
+
+
+def _measured_file(file: Path, seed: int, times: dict[str, float]) -> dict[str, Any]:
+    """A row of the result, with what is known of its model and its first text."""
+    arrays, truth = (np.load(one, allow_pickle=False) for one in (file, file.with_name(TRUTH)))
+    known = from_array(arrays["facts"])
+    who_ = {name: known[name] for name in ("model", "family", "block_size", "configuration")}
+    sample = {**who_, **known["sample"], "text": known["sample"]["text"][:_SHOWN]}
+    print(f"{known['model']} {known['configuration']}", flush=True)
+    measured = _measured_texts(arrays, truth, seed, _faster(known, times))
+    return {**known, "sample": sample, **measured, "ms_per_step": times.get(known["model"])}
+
+
+def _step_times(file: Path) -> dict[str, float]:
+    """Milliseconds of a first-hitting step of each model (`study_speed.py`)."""
+    if not file.exists():
+        return {}
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    return {row["model"]["name"]: row["ms_median"] for row in rows}
+
+
+def _faster(row: dict[str, Any], times: dict[str, float]) -> float | None:
+    """BD3LM's time of a step over the model's own; BD3LM of the same block size is the reference."""
+    if row["family"] == "bd3lm":
+        return 1.0
+    base = f"bd3lm-{row['block_size']}"
+    same = sorted(name for name in times if name == base or name.startswith(f"{base}-"))
+    return times[same[0]] / times[row["model"]] if same and row["model"] in times else None
+
+
+def _measured_texts(arrays: Any, truth: Any, seed: int, faster: float | None) -> dict[str, Any]:
+    documents = torch.from_numpy(truth["documents"])
+    made = [
+        {"tokens": range(tokens), "forward_passes": int(forward), "cache_passes": int(cache)}
+        for tokens, forward, cache in zip(arrays["tokens"], arrays["forward"], arrays["cache"], strict=True)
+    ]
+    return {
+        "samples": len(made),
+        "mauve": closeness(_reading(truth), _reading(arrays), seed),
+        **_measured(arrays, documents),
+        **cost_of(made, documents, faster),
+        "empty": int(arrays["empty"].sum()),
+    }
+
+
+def _reading(arrays: Any) -> Reading:
+    return Reading(arrays["features"].astype(np.float32), arrays["nll"], arrays["judged"], arrays["cut"])
+
+
+def _measured(arrays: Any, documents: Tensor) -> dict[str, Any]:
+    return {
+        "judge_perplexity": perplexity(_reading(arrays), documents),
+        "distinct": {str(n): float(value) for n, value in zip((1, 2, 3), arrays["distinct"], strict=True)},
+        "entropy": float(arrays["entropy"]),
+        "repetition": float(arrays["repetition"]),
+        "cut": int(arrays["cut"].sum()),
+    }

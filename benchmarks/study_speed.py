@@ -1,0 +1,89 @@
+"""How fast the models of the study are: time and memory of a step, tokens per second of whole texts.
+
+    python benchmarks/study_speed.py --models ar=FOLDER bd3lm-16-long=FOLDER dadlm-16-long=FOLDER
+
+Nothing else may run on the device meanwhile. Steps and memory by the paper's protocol (`dadlm evaluate
+latency`), at batch 32 and 1; texts to the end of the context, captures and everything else counted.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dadlm.decode import generate
+from dadlm.evaluate.latency import device_name, latency, random_prompts
+from dadlm.evaluate.presets import Configuration, configurations_for, default_prompt_tokens
+from dadlm.evaluate.work import write_result
+from dadlm.model import Model, load
+
+BATCHES = (32, 1)
+_WARM_UP = 4  # blocks; enough to compile kernels
+
+
+def texts(models: dict[str, Model], new_tokens: int | None) -> dict[str, Any]:
+    """Tokens per second of each model, decoded at several speeds, at each batch size."""
+    rows = [
+        {"model": name, "family": model.config.family, "batch": batch, **_text(model, one, batch, new_tokens)}
+        for batch in BATCHES
+        for name, model in models.items()
+        for one in configurations_for(model.config, _decodings(model))
+    ]
+    first = next(iter(models.values()))
+    return {"kind": "texts per second", "device": device_name(first), "rows": rows}
+
+
+def _decodings(model: Model) -> list[str]:
+    N = model.config.block
+    return ["FH", *(f"T={max(1, N // part)}" for part in (1, 2, 4))]
+
+
+def _text(model: Model, configuration: Configuration, batch: int, new_tokens: int | None) -> dict[str, Any]:
+    context = model.config.context
+    prompts = random_prompts(model, batch, default_prompt_tokens(context), seed=0)
+    length = new_tokens or context - len(prompts[0])
+    settings = replace(configuration.settings, max_new_tokens=length)
+    short = replace(settings, max_new_tokens=min(length, _WARM_UP * model.config.block))
+    generate(model, prompts, seed=0, batch_size=batch, settings=short)
+    _wait(model)
+    began = time.perf_counter()
+    made = generate(model, prompts, seed=0, batch_size=batch, settings=settings)
+    _wait(model)
+    seconds = time.perf_counter() - began
+    tokens = sum(map(len, made.tokens))
+    return {
+        "configuration": configuration.label,
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "tpf": made.mean_tokens_per_forward,
+    }
+
+
+def _wait(model: Model) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--models", nargs="+", required=True, help="NAME=FOLDER, names as in the plan")
+    parser.add_argument("--new-tokens", type=int, help="of a text; to the end of the context")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--out", default="benchmarks/results/study/speed")
+    options = parser.parse_args()
+    out = Path(options.out)
+    words = (word.partition("=") for word in options.models)
+    models = {name: load(folder or name, options.device, options.dtype) for name, _, folder in words}
+    for batch in BATCHES:
+        told = latency(models, batch_size=batch, new_tokens=options.new_tokens)
+        write_result(out / f"latency-{batch}.json", told)
+    write_result(out / "texts.json", texts(models, options.new_tokens))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Tables of docs/results.md on generated texts and on speed, as Markdown, the paper's numbers beside ours.
+
+A row that was not measured is left out; with no row a table is empty. Knows the results, not the page.
+
+N block size, T denoising steps of a block.
+"""
+
+from study_results import LENGTHS, SIZES, Facts, Pair, Results, family_of, rank, size_of
+from study_tables import some, told
+
+from dadlm.evaluate import paper
+from dadlm.evaluate.report.configurations import Key, key_of, paper_row, rank_key, write_key
+from dadlm.evaluate.report.document import NONE, between, number
+
+
+def grid(result: Facts, N: int) -> dict[Key, dict[str, Facts]]:
+    """Configuration → model → row, of one block size, in the paper's order."""
+    found: dict[Key, dict[str, Facts]] = {}
+    for row in sorted(result["rows"], key=lambda row: (rank_key(key_of(row)), rank(row["model"]))):
+        if row["block_size"] == N:
+            found.setdefault(key_of(row), {})[row["model"]] = row
+    return found
+
+
+def sizes_of(result: Facts) -> list[int]:
+    return sorted({row["block_size"] for row in result["rows"] if row["block_size"]}, reverse=True)
+
+
+def models_of(result: Facts, N: int) -> list[str]:
+    """BD3LM first, the one of equal compute behind it, DA-DLM last."""
+    return sorted({row["model"] for row in result["rows"] if row["block_size"] == N}, key=rank)
+
+
+def quality_table(result: Facts, N: int) -> str:
+    """MAUVE and the judge's perplexity of all models of a block size; bold: the interval lies apart."""
+    models = models_of(result, N)
+    head = ["", *(f"MAUVE, `{name}`" for name in models), "paper: MAUVE BD3LM / DA-DLM"]
+    rows = []
+    for key, found in grid(result, N).items():
+        mauve = [_best(found, name, "mauve", 3, most=True) for name in models]
+        judged = [_best(found, name, "judge_perplexity", 1, most=False) for name in models]
+        rows.append([write_key(key), *mauve, _paper_mauve(N, key, models), *judged])
+    return some([*head, *(f"judge perplexity, `{name}`" for name in models)], rows)
+
+
+def _best(found: dict[str, Facts], name: str, what: str, digits: int, most: bool) -> str:
+    """A value with its interval, bold where that is apart from the others' on the better side."""
+    ours = found[name][what] if name in found else None
+    others = [row[what] for other, row in found.items() if other != name and row[what]]
+    if ours is None:
+        return NONE
+    better = (ours["low"] > one["high"] if most else ours["high"] < one["low"] for one in others)
+    text = number(ours["mean"], digits)
+    return f"{f'**{text}**' if others and all(better) else text} {between(ours, digits)}"
+
+
+def _paper_mauve(N: int, key: Key, models: list[str]) -> str:
+    row = paper_row(N, key)
+    if row is None:
+        return NONE
+    values = [row.bd3lm_mauve, row.dadlm_mauve]
+    if any(name.endswith("-matched") for name in models):
+        values.insert(1, paper.BD3LM_300K_MAUVE[paper.GENERATION[N].index(row)])
+    return " / ".join(number(value, 3) for value in values)
+
+
+def tpf_table(result: Facts, N: int) -> str:
+    """Tokens per forward pass: counted, and adjusted by what a step costs."""
+    models = models_of(result, N)
+    head = ["", *(f"raw, `{name}`" for name in models)]
+    adjusted = [name for name in models if family_of(name) == "dadlm"]
+    rows = []
+    for key, found in grid(result, N).items():
+        raw = [told(found[name]["raw_tpf_interval"] if name in found else None, 2) for name in models]
+        theirs = paper_row(N, key)
+        beside = f"{number(theirs.bd3lm_tpf)} / {number(theirs.dadlm_tpf)}" if theirs else NONE
+        rows.append([write_key(key), *raw, *(_adjusted(found.get(name)) for name in adjusted), beside])
+    return some([*head, *(f"adjusted, `{name}`" for name in adjusted), "paper: adjusted"], rows)
+
+
+def _adjusted(row: Facts | None) -> str:
+    if row is None or row["adjusted_tpf"] is None:
+        return NONE
+    return told(row["raw_tpf_interval"], 2, row["adjusted_tpf"] / row["raw_tpf"])
+
+
+def references_table(result: Facts) -> str:
+    """What all block sizes share: the AR models and the true continuations."""
+    rows = [
+        [f"`{row['model']}`", told(row["mauve"]), told(row["judge_perplexity"], 1), number(row["entropy"])]
+        for row in result["rows"]
+        if row["family"] == "ar"
+    ]
+    true = result["reference"]
+    rows.append(["the true text", "1", told(true["judge_perplexity"], 1), number(true["entropy"])])
+    head = ["", f"MAUVE (paper: AR {paper.AR_MAUVE})", "judge perplexity", "entropy of a text's tokens, nats"]
+    return some(head, rows)
+
+
+def latency_table(results: Results) -> str:
+    batches = sorted(results.latency, reverse=True)
+    found = {
+        (row["model"]["name"], batch): row for batch in batches for row in results.latency[batch]["rows"]
+    }
+    head = ["", *(f"ms a step, batch {batch}" for batch in batches), "to BD3LM", "paper"]
+    rows = []
+    for name in sorted(dict.fromkeys(name for name, _ in found), key=rank):
+        times = [found.get((name, batch)) for batch in batches]
+        first = times[0] or {}
+        peaks = [number(one and one["memory_mib"]["peak"], 0) for one in times]
+        ratio = number(first.get("ratio_to_bd3lm"), 2), number(_paper_ratio(name), 2)
+        rows.append([f"`{name}`", *(number(one and one["ms_median"]) for one in times), *ratio, *peaks])
+    return some([*head, *(f"peak MiB, batch {batch}" for batch in batches)], rows)
+
+
+def _paper_ratio(name: str) -> float | None:
+    theirs, base = (paper.LATENCY.get((family, size_of(name) or 0)) for family in (family_of(name), "bd3lm"))
+    return theirs.ms / base.ms if theirs and base else None
+
+
+def speed_table(results: Results) -> str:
+    """Tokens per second of whole texts, and how many times the AR model's."""
+    rows = (results.speed or {"rows": []})["rows"]
+    batches = sorted({row["batch"] for row in rows})
+    ar = {row["batch"]: row["tokens_per_second"] for row in rows if row["family"] == "ar"}
+    found = {(row["model"], row["configuration"], row["batch"]): row for row in rows}
+    head = ["", "decoding", "TPF", *(cell for b in batches for cell in (f"tokens/s, batch {b}", "to AR"))]
+    lines = []
+    for name, decoding in dict.fromkeys((row["model"], row["configuration"]) for row in rows):
+        of_batches = [found[name, decoding, batch] for batch in batches]
+        speeds = [
+            cell
+            for batch, row in zip(batches, of_batches, strict=True)
+            for cell in (
+                number(row["tokens_per_second"], 0),
+                number(row["tokens_per_second"] / ar[batch] if batch in ar else None),
+            )
+        ]
+        lines.append([f"`{name}`", decoding, number(of_batches[-1]["tpf"]), *speeds])
+    return some(head, lines)
+
+
+def main_table(results: Results) -> str:
+    """For README: the longest runs of each block size; texts at T = N / 2 without infilling."""
+    rows = []
+    for N in SIZES:
+        pair = next((pair for pair in _longest_first(N) if pair in results.pairs), None)
+        if pair is None:
+            continue
+        found = results.pairs[pair]
+        values = [number(found[side], 3) for side in ("against_value", "value")]
+        differences = [told(found["difference"]), told(found.get("bound_difference"))]
+        texts = few_steps(results.generation, N) if results.generation else None
+        rows.append([str(N), *values, *differences, *(texts or [NONE] * 3)])
+    head = ["N", "BD3LM", "DA-DLM", "difference", "difference of the bounds", "TPF"]
+    return some([*head, *(f"{what}, BD3LM / DA-DLM" for what in ("MAUVE", "judge perplexity"))], rows)
+
+
+def _longest_first(N: int) -> list[Pair]:
+    return [(f"dadlm-{N}{length}", f"bd3lm-{N}{length}") for length in reversed(LENGTHS)]
+
+
+def few_steps(result: Facts, N: int) -> list[str] | None:
+    """Raw TPF, MAUVE and judge perplexity at T = N / 2 without infilling."""
+    found = grid(result, N).get((f"T={N // 2}", None), {})
+    rows = {family_of(name): row for name, row in found.items() if not name.endswith("-matched")}
+    if rows.keys() < {"bd3lm", "dadlm"}:
+        return None
+    both = [rows["bd3lm"], rows["dadlm"]]
+    mauve = " / ".join(number(row["mauve"] and row["mauve"]["mean"], 3) for row in both)
+    judged = " / ".join(number(row["judge_perplexity"]["mean"], 1) for row in both)
+    return [number(rows["dadlm"]["raw_tpf"]), mauve, judged]
