@@ -8,6 +8,7 @@ import importlib
 import weakref
 from contextlib import nullcontext
 from itertools import zip_longest
+from typing import Any
 
 import pytest
 import torch
@@ -137,10 +138,17 @@ def test_room_is_what_each_pass_keeps_in_few_sizes(as_on_cuda: None, monkeypatch
 
     monkeypatch.setattr(engine.Engine, "step", look)
     model = silence_eot(tiny("bd3lm", block=8))
-    generate(model, [[1] * 8] * 3, max_new_tokens=32, seed=0, sampler="random", steps=4)
-    assert all(kept <= room for room, kept in seen) and {room for room, _ in seen} <= {3, 6, 12, 24}
-    assert len({room for room, _ in seen}) > 1
-    seen.clear()
+    for infill in (None, (2, 0.5)):
+        monkeypatch.setattr(engine, "_FEW", 1)
+        settings: dict[str, Any] = {"max_new_tokens": 32, "sampler": "random", "steps": 4, "infill": infill}
+        texts = generate(model, [[1] * 8] * 3, seed=0, **settings).tokens
+        assert all(kept <= room for room, kept in seen) and {room for room, _ in seen} <= {3, 6, 12, 24}
+        assert len({room for room, _ in seen}) > 1
+        seen.clear()
+        monkeypatch.setattr(engine, "_FEW", 64)
+        assert generate(model, [[1] * 8] * 3, seed=0, **settings).tokens == texts
+        assert {room for room, _ in seen} == {24}, "a small batch has one size"
+        seen.clear()
     generate(model, [[1] * 8] * 3, max_new_tokens=16, seed=0)
     assert seen == [(3, 3)] * 16
 

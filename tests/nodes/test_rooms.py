@@ -70,10 +70,19 @@ def test_a_line_of_all_rows_needs_less_room(candidates: int, start: bool) -> Non
     assert joined.masked == apart.masked and joined.nodes < 32 * apart.nodes
 
 
+def test_fewer_sizes_where_more_varies() -> None:
+    generator = torch.Generator().manual_seed(0)
+    masks = [torch.rand(32, 256, generator=generator) < share for share in torch.linspace(0.05, 0.95, 50)]
+    sizes = {count: {make_rooms(m, 16, 4, True, 256, count) for m in masks} for count in (8, 64)}
+    assert len(sizes[8]) <= 8 < len(sizes[64])
+    assert all(make_rooms(m, 16, 4, True, 256, 8).masked >= 4 * int(m.sum()) for m in masks)
+
+
 def test_only_rows_that_kernels_take_are_joined() -> None:
     assert can_join(32, 1024, 4, 768)
     assert not can_join(32, 1000, 4, 768), "a row would begin within a tile"
-    assert not can_join(512, 1024, 4, 768), "places would not fit 32 bits"
+    assert not can_join(128, 1024, 4, 2048), "places would not fit 32 bits"
+    assert not can_join(512, 1024, 4, 64), "its mask would be large"
 
 
 @pytest.mark.parametrize(("candidates", "start"), [(1, False), (4, True), (3, True)])

@@ -26,6 +26,7 @@ from dadlm.model.capture import capture
 from dadlm.model.layer import Modulation
 
 Result = TypeVar("Result")
+_FEW = 64  # tokens: to draw fewer saves less than to capture one more size costs
 _TOKENS_BETWEEN_LOOKS = 16
 
 
@@ -114,7 +115,11 @@ class Engine:
         """Few different sizes are captured; without graphs exactly what is kept is drawn."""
         if not self.graphs:
             return None
-        B, N = self.block.ids.shape
+        (B, N), settings = self.block.ids.shape, self.settings
+        if settings.path == "viterbi":
+            return B * N  # the head runs on all nodes
+        if settings.infill is not None or settings.sampler != "first-hitting":
+            kept = max(kept, min(B * N, _FEW))
         return next((B << doubling for doubling in range(N) if B << doubling >= kept), B * N)
 
     def drop_finished(self) -> None:

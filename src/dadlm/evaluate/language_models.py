@@ -152,7 +152,11 @@ class LanguageModel:
         """Of a batch: logits in single precision may take half of what is free on a GPU."""
         if self._model.device.type != "cuda":
             return _TOKENS
-        free = torch.cuda.mem_get_info(self._model.device)[0]
+        device = self._model.device
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
+            device
+        )  # for whoever asks next
+        free = torch.cuda.mem_get_info(device)[0] + kept
         return min(_TOKENS_CUDA, free // (2 * 4 * self._model.config.vocab_size))
 
     def _no_room(self, length: int, limit: int) -> ConfigError:

@@ -120,6 +120,7 @@ def _prefix(q: Tensor, k: Tensor, v: Tensor, nodes: Nodes) -> tuple[Tensor, Tens
         if fits(q.shape[-1]):
             out, lse = attend(q, k, v, nodes.visible, normaliser=True)
             return out, lse  # type: ignore[return-value]
+    assert nodes.origin is None or not q.is_cuda, "rows are joined for training alone"
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     key, begin = torch.arange(k.shape[2], device=k.device), nodes.begin[:, None, :, None]
     allowed = (key >= begin) & (key < begin + nodes.visible[:, None, :, None])

@@ -93,8 +93,7 @@ class GatedTransition(nn.Module):
 
     def forward(self, hidden: Tensor, nodes: Nodes) -> Tensor:
         place = nodes.position - nodes.visible + 1  # 0 is the start node, 1..N the positions
-        place = F.one_hot(place.clamp(min=0), len(self.position.weight)).to(hidden.dtype)
-        query, key, gate = (self._project(part, hidden, place) for part in (self.query, self.key, self.gate))
+        query, key, gate = self._project(hidden, place.clamp(min=0))
         logits = _scores(query, key, nodes, self.heads)
         if self.bias is not None:
             logits = logits + self.bias[:, None, None] * _track(nodes)[:, :, :, None]
@@ -105,8 +104,17 @@ class GatedTransition(nn.Module):
         mixed = (head_logp.masked_fill(inactive, 0.0) + gate).logsumexp(3)
         return mixed.masked_fill(inactive.squeeze(3), -torch.inf)
 
-    def _project(self, linear: nn.Linear, hidden: Tensor, place: Tensor) -> Tensor:
-        """`linear` of [hidden ; position] as the sum of its halves: the few positions are projected once."""
-        first, second = linear.weight.chunk(2, -1)
-        table = F.linear(self.position.weight, second, linear.bias)
-        return F.linear(hidden, first) + (place @ table).to(hidden.dtype)
+    def _project(self, hidden: Tensor, place: Tensor) -> list[Tensor]:
+        """Queries, keys and gates of [hidden ; position]."""
+        parts = (self.query, self.key, self.gate)
+        if not torch.is_grad_enabled():  # fewer kernels
+            hidden = torch.cat([hidden, self.position(place).to(hidden.dtype)], -1)
+            return [linear(hidden) for linear in parts]
+        # As the sum of both halves: half the arithmetic, and the few positions, which are projected once, get
+        # their gradient by a product instead of one by one.
+        chosen, found = F.one_hot(place, len(self.position.weight)).to(hidden.dtype), []
+        for linear in parts:
+            first, second = linear.weight.chunk(2, -1)
+            table = F.linear(self.position.weight, second, linear.bias)
+            found.append(F.linear(hidden, first) + (chosen @ table).to(hidden.dtype))
+        return found

@@ -279,13 +279,17 @@ def lay_out(
     return Nodes(masked, first, candidates, start, node_of_slot, slot_of_node, rooms, origin)
 
 
-def make_rooms(masked: Tensor, block_size: int, candidates: int, start: bool, joined: int = 0) -> Rooms:
-    """Room for the nodes of masks [B, L] that are on the CPU: few different ones come out."""
+def make_rooms(
+    masked: Tensor, block_size: int, candidates: int, start: bool, joined: int = 0, sizes: int = 64
+) -> Rooms:
+    """Room for the nodes of masks [B, L] that are on the CPU: few different ones come out.
+
+    The masked tokens of the batch are counted in steps of one in `sizes` of all tokens.
+    """
     B, L = masked.shape
     extra = L // block_size * int(start)
     counts = masked.numpy().sum(1)  # quicker than torch, which would wake its threads for it
-    # Masked tokens are close to half of all: steps of a 64th are few shapes, and little is empty.
-    step = max(_TILE, B * L // 64)
+    step = max(_TILE, B * L // sizes)
     tokens = max(step, min(-(-int(counts.sum()) // step) * step, B * L))
     if joined:
         nodes = B * (L + extra) + (candidates - 1) * tokens
@@ -295,8 +299,13 @@ def make_rooms(masked: Tensor, block_size: int, candidates: int, start: bool, jo
 
 
 def can_join(rows: int, length: int, candidates: int, width: int) -> bool:
-    """Whether kernels take rows in one line: each begins on the grid, and places in it fit 32 bits."""
-    return length % _TILE == 0 and rows * length * (candidates + 1) * 3 * width < 2**31
+    """Whether kernels take rows in one line: each begins on the grid, and places in it fit 32 bits.
+
+    `width` is that of all queries of a node. Past some 100,000 tokens there is nothing to gain, and the mask,
+    queries times tiles of keys, would grow with the square.
+    """
+    few = rows * length <= 2**17 and rows * length * (candidates + 1) * 3 * width < 2**31
+    return length % _TILE == 0 and few
 
 
 def _one_node_each(masked: Tensor, first: Tensor, start: bool) -> Nodes:
@@ -322,8 +331,13 @@ def expand(x: Tensor, embedding: Tensor, start: Tensor, nodes: Nodes) -> Tensor:
 
     Candidate k adds row k of `embedding` [K, F], anchors stay as they are, every start node is `start` [F].
     """
-    slots = nodes.collapsed.to_slots(x).flatten(1, 2)
-    return _Expand.apply(slots, embedding, start, nodes)  # type: ignore[return-value]
+    positions = nodes.collapsed.to_slots(x)
+    if nodes.node_of_slot is not None:
+        return _Expand.apply(positions.flatten(1, 2), embedding, start, nodes)  # type: ignore[return-value]
+    B, G, N = nodes.masked.shape  # slots are nodes, as in decoding: this takes fewer kernels
+    offset = embedding.to(x.dtype) * nodes.masked[..., None, None]
+    slots = (positions[:, :, :, None] + offset).reshape(B, G, N * nodes.candidates, -1)
+    return torch.cat([start.to(x.dtype).expand(B, G, 1, -1), slots], 2).flatten(1, 2)
 
 
 class _Expand(torch.autograd.Function):

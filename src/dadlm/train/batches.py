@@ -7,6 +7,7 @@ B rows of a part, L their length.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,6 +39,8 @@ class Batches:
 
     run: RunConfig
     rows: Rows
+    sizes: ClassVar[int] = 64
+    """Of rooms (`nodes.make_rooms`): times are spread evenly, so two or three of them occur."""
 
     def counted(self, step: int, part: Tensor) -> Counted:
         """Of the rows at places `part` of a step's batch."""
@@ -72,6 +75,8 @@ class PairBatches:
 
     run: RunConfig
     rows: PairRows
+    sizes: ClassVar[int] = 8
+    """How much of a batch is learned varies: more sizes would save less than it takes to compile them."""
 
     def counted(self, step: int, part: Tensor) -> Counted:
         learned = self.rows.batch(step, self.run.train.seed).learned

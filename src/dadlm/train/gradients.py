@@ -40,7 +40,17 @@ class Gradients:
             return self._accumulate(step, noise, report)
         except torch.OutOfMemoryError as error:
             full = error.with_traceback(None)  # whose frames would hold on to the memory
+        if self.graphs is not None and self.graphs.captured:  # each holds gradients: go on without them
+            self._free()
+            return self.fill(step, noise, report)
         raise TrainingError(self._what_fits(step, noise)) from full
+
+    def _free(self) -> None:
+        """Let go of all that is held on the device beside weights and optimiser."""
+        self.graphs = None
+        self.model.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _accumulate(self, step: int, noise: NoiseConfig, report: bool) -> tuple[Tensor, Tensor]:
         self.model.zero_grad(set_to_none=True)
@@ -67,8 +77,9 @@ class Gradients:
         size = min(config.block, L)  # MDLM's block is its row
         learned = cut(ids, noise.masked, size, noise.blocks)[1].flatten(1)
         graph = config.family == "dadlm"
-        joined = L if graph and can_join(B, L, config.candidates, config.width) else 0
-        return make_rooms(learned, size, config.nodes_per_mask, graph, joined)
+        width = config.heads * config.query_width
+        joined = L if graph and can_join(B, L, config.candidates, width) else 0
+        return make_rooms(learned, size, config.nodes_per_mask, graph, joined, self.batches.sizes)
 
     def _inputs(
         self, step: int, noise: NoiseConfig, part: Tensor
@@ -120,7 +131,6 @@ class Gradients:
     def _what_fits(self, step: int, noise: NoiseConfig) -> str:
         """Try smaller parts of the batch until one fits the device, and say how to ask for it."""
         train, rows = self.train, len(self.parts[0])
-        self.graphs = None
         if self.ranks.group is not None:  # the others do not know, and would not join in
             return (
                 f"out of memory: {rows} rows at once do not fit {self.device}: raise --train.accumulate "
@@ -129,9 +139,7 @@ class Gradients:
         for accumulate in (
             n for n in range(train.accumulate + 1, train.batch_size + 1) if not train.batch_size % n
         ):
-            self.model.zero_grad(set_to_none=True)
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            self._free()
             part = torch.arange(train.batch_size // accumulate)
             try:
                 self.backward(*self._inputs(step, noise, part), 1.0, True)

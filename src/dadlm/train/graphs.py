@@ -20,6 +20,9 @@ Outputs = tuple[Tensor, ...]
 Compute = Callable[[Inputs, Any], Outputs]
 
 
+_MOST = 16  # graphs: each holds a set of gradients
+
+
 @dataclass
 class _Captured:
     graph: torch.cuda.CUDAGraph
@@ -47,7 +50,7 @@ class StepGraphs:
             self._forget()
             return self.compute(here, key)
         if which not in self.captured:
-            self.captured[which] = self._capture(here, key)
+            self.captured[which] = self._capture(here, key) if len(self.captured) < _MOST else None
         captured = self.captured[which]
         if captured is None:
             self._forget()
