@@ -130,7 +130,7 @@ def test_by_hand() -> None:
     now = Block(
         ids, masked, number, number, number, torch.zeros_like(ids), number, torch.ones_like(masked), ends
     )
-    after, kept = settle(now, ids, torch.zeros_like(masked), ends, 9)
+    after, kept = settle(now, ids, torch.zeros_like(masked), 9)
     assert after.tolist() == [[9, 1, 9, 9], ids[1].tolist(), [1, 9, 9, 9], ids[3].tolist()]
     assert kept.tolist() == [
         [False, False, False, True],

@@ -12,7 +12,8 @@ from dadlm.dag import naive
 from dadlm.decode import remask, sample
 from dadlm.model import rotary
 from dadlm.model.attention import merge, softmax_average
-from dadlm.nodes import layout
+from dadlm.nodes import Nodes, lay_out, make_rooms
+from dadlm.nodes.moves import take
 
 pytestmark = [
     pytest.mark.gpu,
@@ -145,14 +146,14 @@ def test_attention_over_prefix_and_block(C: int, L: int, E: int, dtype: torch.dt
     torch.testing.assert_close(lse.double(), before[1].double().transpose(1, 2), atol=1e-2, rtol=1e-2)
 
 
-def blocks(N: int, K: int, kind: str, start: bool) -> layout.Nodes:
+def blocks(N: int, K: int, kind: str, start: bool) -> Nodes:
     """Three rows of five blocks: as slots, packed, or packed in one line."""
     B, G = 3, 5
     masked = torch.rand(B, G, N, device="cuda") < torch.rand(B, G, 1, device="cuda")
     masked[0, 0], masked[1, 1] = False, True
     first = (torch.arange(G, device="cuda") * N).expand(B, -1).contiguous()
-    rooms = layout.make_rooms(masked.flatten(1).cpu(), N, K, start, G * N) if kind == "joined" else None
-    return layout.lay_out(masked, first, candidates=K, start=start, packed=kind != "slots", rooms=rooms)
+    rooms = make_rooms(masked.flatten(1).cpu(), N, K, start, G * N) if kind == "joined" else None
+    return lay_out(masked, first, candidates=K, start=start, packed=kind != "slots", rooms=rooms)
 
 
 kinds = pytest.mark.parametrize("kind", ["slots", "packed", "joined"])
@@ -234,7 +235,7 @@ def test_pointwise_parts() -> None:
 def test_taking_rows(features: tuple[int, ...], dtype: torch.dtype) -> None:
     x = (torch.randn(3, 40, *features) * 5).to(dtype)
     index = torch.randint(-1, 40, (3, 77))
-    assert torch.equal(layout._take(x.cuda(), index.cuda()).cpu(), layout._take(x, index))
+    assert torch.equal(take(x.cuda(), index.cuda()).cpu(), take(x, index))
 
 
 @pytest.mark.parametrize("piece", [1 << 30, 1 << 16])

@@ -43,7 +43,7 @@ def hidden_states(model: Model, ids: Tensor, masked: Tensor, packed: bool = True
 @pytest.fixture(params=["exact", "with room to spare"])
 def room(request, monkeypatch) -> None:
     if request.param != "exact":
-        monkeypatch.setattr(layout, "_capacity", lambda count, full, exact: count + 5)
+        monkeypatch.setattr(layout, "capacity", lambda count, full, exact: count + 5)
 
 
 @pytest.mark.parametrize("packed", [True, False])

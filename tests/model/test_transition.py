@@ -19,7 +19,7 @@ kinds = pytest.mark.parametrize("kind", ["single", "gated"])
 @pytest.fixture(params=["exact", "with room to spare"])
 def room(request, monkeypatch) -> None:
     if request.param != "exact":
-        monkeypatch.setattr(layout, "_capacity", lambda count, full, exact: count + 5)
+        monkeypatch.setattr(layout, "capacity", lambda count, full, exact: count + 5)
 
 
 def denoise(model: Model, masked: Tensor | None = None, packed: bool = True) -> Denoised:

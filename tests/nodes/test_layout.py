@@ -31,7 +31,7 @@ def first_positions() -> Tensor:
 def room(request, monkeypatch) -> int:
     """Spare room, as the capacities of a GPU leave it: 5 nodes of padding in the fullest row."""
     spare = 0 if request.param == "exact" else 5
-    monkeypatch.setattr(layout, "_capacity", lambda count, full, exact: count + spare)
+    monkeypatch.setattr(layout, "capacity", lambda count, full, exact: count + spare)
     return spare
 
 
@@ -164,14 +164,14 @@ def test_inactive_and_start_nodes_are_never_keys(candidates, start, packed):
 @pytest.mark.parametrize("full", [4, 65, 130, 1000, 4160, 66_560])
 def test_capacity_is_the_smallest_of_a_few_multiples_of_a_tile(full):
     counts = sorted({1, full // 3, full // 2, full // 2 + 1, int(0.66 * full), int(0.81 * full), full})
-    rooms = {count: layout._capacity(count, full, exact=False) for count in counts}
-    everything = {layout._capacity(count, full, exact=False) for count in range(0, full + 1, full // 97 + 1)}
+    rooms = {count: layout.capacity(count, full, exact=False) for count in counts}
+    everything = {layout.capacity(count, full, exact=False) for count in range(0, full + 1, full // 97 + 1)}
     assert len(everything) <= 4
     for count, place in rooms.items():
         assert place >= count and place % 128 == 0
         assert not [smaller for smaller in everything if count <= smaller < place]
         assert place < full + 128
-    assert layout._capacity(full // 3, full, exact=True) == full // 3
+    assert layout.capacity(full // 3, full, exact=True) == full // 3
 
 
 @pytest.mark.parametrize("candidates", [2, 3])

@@ -236,7 +236,7 @@ def test_packed_unpacked_and_padded_losses_agree(transition, expand_at, power, m
             if way == "unpacked":
                 patch.setattr(model, "denoise", partial(Model.denoise, model, packed=False))
             if way == "padded":
-                patch.setattr(layout, "_capacity", lambda count, full, exact: count + 7)
+                patch.setattr(layout, "capacity", lambda count, full, exact: count + 7)
             loss = losses(model, ids, noise, power=power)
             results.append((loss, gradients(model, loss.train.mean())))
     truth, truth_grads = results[1]

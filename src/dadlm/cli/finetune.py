@@ -22,7 +22,7 @@ class _Noise(NoiseConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class _Train(TrainConfig):
-    apart_rows: Suppress[Fixed[int]] = 32
+    apart_rows: Suppress[Fixed[int]] = 0
     power: Suppress[Fixed[float]] = 1.0
     power_steps: Suppress[Fixed[int]] = 0
     block_share: Suppress[Fixed[float]] = 1.0

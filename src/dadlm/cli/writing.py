@@ -54,9 +54,7 @@ def tell_cut(tokens: int, console: Console) -> None:
 def cut_off(model: Model, prompt: str, tokens: list[int]) -> int:
     """How many tokens the last block of a text had behind its end."""
     config = model.config
-    if (
-        config.family == "mdlm" or config.eot_id in tokens
-    ):  # one writes no further than asked, one stops there
+    if config.family == "mdlm" or config.eot_id in tokens:  # writes no further than asked; ends with it
         return 0
     return -(len(ids_of(model, prompt) or [config.eot_id]) + len(tokens)) % config.block
 

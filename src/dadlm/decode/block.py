@@ -42,12 +42,8 @@ class Block:
     """[B]: the row's seed."""
     inside: Tensor
     """[B, N]: part of the row's text; False in the padding of a shorter MDLM window."""
-    ends: Tensor = None  # type: ignore[assignment]
-    """[B, N]: where end-of-text ends the text; if not given, at the positions that are masked at first."""
-
-    def __post_init__(self) -> None:
-        if self.ends is None:
-            object.__setattr__(self, "ends", self.masked.clone())  # which changes, and maybe in place
+    ends: Tensor
+    """[B, N]: where end-of-text ends the text: what is masked at first, but nowhere in a text with gaps."""
 
     def uniform(self, purpose: int) -> Tensor:
         """[B, N]: this step's random numbers for a purpose."""
@@ -91,19 +87,19 @@ def denoise_step(
     else:  # what is kept does not: only that is drawn
         kept, at = keep(block, infilled, settings)
         path, drawn, _ = choose(model, prediction, block, kept, settings, room)
-    ids, kept = settle(block, torch.where(kept, drawn, block.ids), kept, block.ends, model.config.eot_id)
+    ids, kept = settle(block, torch.where(kept, drawn, block.ids), kept, model.config.eot_id)
     after = replace(block, ids=ids, masked=block.masked & ~kept, step=at + 1)
     return after, Step(block, prediction, path, kept, infilled, at, ids)
 
 
-def settle(block: Block, ids: Tensor, kept: Tensor, ends: Tensor, eot_id: int) -> tuple[Tensor, Tensor]:
+def settle(block: Block, ids: Tensor, kept: Tensor, eot_id: int) -> tuple[Tensor, Tensor]:
     """Tokens and what is decided [B, N], the rest of the block included where the text has come to its end.
 
     It has where end-of-text stands and nothing before it is open: while something is, what follows
     the end-of-text is context for it and has to be denoised.
     """
     masked = block.masked & ~kept
-    ended = (ends & (ids == eot_id) & (masked.cumsum(1) == 0)).any(1, keepdim=True)
+    ended = (block.ends & (ids == eot_id) & (masked.cumsum(1) == 0)).any(1, keepdim=True)
     return ids.masked_fill(masked & ended, eot_id), kept | (masked & ended)
 
 

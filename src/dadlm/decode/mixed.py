@@ -38,8 +38,6 @@ class Mixed:
     transition_weight: Tensor
     temperature: Tensor
     top_p: Tensor
-    completes: Tensor
-    """Certainly a completion, which end-of-text ends: texts with gaps have no max_new_tokens."""
 
     @classmethod
     def of(cls, settings: Sequence[DecodeSettings], device: torch.device | str = "cpu") -> "Mixed":
@@ -68,7 +66,6 @@ def _numbers(settings: DecodeSettings) -> tuple[bool | int | float, ...]:
         float(settings.transition_weight),
         float(settings.temperature),
         float(settings.top_p),
-        settings.max_new_tokens is not None,
     )
 
 
@@ -113,8 +110,7 @@ def denoise_mixed(
         weight, threshold = mixed.transition_weight[:, None], mixed.threshold[:, None].float()
         sure = composite(emitted, prediction.transition_logp, path, weight)
         kept = torch.where(sure_first, remask.confident(block.masked, infilled, sure, threshold), kept)
-    ends = block.ends & mixed.completes[:, None]
-    ids, kept = settle(block, torch.where(kept, drawn, block.ids), kept, ends, model.config.eot_id)
+    ids, kept = settle(block, torch.where(kept, drawn, block.ids), kept, model.config.eot_id)
     after = replace(block, ids=ids, masked=block.masked & ~kept, step=at + 1)
     return after, Step(block, prediction, path, kept, infilled, at, ids)
 

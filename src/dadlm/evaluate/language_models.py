@@ -153,10 +153,8 @@ class LanguageModel:
         if self._model.device.type != "cuda":
             return _TOKENS
         device = self._model.device
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
-            device
-        )  # for whoever asks next
-        free = torch.cuda.mem_get_info(device)[0] + kept
+        free, _ = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # kept, but unused
         return min(_TOKENS_CUDA, free // (2 * 4 * self._model.config.vocab_size))
 
     def _no_room(self, length: int, limit: int) -> ConfigError:

@@ -1,5 +1,8 @@
 """Masked positions → the vertices of the graph: anchors, candidate groups, start-of-block nodes."""
 
-from dadlm.nodes.layout import Nodes, Rooms, Selection, can_join, expand, lay_out, make_rooms, select
+from dadlm.nodes.expansion import expand
+from dadlm.nodes.layout import Nodes, lay_out
+from dadlm.nodes.moves import Selection, select
+from dadlm.nodes.rooms import Rooms, can_join, make_rooms
 
 __all__ = ["Nodes", "Rooms", "Selection", "can_join", "expand", "lay_out", "make_rooms", "select"]

@@ -11,97 +11,14 @@ B rows, G blocks, N block size, K candidates, M slots per block, C packed nodes 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Compiled GPU code sees at most this many shapes; a count that exceeds one takes the next.
-_CAPACITY_SHARES = (0.5, 0.65, 0.8, 1.0)
-_TILE = 128
-_HAS_TRITON = find_spec("triton") is not None
-
-
-class _Move(torch.autograd.Function):
-    """Gather along dim 1 by a partial bijection; its gradient is the gather by the inverse.
-
-    Plain indexing would scatter-add its gradient: slower, and in no fixed order on CUDA.
-    """
-
-    @staticmethod
-    def forward(ctx, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        return _take(x, index)
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _take(grads[0], ctx.saved_tensors[0]), None, None
-
-
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    """x [B, P, F...], index [B, Q] → [B, Q, F...]; index -1 gives zeros."""
-    if x.is_cuda and _HAS_TRITON:
-        from dadlm.nodes.kernels.take import take
-
-        return take(x, index)
-    row = torch.arange(x.shape[0], device=x.device)[:, None]
-    missing = (index < 0).view(*index.shape, *[1] * (x.dim() - 2))
-    return x[row, index.clamp(min=0)].masked_fill(missing, 0)
-
-
-@dataclass(frozen=True)
-class Rooms:
-    """Room for nodes whose number depends on the data, decided before the device begins.
-
-    Left out, it is counted on the device, which has to be waited for.
-    """
-
-    nodes: int
-    """Packed nodes of a row, or of all rows if they are joined."""
-    masked: int
-    """Nodes of masked positions in the whole batch: those that need the vocabulary head."""
-    joined: int = 0
-    """If not 0, the nodes of all rows stand in one line, each row over so many keys of its clean stream.
-
-    The length of that line hardly varies, while rows apart need the room of the longest."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Some of n things, taken out in their order and put back; room that is not needed stays empty."""
-
-    place: Tensor
-    """[1, R]: which thing stands at each place, -1 for none."""
-    rank: Tensor
-    """[1, n]: at which place each thing stands, -1 for none."""
-
-    def take(self, x: Tensor) -> Tensor:
-        """[n, F...] → [R, F...], zeros in the spare room; the gradient goes the way back."""
-        return _Move.apply(x[None], self.place, self.rank)[0]  # type: ignore[index]
-
-    def put(self, x: Tensor) -> Tensor:
-        """[R, F...] → [n, F...], zeros for what was not selected."""
-        return _Move.apply(x[None], self.rank, self.place)[0]  # type: ignore[index]
-
-
-def select(wanted: Tensor, room: int | None = None) -> Selection:
-    """The things for which wanted [n] is true, in `room` places (None: as many as they are)."""
-    rank, slot = _compact(wanted[None], room)
-    return Selection(slot, rank)
-
-
-def _compact(wanted: Tensor, room: int | None) -> tuple[Tensor, Tensor]:
-    """For wanted [B, n]: the place of each wanted thing [B, n], and what stands at each place [B, room]."""
-    rank = wanted.cumsum(1) - 1
-    if room is None:
-        room = max(1, int(rank[:, -1].max()) + 1)
-    thing = torch.arange(wanted.shape[1], device=wanted.device).expand_as(rank)
-    # What is not wanted writes to a spare column that is cut off again.
-    place = torch.full((len(rank), room + 1), -1, device=wanted.device)
-    place = place.scatter(1, torch.where(wanted, rank, room), thing)[:, :room]
-    return torch.where(wanted, rank, -1), place.contiguous()
+from dadlm.nodes.moves import Move, Selection, compact, select
+from dadlm.nodes.rooms import TILE, Rooms, capacity
 
 
 @dataclass(frozen=True)
@@ -210,7 +127,7 @@ class Nodes:
         B, G = self.first.shape
         if self.node_of_slot is None or self.slot_of_node is None:
             return x.view(B, G, self.slots, *x.shape[2:])
-        moved = _Move.apply(x, self.node_of_slot, self.slot_of_node)
+        moved = Move.apply(x, self.node_of_slot, self.slot_of_node)
         return moved.view(B, G, self.slots, *x.shape[2:])  # type: ignore[union-attr]
 
     def from_slots(self, x: Tensor) -> Tensor:
@@ -218,7 +135,7 @@ class Nodes:
         flat = x.flatten(1, 2)
         if self.node_of_slot is None or self.slot_of_node is None:
             return flat
-        return _Move.apply(flat, self.slot_of_node, self.node_of_slot)  # type: ignore[return-value]
+        return Move.apply(flat, self.slot_of_node, self.node_of_slot)  # type: ignore[return-value]
 
     def groups(self, x: Tensor) -> Tensor:
         """Slots [B, G, M, F...] without the start node, by group: [B, G, N, K, F...]."""
@@ -274,90 +191,16 @@ def lay_out(
     if rooms is not None:
         room = rooms.nodes
     else:
-        room = _capacity(int(exists.sum(1).max()), exists.shape[1], exact=not masked.is_cuda)
-    node_of_slot, slot_of_node = _compact(exists, room)
+        room = capacity(int(exists.sum(1).max()), exists.shape[1], exact=not masked.is_cuda)
+    node_of_slot, slot_of_node = compact(exists, room)
     return Nodes(masked, first, candidates, start, node_of_slot, slot_of_node, rooms, origin)
-
-
-def make_rooms(
-    masked: Tensor, block_size: int, candidates: int, start: bool, joined: int = 0, sizes: int = 64
-) -> Rooms:
-    """Room for the nodes of masks [B, L] that are on the CPU: few different ones come out.
-
-    The masked tokens of the batch are counted in steps of one in `sizes` of all tokens.
-    """
-    B, L = masked.shape
-    extra = L // block_size * int(start)
-    counts = masked.numpy().sum(1)  # quicker than torch, which would wake its threads for it
-    step = max(_TILE, B * L // sizes)
-    tokens = max(step, min(-(-int(counts.sum()) // step) * step, B * L))
-    if joined:
-        nodes = B * (L + extra) + (candidates - 1) * tokens
-        return Rooms(-(-nodes // _TILE) * _TILE, tokens * candidates, joined)
-    most = L + extra + (candidates - 1) * int(counts.max())
-    return Rooms(_capacity(most, L * candidates + extra, exact=False), tokens * candidates)
-
-
-def can_join(rows: int, length: int, candidates: int, width: int) -> bool:
-    """Whether kernels take rows in one line: each begins on the grid, and places in it fit 32 bits.
-
-    `width` is that of all queries of a node. Past some 100,000 tokens there is nothing to gain, and the mask,
-    queries times tiles of keys, would grow with the square.
-    """
-    few = rows * length <= 2**17 and rows * length * (candidates + 1) * 3 * width < 2**31
-    return length % _TILE == 0 and few
 
 
 def _one_node_each(masked: Tensor, first: Tensor, start: bool) -> Nodes:
     """With one candidate every slot is a node; on CUDA their number is padded to the grid of tiles."""
     B, G, N = masked.shape
     count = G * (int(start) + N)
-    if G == 1 or not masked.is_cuda or count % _TILE == 0:
+    if G == 1 or not masked.is_cuda or count % TILE == 0:
         return Nodes(masked, first, 1, start, None, None)
     slot = torch.arange(count, device=masked.device).expand(B, -1)
-    return Nodes(masked, first, 1, start, slot, F.pad(slot, (0, -count % _TILE), value=-1))
-
-
-def _capacity(count: int, full: int, exact: bool) -> int:
-    """Room for `count` of at most `full` nodes: exactly that, or the next of a few multiples of a tile."""
-    if exact:
-        return count
-    rooms = (-(-round(share * full) // _TILE) * _TILE for share in _CAPACITY_SHARES)
-    return next(room for room in rooms if room >= count)
-
-
-def expand(x: Tensor, embedding: Tensor, start: Tensor, nodes: Nodes) -> Tensor:
-    """Split masked positions into K nodes, and let the start nodes in: collapsed [B, G·N, F] → [B, C, F].
-
-    Candidate k adds row k of `embedding` [K, F], anchors stay as they are, every start node is `start` [F].
-    """
-    positions = nodes.collapsed.to_slots(x)
-    if nodes.node_of_slot is not None:
-        return _Expand.apply(positions.flatten(1, 2), embedding, start, nodes)  # type: ignore[return-value]
-    B, G, N = nodes.masked.shape  # slots are nodes, as in decoding: this takes fewer kernels
-    offset = embedding.to(x.dtype) * nodes.masked[..., None, None]
-    slots = (positions[:, :, :, None] + offset).reshape(B, G, N * nodes.candidates, -1)
-    return torch.cat([start.to(x.dtype).expand(B, G, 1, -1), slots], 2).flatten(1, 2)
-
-
-class _Expand(torch.autograd.Function):
-    """Straight from positions to packed nodes: written in torch's own steps the slots, of which a third is
-    empty, would be made and read four times over, and again for the gradient."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, embedding: Tensor, start: Tensor, nodes: Nodes) -> Tensor:
-        ctx.nodes = nodes
-        rows = torch.cat([embedding, start[None], torch.zeros_like(start)[None]]).to(x.dtype)
-        nothing = nodes.candidates + 1
-        which = torch.where(nodes.is_candidate, nodes.candidate, nothing)
-        which = which.masked_fill(nodes.is_start, nodes.candidates)
-        return _take(x, nodes.group) + F.embedding(which, rows)
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        nodes = ctx.nodes
-        slots = nodes.to_slots(grads[0])
-        groups, masked = nodes.groups(slots), nodes.masked.flatten(0, 1).to(slots.dtype)
-        # Block by block, because between the groups of two blocks stands a start node.
-        to_embedding = (masked[:, None] @ groups.flatten(0, 1).flatten(2)).sum(0).view(groups.shape[3:])
-        return groups.sum(3).flatten(1, 2), to_embedding, slots[:, :, 0].sum((0, 1)), None
+    return Nodes(masked, first, 1, start, slot, F.pad(slot, (0, -count % TILE), value=-1))

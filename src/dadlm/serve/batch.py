@@ -56,6 +56,7 @@ class Batch:
             reveal=number(slots, self.N),
             seed=number(slots),
             inside=flag(slots, self.N),
+            ends=flag(slots, self.N),
         )
         self.last = number(slots)  # token before the block (AR)
         self.length = number(slots)  # of the window (MDLM)
@@ -80,10 +81,7 @@ class Batch:
         slot, device = len(self.tasks), self.model.device
         self.tasks.append(task)
         self._rest(slice(slot, slot + 1))
-        settings = task.settings
-        if not task.row.gaps:  # a completion, also where nobody said how long: end-of-text ends it
-            settings = replace(settings, max_new_tokens=task.row.new_tokens)
-        self.mixed.put(torch.tensor([slot], device=device), Mixed.of([settings], device))
+        self.mixed.put(torch.tensor([slot], device=device), Mixed.of([task.settings], device))
 
     @torch.inference_mode()
     def remove(self, task: Task) -> None:
@@ -181,17 +179,17 @@ class Batch:
             number = 0 if self.is_window else task.first // self.N
             inside = [1] * len(known) + pad
             facts = (self.tasks.index(task), task.first, number, task.row.seed, task.steps, task.row.length)
-            columns.append(
-                [*facts, task.ids[task.first - 1], *known, *pad, *map(int, task.open[here]), *pad, *inside]
-            )
+            facts += (task.ids[task.first - 1], int(not task.row.gaps))
+            columns.append([*facts, *known, *pad, *map(int, task.open[here]), *pad, *inside])
         given = torch.tensor(columns).to(self.model.device)
-        slot, first, number, seed, steps, length, last = given[:, :7].unbind(1)
-        ids, masked, inside = given[:, 7:].chunk(3, 1)
+        slot, first, number, seed, steps, length, last, completes = given[:, :8].unbind(1)
+        ids, masked, inside = given[:, 8:].chunk(3, 1)
         reveal = torch.zeros_like(ids)
         if any(task.settings.sampler == "random" for task in tasks):
             longest = max(task.steps for task in tasks)
             reveal = remask.reveal_steps(seed, number, steps, self.N, longest)
-        new = Block(ids, masked.bool(), first, number, torch.zeros_like(first), reveal, seed, inside.bool())
+        masked, inside, ends = masked.bool(), inside.bool(), (masked * completes[:, None]).bool()
+        new = Block(ids, masked, first, number, torch.zeros_like(first), reveal, seed, inside, ends)
         for name in (field.name for field in fields(Block)):
             getattr(self.block, name)[slot] = getattr(new, name)
         self.last[slot], self.length[slot] = last, length

@@ -130,6 +130,10 @@ class TrainConfig:
         if not 0 <= self.ema < 1:
             raise ConfigError(f"ema must be in [0, 1), got {self.ema}")
 
+    def is_due(self, step: int, every: int) -> bool:
+        """Whether what is done every so many steps, and after the last one, is done after this one."""
+        return step == self.steps or step % every == 0
+
     def lr_at(self, step: int) -> float:
         """Learning rate of a step."""
         warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0

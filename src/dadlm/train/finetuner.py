@@ -86,9 +86,8 @@ class Finetuner:
             while not self._is_done() and not stop:
                 loss, seen = self.step()
                 tokens += seen
-                ends = state.step == train.steps
                 logs, validates, saves = (
-                    ends or state.step % every == 0
+                    train.is_due(state.step, every)
                     for every in (train.log_every, train.valid_every, train.save_every)
                 )
                 values = None

@@ -65,11 +65,8 @@ class Gradients:
     def _draw(self, step: int, noise: NoiseConfig, part: Tensor) -> tuple[Tensor, Noise | None, Rooms | None]:
         """Rows at places `part` of the batch, their noise and, for CUDA, the room they need; on the CPU."""
         ids, drawn = self.batches.take(step, noise, part)
-        return (
-            ids,
-            drawn,
-            self._rooms(ids, drawn) if drawn is not None and self.device.type == "cuda" else None,
-        )
+        on_cuda = self.device.type == "cuda"
+        return ids, drawn, self._rooms(ids, drawn) if on_cuda and drawn is not None else None
 
     def _rooms(self, ids: Tensor, noise: Noise) -> Rooms:
         """Shapes read off the noise before the device begins: nothing there has to be waited for."""

@@ -102,13 +102,14 @@ class Trainer:
             since, logged_at = time.perf_counter(), state.step
             while state.step < train.steps and not ranks.any(bool(stop)):
                 loss = self.step()
-                ends = state.step == train.steps
-                validates = ends or state.step % train.valid_every == 0
-                saves = ends or state.step % train.save_every == 0
+                logs, validates, saves = (
+                    train.is_due(state.step, every)
+                    for every in (train.log_every, train.valid_every, train.save_every)
+                )
                 values = None
-                if validates or saves or self._logs(state.step):
+                if logs or validates or saves:
                     self.updates.notice()  # nothing of a spoilt step is shown or kept
-                if self._logs(state.step):
+                if logs:
                     now = time.perf_counter()
                     rate = self._tokens * (state.step - logged_at) / (now - since)
                     since, logged_at = now, state.step
@@ -135,12 +136,10 @@ class Trainer:
 
     def step(self) -> Tensor:
         """One optimiser step; the loss is that before the update, in nats per token, still on the device."""
-        loss, self._gap = self.updates.make(report=self._logs(self.state.step + 1))
+        train = self.config.train
+        logged = train.is_due(self.state.step + 1, train.log_every)
+        loss, self._gap = self.updates.make(report=logged)
         return loss
-
-    def _logs(self, step: int) -> bool:
-        """Whether the step that ends at this count is logged."""
-        return step % self.config.train.log_every == 0 or step == self.config.train.steps
 
     def score(self) -> tuple[RowScores, dict[str, float]]:
         """Validation scores of the averaged weights, and what the probe measures."""

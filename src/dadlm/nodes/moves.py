@@ -1,0 +1,75 @@
+"""Move rows of tensors by index, with gradients that are moves too: packing, selecting, putting back.
+
+B rows, P and Q places before and after, F features, R room.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+_HAS_TRITON = find_spec("triton") is not None
+
+
+class Move(torch.autograd.Function):
+    """Gather along dim 1 by a partial bijection; its gradient is the gather by the inverse.
+
+    Plain indexing would scatter-add its gradient: slower, and in no fixed order on CUDA.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return take(x, index)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return take(grads[0], ctx.saved_tensors[0]), None, None
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """x [B, P, F...], index [B, Q] → [B, Q, F...]; index -1 gives zeros."""
+    if x.is_cuda and _HAS_TRITON:
+        from dadlm.nodes.kernels.take import take as take_on_cuda
+
+        return take_on_cuda(x, index)
+    row = torch.arange(x.shape[0], device=x.device)[:, None]
+    missing = (index < 0).view(*index.shape, *[1] * (x.dim() - 2))
+    return x[row, index.clamp(min=0)].masked_fill(missing, 0)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Some of n things, taken out in their order and put back; room that is not needed stays empty."""
+
+    place: Tensor
+    """[1, R]: which thing stands at each place, -1 for none."""
+    rank: Tensor
+    """[1, n]: at which place each thing stands, -1 for none."""
+
+    def take(self, x: Tensor) -> Tensor:
+        """[n, F...] → [R, F...], zeros in the spare room; the gradient goes the way back."""
+        return Move.apply(x[None], self.place, self.rank)[0]  # type: ignore[index]
+
+    def put(self, x: Tensor) -> Tensor:
+        """[R, F...] → [n, F...], zeros for what was not selected."""
+        return Move.apply(x[None], self.rank, self.place)[0]  # type: ignore[index]
+
+
+def select(wanted: Tensor, room: int | None = None) -> Selection:
+    """The things for which wanted [n] is true, in `room` places (None: as many as they are)."""
+    rank, slot = compact(wanted[None], room)
+    return Selection(slot, rank)
+
+
+def compact(wanted: Tensor, room: int | None) -> tuple[Tensor, Tensor]:
+    """For wanted [B, n]: the place of each wanted thing [B, n], and what stands at each place [B, room]."""
+    rank = wanted.cumsum(1) - 1
+    if room is None:
+        room = max(1, int(rank[:, -1].max()) + 1)
+    thing = torch.arange(wanted.shape[1], device=wanted.device).expand_as(rank)
+    # What is not wanted writes to a spare column that is cut off again.
+    place = torch.full((len(rank), room + 1), -1, device=wanted.device)
+    place = place.scatter(1, torch.where(wanted, rank, room), thing)[:, :room]
+    return torch.where(wanted, rank, -1), place.contiguous()
