@@ -71,8 +71,9 @@ def plan() -> dict[str, Run]:
         )
     for name, model in ABLATIONS.items():
         runs[f"dadlm-16-{name}"] = _last("dadlm", SHORT, 16, model)
-    fitted = _last("dadlm", SHORT, 16)
-    runs["dadlm-16-fitted"] = replace(fitted, train={**fitted.train, "apart_rows": 32})
+    for name, train in (("fitted", {"apart_rows": 32}), ("falling", {"decay": SHORT})):
+        run = runs["dadlm-16"]
+        runs[f"dadlm-16-{name}"] = replace(run, train={**run.train, **train})
     return runs | {f"news-{name}": _short_rows(run) for name, run in _news().items()}
 
 

@@ -12,7 +12,7 @@ from dadlm.dag import naive
 from dadlm.decode import remask, sample
 from dadlm.model import rotary
 from dadlm.model.attention import merge, softmax_average
-from dadlm.nodes import Nodes, lay_out, make_rooms
+from dadlm.nodes import Nodes, lay_out
 from dadlm.nodes.moves import take
 
 pytestmark = [
@@ -147,16 +147,15 @@ def test_attention_over_prefix_and_block(C: int, L: int, E: int, dtype: torch.dt
 
 
 def blocks(N: int, K: int, kind: str, start: bool) -> Nodes:
-    """Three rows of five blocks: as slots, packed, or packed in one line."""
+    """Three rows of five blocks: as slots, or packed."""
     B, G = 3, 5
     masked = torch.rand(B, G, N, device="cuda") < torch.rand(B, G, 1, device="cuda")
     masked[0, 0], masked[1, 1] = False, True
     first = (torch.arange(G, device="cuda") * N).expand(B, -1).contiguous()
-    rooms = make_rooms(masked.flatten(1).cpu(), N, K, start, G * N) if kind == "joined" else None
-    return lay_out(masked, first, candidates=K, start=start, packed=kind != "slots", rooms=rooms)
+    return lay_out(masked, first, candidates=K, start=start, packed=kind == "packed")
 
 
-kinds = pytest.mark.parametrize("kind", ["slots", "packed", "joined"])
+kinds = pytest.mark.parametrize("kind", ["slots", "packed"])
 
 
 @kinds
@@ -239,11 +238,13 @@ def test_taking_rows(features: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("piece", [1 << 30, 1 << 16])
+@pytest.mark.parametrize("kept", [10, 1 << 40])
 @pytest.mark.parametrize("bias", [False, True])
-def test_head_and_cross_entropy(bias: bool, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_and_cross_entropy(bias: bool, kept: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from dadlm.model.kernels import head
 
     monkeypatch.setattr(head, "_PIECE", piece)
+    monkeypatch.setattr(head, "_KEPT", kept)
     generator = torch.Generator("cuda").manual_seed(6)
     hidden, weight, b = (
         torch.randn(*shape, device="cuda", generator=generator, requires_grad=True)

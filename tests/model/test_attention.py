@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from dadlm.model import Context, Denoised, Model, attention, attention_dense
 from dadlm.model.rotary import rotate, rotation
-from dadlm.nodes import Nodes, Rooms, lay_out, layout
+from dadlm.nodes import Nodes, lay_out, layout
 from dadlm.objective.factorised import cut
 
 B, G, N, K, H, E = 4, 4, 4, 3, 2, 6
@@ -27,11 +27,11 @@ def real(nodes: Nodes) -> Tensor:
     return nodes.from_slots(here)
 
 
-def blocks_of_every_kind(packed: bool = True, rooms: Rooms | None = None) -> Nodes:
+def blocks_of_every_kind(packed: bool = True) -> Nodes:
     masked = torch.rand(B, G, N, generator=torch.Generator().manual_seed(0)) < 0.5
     masked[1, 0], masked[1, 1], masked[2], masked[3] = True, False, True, False
     first = torch.arange(0, G * N, N).expand(B, -1)
-    return lay_out(masked, first, candidates=K, start=True, packed=packed, rooms=rooms)
+    return lay_out(masked, first, candidates=K, start=True, packed=packed)
 
 
 def hidden_states(model: Model, ids: Tensor, masked: Tensor, packed: bool = True) -> Denoised:
@@ -66,22 +66,6 @@ def test_merged_attention_is_the_dense_one(packed, with_prefix, scale, room):
     assert_close(merged, dense, atol=close, rtol=close)
     for ours, truth in zip(merged_grads, dense_grads, strict=True):
         assert_close(ours, truth, atol=close * scale, rtol=close)
-
-
-def test_merged_attention_of_joined_rows_is_the_dense_one_and_that_of_rows_apart():
-    apart = blocks_of_every_kind()
-    joined = blocks_of_every_kind(rooms=Rooms(nodes=int(real(apart).sum()) + 7, masked=1, joined=G * N))
-    assert joined.visible.shape[0] == 1
-    generator = torch.Generator().manual_seed(1)
-    slots = torch.randn(3, B, G, apart.slots, H, E, generator=generator)
-    prefix = torch.randn(2, B, G * N, H, E, generator=generator).unbind()
-    q, k, v = (apart.from_slots(x) for x in slots)
-    together = [joined.from_slots(x.flatten(0, 1)[None]) for x in slots]
-    expected = apart.to_slots(attention.attend_nodes(q, k, v, prefix, apart))
-    here = apart.to_slots(real(apart))
-    for attend in (attention.attend_nodes, attention_dense.attend_nodes):
-        found = joined.to_slots(attend(*together, prefix, joined)).view_as(expected)
-        assert_close(found[here], expected[here], atol=1e-5, rtol=1e-5)
 
 
 def test_merged_attention_in_fp32_is_as_good_as_fp32_can_be():
@@ -195,9 +179,8 @@ def test_rotary_turns_by_the_difference_of_positions_only():
     assert_close(at(at(q, -1), 1), q)
 
 
-@pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("blocks", [1, 4, 16])
-def test_block_mask_for_cuda_names_exactly_the_tiles_that_are_seen(blocks, joined, monkeypatch):
+def test_block_mask_for_cuda_names_exactly_the_tiles_that_are_seen(blocks, monkeypatch):
     """Tiles all of whose pairs are visible are full, those with some are partial, the others are absent."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # its import alone takes seconds
     file = Path(attention.__file__).with_name("attention_flex.py")
@@ -209,15 +192,11 @@ def test_block_mask_for_cuda_names_exactly_the_tiles_that_are_seen(blocks, joine
     first = torch.arange(0, keys, keys // blocks)[:blocks]
     counts = [5 * tile // blocks - 3, 3 * tile // blocks]  # nodes per block: rows differ, both pad
     ends = [first.repeat_interleave(count) for count in counts]
-    begins = [torch.zeros_like(end) for end in ends]
-    if joined:  # the second row's keys follow the first's; a tile of queries holds both
-        begins[1] += keys
-        ends, begins, keys = [torch.cat([ends[0], ends[1] + keys])], [torch.cat(begins)], 2 * keys
     length = -(-max(map(len, ends)) // tile) * tile
-    begin, end = (torch.stack([F.pad(x, (0, length - len(x))) for x in xs]) for xs in (begins, ends))
-    mask = flex.prefix_mask(begin, end, keys)
+    end = torch.stack([F.pad(x, (0, length - len(x))) for x in ends])
+    mask = flex.prefix_mask(end, keys)
     key = torch.arange(keys)
-    seen = (key >= begin[..., None]) & (key < end[..., None])
+    seen = key < end[..., None]
     tiles = seen.view(len(seen), length // tile, tile, keys // tile, tile).transpose(2, 3).flatten(-2)
     full, some = tiles.all(-1), tiles.any(-1)
     for b in range(len(seen)):

@@ -1,14 +1,11 @@
 """Room for nodes decided before the device begins: enough, of few sizes, and empty room changes nothing."""
 
-from dataclasses import replace
-
 import pytest
 import torch
-from tests.model.tiny import every_kind_of_mask, gradients, random_ids, random_noise, tiny_model
+from tests.model.tiny import every_kind_of_mask, random_ids, random_noise, tiny_model
 
-from dadlm.nodes import Rooms, can_join, make_rooms, select
+from dadlm.nodes import Rooms, make_rooms, select
 from dadlm.objective import losses
-from dadlm.objective.factorised import cut
 
 
 def test_selection_takes_out_and_puts_back() -> None:
@@ -41,48 +38,12 @@ def test_empty_room_changes_no_loss(family: str) -> None:
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"expand_at": 1}, {"transition": "gated"}, {"architecture": "llama"}]
-)
-@pytest.mark.parametrize("blocks", [None, torch.tensor([[0, 2], [1, 3], [0, 1], [2, 3]])])
-def test_rows_in_one_line_have_the_losses_and_gradients_of_rows_apart(changes: dict, blocks) -> None:
-    model = tiny_model("dadlm", **changes)
-    ids, noise = random_ids(model.config), random_noise(model)
-    if blocks is not None:
-        noise = replace(noise, weight=noise.weight.gather(1, blocks), blocks=blocks)
-    masked = cut(ids, noise.masked, model.config.block_size, blocks)[1].flatten(1)
-    rooms = make_rooms(masked, 4, 3, True, joined=ids.shape[1])
-    apart, joined = (losses(model, ids, noise, rooms=given) for given in (None, rooms))
-    for a, b in zip(vars(apart).values(), vars(joined).values(), strict=True):
-        assert a.shape == b.shape
-        torch.testing.assert_close(a, b)
-    expected, found = (gradients(model, one.train.sum()) for one in (apart, joined))
-    for name, grad in expected.items():
-        torch.testing.assert_close(found[name], grad, atol=1e-5, rtol=1e-4, msg=name)
-
-
-@pytest.mark.parametrize(("candidates", "start"), [(4, True), (3, True)])
-def test_a_line_of_all_rows_needs_less_room(candidates: int, start: bool) -> None:
-    masked = torch.rand(32, 1024, generator=torch.Generator().manual_seed(0)) < 0.5
-    apart, joined = (make_rooms(masked, 16, candidates, start, joined=keys) for keys in (0, 1024))
-    nodes = masked.numel() + (candidates - 1) * int(masked.sum()) + 32 * 64
-    assert nodes <= joined.nodes <= 1.03 * nodes and joined.nodes % 128 == 0
-    assert joined.masked == apart.masked and joined.nodes < 32 * apart.nodes
-
-
 def test_fewer_sizes_where_more_varies() -> None:
     generator = torch.Generator().manual_seed(0)
     masks = [torch.rand(32, 256, generator=generator) < share for share in torch.linspace(0.05, 0.95, 50)]
-    sizes = {count: {make_rooms(m, 16, 4, True, 256, count) for m in masks} for count in (8, 64)}
-    assert len(sizes[8]) <= 8 < len(sizes[64])
-    assert all(make_rooms(m, 16, 4, True, 256, 8).masked >= 4 * int(m.sum()) for m in masks)
-
-
-def test_only_rows_that_kernels_take_are_joined() -> None:
-    assert can_join(32, 1024, 4, 768)
-    assert not can_join(32, 1000, 4, 768), "a row would begin within a tile"
-    assert not can_join(128, 1024, 4, 2048), "places would not fit 32 bits"
-    assert not can_join(512, 1024, 4, 64), "its mask would be large"
+    sizes = {count: {make_rooms(m, 16, 4, True, count) for m in masks} for count in (8, 64)}
+    assert len(sizes[8]) <= 8 + 3 < len(sizes[64]), "of masked nodes, and where the packed ones change"
+    assert all(make_rooms(m, 16, 4, True, 8).masked >= 4 * int(m.sum()) for m in masks)
 
 
 @pytest.mark.parametrize(("candidates", "start"), [(1, False), (4, True), (3, True)])

@@ -2,6 +2,7 @@
 
 from functools import cache
 from time import perf_counter
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.decode.tiny import FAMILIES, silence_eot, tiny
 from tests.serve.company import alone, drain, gap_requests, requests, truth_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dadlm import DecodeSettings, Model, load
 from dadlm.decode import engine
@@ -131,6 +133,46 @@ def test_one_forward_pass_serves_all_rows(monkeypatch: pytest.MonkeyPatch):
     for _ in range(3):
         scheduler.tick()
     assert rows == [6, 6, 6]
+
+
+class Outside(TorchDispatchMode):
+    """Counts the operators that are launched outside the passes: on CUDA each one costs, however small."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.count, self.inside = 0, False
+        for name in ("_step", "_forward"):
+            monkeypatch.setattr(batch.Batch, name, self._not_counted(getattr(batch.Batch, name)))
+
+    def _not_counted(self, function: Any) -> Any:
+        def call(*arguments):
+            self.inside = True
+            result = function(*arguments)
+            self.inside = False
+            return result
+
+        return call
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        self.count += not self.inside
+        return operator(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_more_rows_launch_nothing_more(family: str, monkeypatch: pytest.MonkeyPatch):
+    """Rows that join, begin, finish and leave together cost as many operators as two of them."""
+    model = model_of({"family": family})
+
+    def operators(rows: int) -> int:
+        scheduler = Scheduler(model, max_rows=rows)
+        for seed in range(rows):
+            how = DecodeSettings(max_new_tokens=9)
+            scheduler.submit(Request(ids=(1, 2, 3, 4, 5), settings=how, seed=seed))
+        with monkeypatch.context() as patched, Outside(patched) as outside:
+            drain(scheduler)
+        return outside.count
+
+    assert operators(8) == operators(2) > 0
 
 
 def test_settings_of_each_draw_are_those_of_one_draw_to_the_bit():

@@ -41,8 +41,9 @@ class Mixed:
 
     @classmethod
     def of(cls, settings: Sequence[DecodeSettings], device: torch.device | str = "cpu") -> "Mixed":
-        columns = zip(*map(_numbers, settings), strict=True)
-        return cls(*(torch.tensor(column, dtype=_dtype(column[0]), device=device) for column in columns))
+        columns = list(zip(*map(_numbers, settings), strict=True))
+        numbers = torch.tensor(columns, dtype=torch.float64).to(device)  # one copy for all
+        return cls(*(x.to(_dtype(column[0])) for x, column in zip(numbers, columns, strict=True)))
 
     def __getitem__(self, rows: slice) -> "Mixed":
         return Mixed(*(getattr(self, field.name)[rows] for field in fields(self)))

@@ -103,27 +103,22 @@ def softmax_average(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> tuple[T
 
 def _prefix(q: Tensor, k: Tensor, v: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
     """Packed queries over the clean prefix: out [B, C, H, E], log normaliser [B, C, H]."""
-    if nodes.origin is not None:  # rows that are joined have their keys in one line, too
-        k, v = (x.flatten(0, 1)[None] for x in (k, v))
     if q.is_cuda and torch.is_grad_enabled():
         from dadlm.model import attention_flex
 
         if attention_flex.fits(q.shape[1], k.shape[1]):
             mask = nodes.remember(
-                "prefix mask",
-                lambda: attention_flex.prefix_mask(nodes.begin, nodes.begin + nodes.visible, k.shape[1]),
+                "prefix mask", lambda: attention_flex.prefix_mask(nodes.visible, k.shape[1])
             )
             return attention_flex.prefix_flex(q, k, v, mask)
-    if nodes.origin is None and kernels.usable(q):
+    if kernels.usable(q):
         from dadlm.model.kernels.attend import attend, fits
 
         if fits(q.shape[-1]):
             out, lse = attend(q, k, v, nodes.visible, normaliser=True)
             return out, lse  # type: ignore[return-value]
-    assert nodes.origin is None or not q.is_cuda, "rows are joined for training alone"
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    key, begin = torch.arange(k.shape[2], device=k.device), nodes.begin[:, None, :, None]
-    allowed = (key >= begin) & (key < begin + nodes.visible[:, None, :, None])
+    allowed = torch.arange(k.shape[2], device=k.device) < nodes.visible[:, None, :, None]
     out, lse = softmax_average(q, k, v, allowed)
     return out.transpose(1, 2), lse.transpose(1, 2)
 

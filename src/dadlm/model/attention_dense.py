@@ -14,15 +14,14 @@ def attend_nodes(
     q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None, nodes: Nodes
 ) -> Tensor:
     """Same contract as `attention.attend_nodes`."""
-    begin, end = nodes.begin, nodes.begin + nodes.visible  # of the prefix: no two blocks have the same end
-    same_block = end[:, :, None] == end[:, None, :]
+    visible = nodes.visible  # of the prefix: no two blocks see the same
+    same_block = visible[:, :, None] == visible[:, None, :]
     is_key = nodes.from_slots(nodes.is_key)
     mask = same_block & is_key[:, None, :]
     if prefix is not None:
-        before_k, before_v = (x.reshape(len(q), -1, *x.shape[2:]) for x in prefix)  # rows may be joined
-        key = torch.arange(before_k.shape[1], device=q.device)
-        mask = torch.cat([(key >= begin[..., None]) & (key < end[..., None]), mask], -1)
-        k, v = torch.cat([before_k, k], 1), torch.cat([before_v, v], 1)
+        key = torch.arange(prefix[0].shape[1], device=q.device)
+        mask = torch.cat([key < visible[..., None], mask], -1)
+        k, v = torch.cat([prefix[0], k], 1), torch.cat([prefix[1], v], 1)
     # Padding nodes claim visible = 0 and so share block 0's keys: their output is never read.
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None]).transpose(1, 2)

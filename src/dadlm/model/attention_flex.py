@@ -17,24 +17,26 @@ def fits(queries: int, keys: int) -> bool:
     return queries % TILE == 0 and keys % TILE == 0
 
 
-def prefix_mask(begin: Tensor, end: Tensor, keys: int) -> BlockMask:
-    """Block mask of queries that see the keys from begin [B, C] to end [B, C]; `begin` is on the grid."""
-    tile = torch.arange(keys // TILE, device=begin.device)
-    inside = tile >= begin[..., None] // TILE
-    some = inside & (tile < (end[..., None] + TILE - 1) // TILE)  # [B, C, key tiles]
-    whole = inside & (tile < end[..., None] // TILE)
+def prefix_mask(end: Tensor, keys: int) -> BlockMask:
+    """Block mask of queries that see the keys before end [B, C].
+
+    Numbers of 32 bits: the kernel compares them with every key of a tile that is not seen whole.
+    """
+    end = end.int()
+    queries = end.view(len(end), 1, -1, TILE)
+    tile = torch.arange(keys // TILE, device=end.device, dtype=torch.int32)
     # Of a tile of queries: key tiles that all of them see whole, and the others of which one sees something.
-    whole = whole.view(len(begin), -1, TILE, len(tile)).all(2)[:, None]
-    some = some.view(len(begin), -1, TILE, len(tile)).any(2)[:, None] & ~whole
+    whole = tile < queries.amin(-1, keepdim=True) // TILE
+    some = (tile < (queries.amax(-1, keepdim=True) + TILE - 1) // TILE) & ~whole
 
     def sees(b, h, q, k):
-        return (k >= begin[b, q]) & (k < end[b, q])
+        return k < end[b, q]
 
     return BlockMask.from_kv_blocks(
         *(*_listed(some), *_listed(whole)),
         BLOCK_SIZE=TILE,
         mask_mod=sees,
-        seq_lengths=(begin.shape[1], keys),
+        seq_lengths=(end.shape[1], keys),
     )
 
 
@@ -48,7 +50,7 @@ def _listed(wanted: Tensor) -> tuple[Tensor, Tensor]:
 def blockwise_mask(rows: int, length: int, block: int, device: torch.device) -> BlockMask:
     """The mask of whole sequences in which a token sees the blocks up to its own: the same in every step."""
     place = torch.arange(length, device=device).expand(rows, -1)
-    return prefix_mask(torch.zeros_like(place), (place // block + 1) * block, length)
+    return prefix_mask((place // block + 1) * block, length)
 
 
 @cache

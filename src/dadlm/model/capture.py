@@ -23,5 +23,7 @@ def capture(
     except RuntimeError as error:
         first_line = str(error).split("\n")[0]
         warnings.warn(f"{what} without CUDA graphs, more slowly: {first_line}", stacklevel=3)
+        for random in torch.cuda.default_generators:
+            random.graphsafe_set_state(random.clone_state())  # it would believe for ever to be captured
         return None
     return graph, result

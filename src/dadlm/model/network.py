@@ -69,17 +69,13 @@ class Model(nn.Module):
         packed: bool = True,
         rooms: Rooms | None = None,
     ) -> Denoised:
-        """Run blocks ids [B, G, N], masked where `masked`, that start at positions first [B, G].
-
-        Where `rooms` join the rows, what is made of the result is of one row of B·G blocks.
-        """
+        """Run blocks ids [B, G, N], masked where `masked`, that start at positions first [B, G]."""
         graph, K = self.graph, self.config.nodes_per_mask
         nodes = lay_out(masked, first, candidates=K, start=graph is not None, packed=packed, rooms=rooms)
         noisy = ids.masked_fill(masked, self.config.mask_id)
         if self.config.shift and context is not None:
             noisy = torch.where(masked, _tokens_before(noisy, context.before(first)), noisy)
         start, candidate = (None, None) if graph is None else (graph.start, graph.candidate)
-        noisy = noisy.view_as(nodes.masked)  # rows may be joined
         return Denoised(nodes, self.backbone.denoise(noisy, nodes, context, start, candidate))
 
     def transition_logp(self, denoised: Denoised) -> Tensor:
@@ -96,7 +92,7 @@ class Model(nn.Module):
         on the nodes of masked positions only.
         """
         nodes, heads = denoised.nodes, denoised.nodes.heads
-        ids = heads.take(target.view(len(nodes.first), -1).gather(1, nodes.group.clamp(min=0)).flatten())
+        ids = heads.take(target.flatten(1).gather(1, nodes.group.clamp(min=0)).flatten())
         candidate = heads.take(nodes.candidate.flatten())
         logp = self.head.target_logp(heads.take(denoised.hidden.flatten(0, 1)), ids, candidate)
         packed = heads.put(logp).view(denoised.hidden.shape[:2])

@@ -3,6 +3,6 @@
 from dadlm.nodes.expansion import expand
 from dadlm.nodes.layout import Nodes, lay_out
 from dadlm.nodes.moves import Selection, select
-from dadlm.nodes.rooms import Rooms, can_join, make_rooms
+from dadlm.nodes.rooms import Rooms, make_rooms
 
-__all__ = ["Nodes", "Rooms", "Selection", "can_join", "expand", "lay_out", "make_rooms", "select"]
+__all__ = ["Nodes", "Rooms", "Selection", "expand", "lay_out", "make_rooms", "select"]

@@ -38,10 +38,6 @@ class Nodes:
     slot_of_node: Tensor | None
     """[B, C]: slot of each packed node, -1 for padding."""
     rooms: Rooms | None = None
-    origin: Tensor | None = None
-    """[B, G]: where each block's sequence begins in the keys of the clean stream; None: at 0.
-
-    Rows that are joined are one row of all their blocks, over one line of keys (B is 1)."""
 
     @property
     def slots(self) -> int:
@@ -76,13 +72,6 @@ class Nodes:
     def visible(self) -> Tensor:
         """[B, C]: how many positions of the clean prefix the node sees (all blocks before its own)."""
         return self.from_slots(self.first[..., None].expand(*self.first.shape, self.slots))
-
-    @cached_property
-    def begin(self) -> Tensor:
-        """[B, C]: from which key of the clean stream on it sees them."""
-        if self.origin is None:
-            return torch.zeros_like(self.visible)
-        return self.from_slots(self.origin[..., None].expand(*self.first.shape, self.slots))
 
     @cached_property
     def is_candidate(self) -> Tensor:
@@ -155,7 +144,7 @@ class Nodes:
     @cached_property
     def collapsed(self) -> "Nodes":
         """The same blocks before expansion: one node per position, as BD3LM has them."""
-        return replace(_one_node_each(self.masked, self.first, False), origin=self.origin)
+        return _one_node_each(self.masked, self.first, False)
 
 
 def _active(masked: Tensor, candidates: int) -> Tensor:
@@ -172,18 +161,11 @@ def lay_out(
     packed: bool = True,
     rooms: Rooms | None = None,
 ) -> Nodes:
-    """Lay out blocks from masked [B, G, N] and the position of each block's first token [B, G].
-
-    Rooms that join the rows give the layout of one row of B·G blocks.
-    """
-    origin = None
-    if rooms is not None and rooms.joined:
-        origin = (torch.arange(len(first), device=first.device) * rooms.joined)[:, None].expand_as(first)
-        masked, first, origin = (x.flatten(0, 1)[None] for x in (masked, first, origin))
+    """Lay out blocks from masked [B, G, N] and the position of each block's first token [B, G]."""
     if candidates == 1:
-        return replace(_one_node_each(masked, first, start), rooms=rooms, origin=origin)
+        return replace(_one_node_each(masked, first, start), rooms=rooms)
     if not packed:
-        return Nodes(masked, first, candidates, start, None, None, rooms, origin)
+        return Nodes(masked, first, candidates, start, None, None, rooms)
     exists = _active(masked, candidates).flatten(2)
     if start:
         exists = torch.cat([torch.ones_like(exists[..., :1]), exists], -1)
@@ -193,7 +175,7 @@ def lay_out(
     else:
         room = capacity(int(exists.sum(1).max()), exists.shape[1], exact=not masked.is_cuda)
     node_of_slot, slot_of_node = compact(exists, room)
-    return Nodes(masked, first, candidates, start, node_of_slot, slot_of_node, rooms, origin)
+    return Nodes(masked, first, candidates, start, node_of_slot, slot_of_node, rooms)
 
 
 def _one_node_each(masked: Tensor, first: Tensor, start: bool) -> Nodes:

@@ -20,18 +20,12 @@ class Rooms:
     """
 
     nodes: int
-    """Packed nodes of a row, or of all rows if they are joined."""
+    """Packed nodes of a row."""
     masked: int
     """Nodes of masked positions in the whole batch: those that need the vocabulary head."""
-    joined: int = 0
-    """If not 0, the nodes of all rows stand in one line, each row over so many keys of its clean stream.
-
-    The length of that line hardly varies, while rows apart need the room of the longest."""
 
 
-def make_rooms(
-    masked: Tensor, block_size: int, candidates: int, start: bool, joined: int = 0, sizes: int = 64
-) -> Rooms:
+def make_rooms(masked: Tensor, block_size: int, candidates: int, start: bool, sizes: int = 64) -> Rooms:
     """Room for the nodes of masks [B, L] that are on the CPU: few different ones come out.
 
     The masked tokens of the batch are counted in steps of one in `sizes` of all tokens.
@@ -41,21 +35,8 @@ def make_rooms(
     counts = masked.numpy().sum(1)  # quicker than torch, which would wake its threads for it
     step = max(TILE, B * L // sizes)
     tokens = max(step, min(-(-int(counts.sum()) // step) * step, B * L))
-    if joined:
-        nodes = B * (L + extra) + (candidates - 1) * tokens
-        return Rooms(-(-nodes // TILE) * TILE, tokens * candidates, joined)
     most = L + extra + (candidates - 1) * int(counts.max())
     return Rooms(capacity(most, L * candidates + extra, exact=False), tokens * candidates)
-
-
-def can_join(rows: int, length: int, candidates: int, width: int) -> bool:
-    """Whether kernels take rows in one line: each begins on the grid, and places in it fit 32 bits.
-
-    `width` is that of all queries of a node. Past some 100,000 tokens there is nothing to gain, and the mask,
-    queries times tiles of keys, would grow with the square.
-    """
-    few = rows * length <= 2**17 and rows * length * (candidates + 1) * 3 * width < 2**31
-    return length % TILE == 0 and few
 
 
 def capacity(count: int, full: int, exact: bool) -> int:

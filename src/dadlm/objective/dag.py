@@ -20,8 +20,7 @@ def block_scores(
     model.read(ids, context, only_context=True)
     blocks, hidden_tokens, first = cut(ids, masked, model.config.block_size, chosen)
     denoised = model.denoise(blocks, hidden_tokens, first, context, rooms=rooms)
-    emission, transition = model.emission_logp(denoised, blocks), model.transition_logp(denoised)
-    return emission.view(*blocks.shape, -1), transition.view(*blocks.shape, *transition.shape[3:])
+    return model.emission_logp(denoised, blocks), model.transition_logp(denoised)
 
 
 def path_nll(emission_logp: Tensor, transition_logp: Tensor, power: float = 1.0) -> Tensor:

@@ -3,7 +3,8 @@
 Rows lie in the first slots without holes: when one leaves, the last takes its place. A row that has to read
 text before its next block (its prompt, or the block it has finished) takes part in a step without anything to
 decide. On CUDA every step and every writing of finished blocks is a captured graph for 1, 2, 4, … slots;
-on the CPU the same code runs with as many slots as there are rows.
+on the CPU the same code runs with as many slots as there are rows. What is done outside the graphs is done
+for all rows that need it at once: launching an operation takes as long as computing dozens of rows.
 
 S slots, n rows, N block size (the context for MDLM).
 """
@@ -30,6 +31,7 @@ from dadlm.serve.slots import BlockPart, CausalPart, Slots
 from dadlm.serve.task import Task
 
 _TOKENS_READ = 512  # of prompts, in one step: a long one must not keep the others waiting
+_TIMES_ON_CUDA = 4  # as many: a step of 64 rows of DA-DLM has more nodes than that
 
 
 class Batch:
@@ -41,7 +43,8 @@ class Batch:
         self.graphs = model.device.type == "cuda" if graphs is None else graphs
         config, device = model.config, model.device
         self.is_window, self.N = config.family == "mdlm", config.block
-        self.read_at_once = max(self.N, _TOKENS_READ // self.N * self.N)
+        tokens = _TOKENS_READ * (_TIMES_ON_CUDA if device.type == "cuda" else 1)
+        self.read_at_once = max(self.N, tokens // self.N * self.N)
         self.cache = None if self.is_window else Slots(model, slots)  # may fail: before anything is opened
         self._open = ExitStack()
         self._open.enter_context(ready_to_decode(model))
@@ -61,6 +64,7 @@ class Batch:
         self.last = number(slots)  # token before the block (AR)
         self.length = number(slots)  # of the window (MDLM)
         self.mixed = Mixed.of([DecodeSettings()] * slots, device)
+        self._held = list[Task]()  # whose rows lie in the slots, until `_arrange`
         self._rest(slice(0, slots))
         pool = torch.cuda.graph_pool_handle() if self.graphs and device.type == "cuda" else None
         graphs = self.graphs  # not self: a circle would keep the cache until gc finds it
@@ -70,36 +74,44 @@ class Batch:
     def close(self) -> None:
         """Let go of tasks, cache, what the model keeps for decoding and the graphs that rely on it."""
         self.tasks.clear()
+        self._held.clear()
         self.cache = None
         self._acts.clear()
         self._open.close()
 
     # --- rows come and go
 
-    @torch.inference_mode()
     def add(self, task: Task) -> None:
-        slot, device = len(self.tasks), self.model.device
         self.tasks.append(task)
-        self._rest(slice(slot, slot + 1))
-        self.mixed.put(torch.tensor([slot], device=device), Mixed.of([task.settings], device))
 
-    @torch.inference_mode()
     def remove(self, task: Task) -> None:
-        slot, last = self.tasks.index(task), len(self.tasks) - 1
-        if slot != last:
-            for x in self._state():
-                x[slot] = x[last]
+        slot, last = self.tasks.index(task), self.tasks.pop()
+        if last is not task:
+            self.tasks[slot] = last
+
+    def _arrange(self) -> None:
+        """Bring the slots in line with `tasks`: all who came, moved or left since the last act, at once."""
+        if self._held == self.tasks:
+            return
+        was = {task: slot for slot, task in enumerate(self._held)}
+        moves = [(task, was[task], to) for to, task in enumerate(self.tasks) if was.get(task, to) != to]
+        new = [slot for slot, task in enumerate(self.tasks) if task not in was]
+        device = self.model.device
+        if changed := [*new, *(to for _, _, to in moves)]:
+            settings = [self.tasks[slot].settings for slot in changed]
+            self.mixed.put(torch.tensor(changed, device=device), Mixed.of(settings, device))
+        if moves:  # always to a lower slot that was left, so none is overwritten before it has moved
+            source, target = torch.tensor([move[1:] for move in moves], device=device).unbind(1)
+            for x in [getattr(self.block, field.name) for field in fields(Block)] + [self.last, self.length]:
+                x[target] = x[source]
             if self.cache is not None:
-                self.cache.move(last, slot, self.tasks[last].written)
-            self.tasks[slot] = self.tasks[last]
-        self.tasks.pop()
-        self._rest(slice(last, last + 1))
+                for task, here, to in moves:
+                    self.cache.move(here, to, task.written)
+        idle = [*new, *range(len(self.tasks), len(self._held))]
+        self._rest(torch.tensor(idle, dtype=torch.int64, device=device))
+        self._held = list(self.tasks)
 
-    def _state(self) -> list[Tensor]:
-        parts = (self.block, self.mixed)
-        return [getattr(x, field.name) for x in parts for field in fields(x)] + [self.last, self.length]
-
-    def _rest(self, rows: slice) -> None:
+    def _rest(self, rows: slice | Tensor) -> None:
         """Slots with nothing to decide. What AR writes for them anyway is written again before it is seen."""
         self.block.masked[rows] = False
         self.block.inside[rows] = True
@@ -116,6 +128,7 @@ class Batch:
     @torch.inference_mode()
     def write(self, tasks: Sequence[Task]) -> None:
         """Read what the next blocks of these tasks must see, as much as one step allows, and begin them."""
+        self._arrange()
         waiting = [task for task in tasks if not task.ready]
         self._read([task for task in waiting if 0 < task.to_write <= self.N])
         self._read(self._long(waiting))
@@ -202,6 +215,7 @@ class Batch:
         ready = {row: task for row, task in enumerate(tasks) if task.ready}
         if not ready:
             return None
+        self._arrange()
         features = Features.of([task.settings for task in ready.values()])
         if len(tasks) == 1 and len(self.tasks) > 1:
             slot = self.tasks.index(tasks[0])
@@ -248,6 +262,7 @@ class Batch:
     @torch.inference_mode()
     def finished(self) -> list[tuple[Task, list[int]]]:
         """Tasks whose block has nothing open any more, and its tokens. Asks the device, once."""
+        self._arrange()
         n = len(self.tasks)
         open_ = self.block.masked[:n].any(1, keepdim=True)
         rows = torch.cat([open_, self.block.ids[:n]], 1).tolist()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dadlm.errors import TrainingError
 from dadlm.model import Model
-from dadlm.nodes import Rooms, can_join, make_rooms
+from dadlm.nodes import Rooms, make_rooms
 from dadlm.noise import Noise, NoiseConfig
 from dadlm.objective import Losses, losses
 from dadlm.objective.factorised import cut
@@ -70,13 +70,11 @@ class Gradients:
 
     def _rooms(self, ids: Tensor, noise: Noise) -> Rooms:
         """Shapes read off the noise before the device begins: nothing there has to be waited for."""
-        config, (B, L) = self.model.config, ids.shape
-        size = min(config.block, L)  # MDLM's block is its row
+        config = self.model.config
+        size = min(config.block, ids.shape[1])  # MDLM's block is its row
         learned = cut(ids, noise.masked, size, noise.blocks)[1].flatten(1)
         graph = config.family == "dadlm"
-        width = config.heads * config.query_width
-        joined = L if graph and can_join(B, L, config.candidates, width) else 0
-        return make_rooms(learned, size, config.nodes_per_mask, graph, joined, self.batches.sizes)
+        return make_rooms(learned, size, config.nodes_per_mask, graph, self.batches.sizes)
 
     def _inputs(
         self, step: int, noise: NoiseConfig, part: Tensor

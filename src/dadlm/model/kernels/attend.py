@@ -36,9 +36,10 @@ def attend(
     out = torch.empty(B, C, H, E, device=q.device, dtype=v.dtype)
     lse = torch.empty(B, C, H, device=q.device, dtype=torch.float32) if normaliser else None
     own_k, own_v, is_key = (q, q, visible) if own is None else own
-    # Few rows cannot fill the device: small tiles then share the wait instead of queueing for it.
-    few = B * H * triton.cdiv(C, 16) <= _FEW
-    tile = 16 if few else max(16, min(64, triton.next_power_of_2(C)))
+    # Few rows cannot fill the device: small tiles then share the wait instead of queueing for it. Products in
+    # single precision keep their operands in registers, and those of larger tiles spill, 9 kB of each thread.
+    small = B * H * triton.cdiv(C, 16) <= _FEW or q.dtype == torch.float32
+    tile = 16 if small else max(16, min(64, triton.next_power_of_2(C)))
     _attend[(B, H, triton.cdiv(C, tile))](
         *(q, k, v, visible, own_k, own_v, is_key, out, out if lse is None else lse),
         *(q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2)),

@@ -1,8 +1,9 @@
 """The vocabulary head and cross-entropy in one: log-probabilities of targets, never all logits at once.
 
 Logits are made a piece at a time in the precision of the matrix product, reduced to one number per node,
-and made again for the gradient; a set that fits one piece is kept instead. Rows of the weights are padded
-to a multiple of 64, because matrix products over a vocabulary of odd size fall back to slow kernels.
+and made again for the gradient; where they take a small share of the device's memory they are kept instead.
+Rows of the weights are padded to a multiple of 64, because matrix products over a vocabulary of odd size fall
+back to slow kernels.
 
 n nodes, D width, V tokens without the mask, P padded vocabulary.
 """
@@ -16,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 _PIECE = 1 << 30  # logits of one piece
+_KEPT = 10  # all of them are kept if they take at most one part in so many of the device's memory
 
 
 def target_logp(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, tokens: int) -> Tensor:
@@ -38,13 +40,16 @@ class _TargetLogp(torch.autograd.Function):
             h = hidden.to(dtype)
             w, b = _padded(weight, bias, tokens, dtype)
             logp, lse = (torch.empty(len(h), device=h.device, dtype=torch.float32) for _ in range(2))
-            cuts = _cuts(len(h), len(w))
-            for cut in cuts:
+            keep = any(ctx.needs_input_grad) and _fits(len(h) * len(w) * h.itemsize, h.device)
+            kept = [] if keep else None
+            for cut in _cuts(len(h), len(w)):
                 logits = _logits(h[cut], w, b)
                 _reduce[(len(logits),)](
                     logits, target[cut], logp[cut], lse[cut], tokens, len(w), 4096, num_warps=8
                 )
-            ctx.kept = logits if len(cuts) == 1 else None
+                if kept is not None:
+                    kept.append(logits)
+            ctx.kept = kept
             ctx.save_for_backward(hidden, weight, bias, target, lse)
             ctx.tokens, ctx.dtype = tokens, dtype
             return logp
@@ -59,8 +64,8 @@ class _TargetLogp(torch.autograd.Function):
             to_weight = torch.zeros(w.shape, device=w.device, dtype=torch.float32)
             to_bias = None if bias is None else torch.zeros(len(w), device=w.device, dtype=torch.float32)
             grad = grads[0].contiguous()
-            for cut in _cuts(len(h), len(w)):
-                logits = _logits(h[cut], w, b) if ctx.kept is None else ctx.kept
+            for i, cut in enumerate(_cuts(len(h), len(w))):
+                logits = _logits(h[cut], w, b) if ctx.kept is None else ctx.kept[i]
                 _differentiate[(len(logits),)](
                     logits, target[cut], lse[cut], grad[cut], ctx.tokens, len(w), 4096, num_warps=8
                 )
@@ -83,6 +88,10 @@ class _TargetLogp(torch.autograd.Function):
 def _cuts(n: int, P: int) -> list[slice]:
     size = max(1, _PIECE // P // 128 * 128)
     return [slice(first, min(first + size, n)) for first in range(0, n, size)]
+
+
+def _fits(size: int, device: torch.device) -> bool:
+    return size <= torch.cuda.get_device_properties(device).total_memory // _KEPT
 
 
 def _padded(weight: Tensor, bias: Tensor | None, tokens: int, dtype: Any) -> tuple[Tensor, Tensor | None]:
