@@ -93,7 +93,7 @@ def test_finished_rows_leave_when_that_halves_the_batch(
 class Refuses:
     """A capture that cannot be."""
 
-    def __init__(self, graph: object, pool: object) -> None: ...
+    def __init__(self, graph: object, **_: object) -> None: ...
 
     def __enter__(self) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")

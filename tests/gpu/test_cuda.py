@@ -7,9 +7,10 @@ import torch
 
 import dadlm
 from dadlm.model import Model, ModelConfig, attention, attention_dense
-from dadlm.nodes import lay_out
+from dadlm.nodes import lay_out, make_rooms
 from dadlm.noise import NoiseConfig, draw_noise
 from dadlm.objective import losses
+from dadlm.objective.factorised import cut
 
 pytestmark = [
     pytest.mark.gpu,
@@ -94,6 +95,23 @@ def test_losses_and_gradients_equal_the_cpu(family):
     torch.testing.assert_close(results[0][0], results[1][0], atol=1e-3, rtol=1e-3)
     for a, b in zip(results[0][1], results[1][1], strict=True):
         torch.testing.assert_close(a, b, atol=2e-3 * float(a.abs().max() + 1e-3), rtol=2e-2)
+
+
+@pytest.mark.parametrize(("share", "late", "transition"), [(1.0, 0, "single"), (0.5, 1, "gated")])
+def test_room_decided_before_changes_nothing(share, late, transition):
+    model = small_model("dadlm", expand_at=late, transition=transition).cuda()
+    ids, rows = torch.randint(0, 58, (4, 256), generator=torch.Generator().manual_seed(1)), torch.arange(4)
+    noise = draw_noise(
+        NoiseConfig(), seed=3, step=5, rows=rows, batch_rows=4, length=256, block_size=8, block_share=share
+    )
+    learned, found = cut(ids, noise.masked, 8, noise.blocks)[1].flatten(1), []
+    for rooms in (None, make_rooms(learned, 8, 3, True)):
+        loss = losses(model, ids.cuda(), noise.to(torch.device("cuda")), rooms=rooms).train.sum()
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+        model.zero_grad(set_to_none=True)
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-3 * float(a.abs().max() + 1e-3))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -146,27 +146,27 @@ def test_attention_over_prefix_and_block(C: int, L: int, E: int, dtype: torch.dt
     torch.testing.assert_close(lse.double(), before[1].double().transpose(1, 2), atol=1e-2, rtol=1e-2)
 
 
-def blocks(N: int, K: int, kind: str, start: bool) -> Nodes:
+def blocks(N: int, K: int, packed: bool, start: bool) -> Nodes:
     """Three rows of five blocks: as slots, or packed."""
     B, G = 3, 5
     masked = torch.rand(B, G, N, device="cuda") < torch.rand(B, G, 1, device="cuda")
     masked[0, 0], masked[1, 1] = False, True
     first = (torch.arange(G, device="cuda") * N).expand(B, -1).contiguous()
-    return lay_out(masked, first, candidates=K, start=start, packed=kind == "packed")
+    return lay_out(masked, first, candidates=K, start=start, packed=packed)
 
 
-kinds = pytest.mark.parametrize("kind", ["slots", "packed"])
+either = pytest.mark.parametrize("packed", [False, True])
 
 
-@kinds
+@either
 @pytest.mark.parametrize(("N", "K"), [(4, 3), (16, 1), (16, 4), (5, 7), (16, 8)])
-def test_attention_inside_a_block_joined_with_the_prefix(N: int, K: int, kind: str) -> None:
+def test_attention_inside_a_block_joined_with_the_prefix(N: int, K: int, packed: bool) -> None:
     from dadlm.model import attention
     from dadlm.model.kernels.inside import attend_inside
 
     torch.manual_seed(7)
     H, E = 2, 32
-    nodes = blocks(N, K, kind, K > 1)
+    nodes = blocks(N, K, packed, K > 1)
     B, C = nodes.position.shape
     qkv = torch.randn(B, C, 3, H, E, device="cuda", requires_grad=True)
     average = torch.randn(B, C, H, E, device="cuda", requires_grad=True)
@@ -187,14 +187,14 @@ def test_attention_inside_a_block_joined_with_the_prefix(N: int, K: int, kind: s
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@kinds
+@either
 @pytest.mark.parametrize(("N", "K", "H", "E"), [(16, 4, 2, 64), (5, 3, 1, 96), (1, 2, 3, 16), (4, 8, 1, 320)])
-def test_scores_of_links(N: int, K: int, H: int, E: int, kind: str, dtype: torch.dtype) -> None:
+def test_scores_of_links(N: int, K: int, H: int, E: int, packed: bool, dtype: torch.dtype) -> None:
     from dadlm.model import transition
     from dadlm.model.kernels import links
 
     torch.manual_seed(8)
-    nodes = blocks(N, K, kind, True)
+    nodes = blocks(N, K, packed, True)
     q, k = (torch.randn(*nodes.position.shape, H * E, device="cuda").to(dtype) for _ in range(2))
     twins = [(q.clone().requires_grad_(), k.clone().requires_grad_())]
     twins.append(tuple(x.double().requires_grad_() for x in (q, k)))  # double has no kernel

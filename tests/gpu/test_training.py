@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import dadlm
 from dadlm.model import Model, ModelConfig
+from dadlm.model.capture import capture
 from dadlm.model.checkpoint import weights
 from dadlm.tokens import Rows
 from dadlm.train import RunConfig, TrainConfig, Trainer
@@ -56,6 +58,23 @@ def test_replayed_steps_are_the_steps(family: str, dropout: float, tmp_path: Pat
     assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 1e-4
     for a, b in zip(graphs.state.model.parameters(), eager.state.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+
+
+def test_a_capture_that_fails_leaves_random_numbers_to_others() -> None:
+    """A graph captured before goes on drawing by the seed, and so does what is not captured."""
+    x = torch.ones(4096, device="cuda")
+    captured = capture("one", lambda: F.dropout(x, 0.5))
+    assert captured is not None
+    with pytest.warns(UserWarning, match="without CUDA graphs"):
+        assert capture("another", lambda: x.sum().item()) is None
+    graph, out = captured
+    drawn = []
+    for seed in (5, 6, 5):
+        torch.manual_seed(seed)
+        graph.replay()
+        drawn.append(out.clone())
+    assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[1])
+    assert 0.4 < float((F.dropout(x, 0.5) == 0).float().mean()) < 0.6
 
 
 def test_a_run_goes_on_without_graphs_as_it_would_with_them(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """Room for nodes decided before the device begins: enough, of few sizes, and empty room changes nothing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from tests.model.tiny import every_kind_of_mask, random_ids, random_noise, tiny_model
+from tests.model.tiny import every_kind_of_mask, gradients, random_ids, random_noise, tiny_model
 
 from dadlm.nodes import Rooms, make_rooms, select
 from dadlm.objective import losses
+from dadlm.objective.factorised import cut
 
 
 def test_selection_takes_out_and_puts_back() -> None:
@@ -36,6 +39,25 @@ def test_empty_room_changes_no_loss(family: str) -> None:
         strict=True,
     ):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"expand_at": 1}, {"transition": "gated"}, {"architecture": "llama"}]
+)
+@pytest.mark.parametrize("blocks", [None, torch.tensor([[0, 2], [1, 3], [0, 1], [2, 3]])])
+def test_room_decided_before_changes_neither_losses_nor_gradients(changes: dict, blocks) -> None:
+    model = tiny_model("dadlm", **changes)
+    ids, noise = random_ids(model.config), random_noise(model)
+    if blocks is not None:
+        noise = replace(noise, weight=noise.weight.gather(1, blocks), blocks=blocks)
+    masked = cut(ids, noise.masked, model.config.block_size, blocks)[1].flatten(1)
+    rooms = make_rooms(masked, 4, 3, True)
+    exact, roomy = (losses(model, ids, noise, rooms=given) for given in (None, rooms))
+    for a, b in zip(vars(exact).values(), vars(roomy).values(), strict=True):
+        torch.testing.assert_close(a, b)
+    expected, found = (gradients(model, one.train.sum()) for one in (exact, roomy))
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad, atol=1e-5, rtol=1e-4, msg=name)
 
 
 def test_fewer_sizes_where_more_varies() -> None:

@@ -61,7 +61,7 @@ def _numbers(settings: DecodeSettings) -> tuple[bool | int | float, ...]:
         settings.sampler == "confidence",
         settings.path == "viterbi",
         settings.nucleus == "standard",
-        longest,
+        min(longest, 2**31),  # no gap is longer
         float(ratio),
         float(settings.threshold),
         float(settings.transition_weight),

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,16 @@ def capture(
     except RuntimeError as error:
         first_line = str(error).split("\n")[0]
         warnings.warn(f"{what} without CUDA graphs, more slowly: {first_line}", stacklevel=3)
-        for random in torch.cuda.default_generators:
-            random.graphsafe_set_state(random.clone_state())  # it would believe for ever to be captured
+        with suppress(RuntimeError):
+            _end_capture()
         return None
     return graph, result
+
+
+def _end_capture() -> None:
+    """After a failed capture the random generator believes to be captured until another capture succeeds.
+
+    It is not replaced: graphs captured before know it, and would no longer hear of a new seed.
+    """
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="relaxed"):
+        torch.zeros(1, device="cuda")  # an empty graph would warn

@@ -3,8 +3,8 @@
 Rows lie in the first slots without holes: when one leaves, the last takes its place. A row that has to read
 text before its next block (its prompt, or the block it has finished) takes part in a step without anything to
 decide. On CUDA every step and every writing of finished blocks is a captured graph for 1, 2, 4, … slots;
-on the CPU the same code runs with as many slots as there are rows. What is done outside the graphs is done
-for all rows that need it at once: launching an operation takes as long as computing dozens of rows.
+on the CPU the same code runs with as many slots as there are rows. What is done outside the graphs, but for
+moving caches, is done for all rows at once: launching an operation takes as long as computing dozens of rows.
 
 S slots, n rows, N block size (the context for MDLM).
 """
@@ -30,12 +30,13 @@ from dadlm.model import Model
 from dadlm.serve.slots import BlockPart, CausalPart, Slots
 from dadlm.serve.task import Task
 
-_TOKENS_READ = 512  # of prompts, in one step: a long one must not keep the others waiting
-_TIMES_ON_CUDA = 4  # as many: a step of 64 rows of DA-DLM has more nodes than that
+# Of prompts, in one step: a long one must not keep the others waiting.
+_TOKENS_READ = 512
+_TOKENS_READ_CUDA = 2048  # a step of 64 rows of DA-DLM has more nodes than that
 
 
 class Batch:
-    """At most `slots` tasks side by side. Everything happens in `add`, `remove`, `write` and `step`."""
+    """At most `slots` tasks side by side. Of those who come and go the device hears with the next act."""
 
     @torch.inference_mode()
     def __init__(self, model: Model, slots: int, graphs: bool | None = None) -> None:
@@ -43,7 +44,7 @@ class Batch:
         self.graphs = model.device.type == "cuda" if graphs is None else graphs
         config, device = model.config, model.device
         self.is_window, self.N = config.family == "mdlm", config.block
-        tokens = _TOKENS_READ * (_TIMES_ON_CUDA if device.type == "cuda" else 1)
+        tokens = _TOKENS_READ_CUDA if device.type == "cuda" else _TOKENS_READ
         self.read_at_once = max(self.N, tokens // self.N * self.N)
         self.cache = None if self.is_window else Slots(model, slots)  # may fail: before anything is opened
         self._open = ExitStack()
@@ -64,7 +65,7 @@ class Batch:
         self.last = number(slots)  # token before the block (AR)
         self.length = number(slots)  # of the window (MDLM)
         self.mixed = Mixed.of([DecodeSettings()] * slots, device)
-        self._held = list[Task]()  # whose rows lie in the slots, until `_arrange`
+        self._held = list[Task | None]()  # whose rows lie in the slots, until `_arrange`
         self._rest(slice(0, slots))
         pool = torch.cuda.graph_pool_handle() if self.graphs and device.type == "cuda" else None
         graphs = self.graphs  # not self: a circle would keep the cache until gc finds it
@@ -88,19 +89,20 @@ class Batch:
         slot, last = self.tasks.index(task), self.tasks.pop()
         if last is not task:
             self.tasks[slot] = last
+        self._held = [None if held is task else held for held in self._held]
 
     def _arrange(self) -> None:
         """Bring the slots in line with `tasks`: all who came, moved or left since the last act, at once."""
         if self._held == self.tasks:
             return
-        was = {task: slot for slot, task in enumerate(self._held)}
+        was = {task: slot for slot, task in enumerate(self._held) if task}
         moves = [(task, was[task], to) for to, task in enumerate(self.tasks) if was.get(task, to) != to]
         new = [slot for slot, task in enumerate(self.tasks) if task not in was]
-        device = self.model.device
-        if changed := [*new, *(to for _, _, to in moves)]:
+        changed, device = new + [to for _, _, to in moves], self.model.device
+        if changed:
             settings = [self.tasks[slot].settings for slot in changed]
             self.mixed.put(torch.tensor(changed, device=device), Mixed.of(settings, device))
-        if moves:  # always to a lower slot that was left, so none is overwritten before it has moved
+        if moves:  # only the last row moves, and to where one has left: no slot is both left and entered
             source, target = torch.tensor([move[1:] for move in moves], device=device).unbind(1)
             for x in [getattr(self.block, field.name) for field in fields(Block)] + [self.last, self.length]:
                 x[target] = x[source]
@@ -109,7 +111,7 @@ class Batch:
                     self.cache.move(here, to, task.written)
         idle = [*new, *range(len(self.tasks), len(self._held))]
         self._rest(torch.tensor(idle, dtype=torch.int64, device=device))
-        self._held = list(self.tasks)
+        self._held = [*self.tasks]
 
     def _rest(self, rows: slice | Tensor) -> None:
         """Slots with nothing to decide. What AR writes for them anyway is written again before it is seen."""

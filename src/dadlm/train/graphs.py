@@ -76,6 +76,7 @@ class StepGraphs:
         # Graphs never run side by side and each one's outputs are used before the next: they share memory.
         captured = capture("training", lambda: self.compute(inputs, key), self.pool)
         if captured is None:
+            self.pool = None  # the failed one may hold it for ever
             return None
         graph, outputs = captured
         self.pool = graph.pool()

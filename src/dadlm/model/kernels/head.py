@@ -28,20 +28,27 @@ def target_logp(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Ten
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
-    return _TargetLogp.apply(hidden, weight, bias, target, tokens, dtype)  # type: ignore[return-value]
+    grad = torch.is_grad_enabled()  # within `forward` it never is
+    return _TargetLogp.apply(hidden, weight, bias, target, tokens, dtype, grad)  # type: ignore[return-value]
 
 
 class _TargetLogp(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, tokens: int, dtype: Any
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        tokens: int,
+        dtype: Any,
+        grad: bool,
     ) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
             h = hidden.to(dtype)
             w, b = _padded(weight, bias, tokens, dtype)
             logp, lse = (torch.empty(len(h), device=h.device, dtype=torch.float32) for _ in range(2))
-            keep = any(ctx.needs_input_grad) and _fits(len(h) * len(w) * h.itemsize, h.device)
-            kept = [] if keep else None
+            kept = [] if grad and _fits(len(h) * len(w) * h.itemsize, h.device) else None
             for cut in _cuts(len(h), len(w)):
                 logits = _logits(h[cut], w, b)
                 _reduce[(len(logits),)](
@@ -64,8 +71,9 @@ class _TargetLogp(torch.autograd.Function):
             to_weight = torch.zeros(w.shape, device=w.device, dtype=torch.float32)
             to_bias = None if bias is None else torch.zeros(len(w), device=w.device, dtype=torch.float32)
             grad = grads[0].contiguous()
-            for i, cut in enumerate(_cuts(len(h), len(w))):
-                logits = _logits(h[cut], w, b) if ctx.kept is None else ctx.kept[i]
+            kept, ctx.kept = ctx.kept, None  # they become the gradient in place: good for one time
+            for cut in _cuts(len(h), len(w)):
+                logits = _logits(h[cut], w, b) if kept is None else kept.pop(0)
                 _differentiate[(len(logits),)](
                     logits, target[cut], lse[cut], grad[cut], ctx.tokens, len(w), 4096, num_warps=8
                 )
@@ -73,12 +81,12 @@ class _TargetLogp(torch.autograd.Function):
                 to_weight += logits.t() @ h[cut]
                 if to_bias is not None:
                     to_bias += logits.sum(0, dtype=torch.float32)
-            ctx.kept = None
             rows = len(weight)
             return (
                 to_hidden.to(hidden.dtype),
                 _fit(to_weight, rows).to(weight.dtype),
                 None if bias is None or to_bias is None else _fit(to_bias, rows).to(bias.dtype),
+                None,
                 None,
                 None,
                 None,
