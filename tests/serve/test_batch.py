@@ -1,6 +1,7 @@
 """Whatever its company, a request's text is the one it would get alone."""
 
 from functools import cache
+from random import Random
 from time import perf_counter
 from typing import Any
 
@@ -16,8 +17,9 @@ from dadlm import DecodeSettings, Model, load
 from dadlm.decode import engine
 from dadlm.decode.block import composite
 from dadlm.decode.sample import draw_each, draw_tokens
-from dadlm.serve import Request, Scheduler, batch
+from dadlm.serve import Job, Request, Scheduler, batch
 from dadlm.serve.slots import Slots, bytes_per_slot, slots_that_fit
+from dadlm.serve.task import Task
 
 SHAPES = {
     **{family: {"family": family} for family in FAMILIES},
@@ -93,7 +95,7 @@ def test_long_prompts_are_read_in_parts(family: str, monkeypatch: pytest.MonkeyP
     assert max(rows * (columns - 1) // 2 for rows, columns in read) <= 16
 
 
-MODELS = {family: tiny(family, layers=1) for family in ("ar", "bd3lm", "dadlm")}
+MODELS = {family: tiny(family, layers=1) for family in FAMILIES}
 ASKED = requests(8)
 
 
@@ -118,6 +120,37 @@ def test_any_order_of_arrival(family: str, order: list[int], pauses: list[int], 
             scheduler.tick()
     drain(scheduler)
     assert {index: truth_of(job) for index, job in jobs.items()} == truths(family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_may_come_and_go_between_any_two_acts(family: str, as_on_cuda: None):
+    """Who leaves begins anew later; where the others lie then, and who lay there before, is all the same."""
+    model, chance, truth, leave = MODELS[family], Random(family), truths(family), 30
+    rows = batch.Batch(model, 5)
+    waiting = [Task(model, Job(request), 0.0) for request in ASKED]
+    number, found = {task: i for i, task in enumerate(waiting)}, {}
+
+    def come_and_go() -> None:
+        nonlocal leave
+        for _ in range(chance.randrange(5)):
+            if leave and rows.tasks and chance.random() < 0.3:
+                gone, leave = chance.choice(rows.tasks), leave - 1
+                rows.remove(gone)
+                gone.rewind()
+                waiting.append(gone)
+            elif waiting and len(rows.tasks) < rows.slots:
+                rows.add(waiting.pop(chance.randrange(len(waiting))))
+
+    while waiting or rows.tasks:
+        for act in (rows.write, rows.step):
+            come_and_go()
+            if rows.tasks:
+                act(list(rows.tasks))
+        for task, ids in rows.finished() if rows.tasks else ():
+            if task.commit(ids, 0.0)[1]:
+                rows.remove(task)
+                found[number[task]] = (task.tokens, task.forward_passes, task.cache_passes)
+    assert not leave and found == truth
 
 
 def test_one_forward_pass_serves_all_rows(monkeypatch: pytest.MonkeyPatch):
