@@ -33,7 +33,9 @@ from dadlm.tokens import Rows, Shards, Tokenizer
 from dadlm.train import RunConfig, Trainer
 from dadlm.train.start import fresh_model, model_from
 
-SHORT, LONG = 1_200, 4_000  # steps of the paper's share (40% of the block-wise 15%), and of a larger one
+# Steps of the last stage: the paper's share (40% of the block-wise 15%), and a larger one. In smaller blocks
+# fewer tokens are masked beside each other, and the gap opens more slowly.
+SHORT, LONG = 1_200, {16: 4_000, 8: 5_000, 4: 5_000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +109,9 @@ def _blockwise(N: int) -> dict[str, Run]:
     runs = {f"base-{N}": base}
     for family in ("bd3lm", "dadlm"):
         runs[f"{family}-{N}"] = _last(family, SHORT, N)
-        runs[f"{family}-{N}-long"] = _last(family, LONG, N)
+        runs[f"{family}-{N}-long"] = _last(family, LONG[N], N)
     if N == 16:
-        for length, steps in (("", SHORT), ("-long", LONG)):
+        for length, steps in (("", SHORT), ("-long", LONG[N])):
             more = round(steps * COST)
             runs[f"bd3lm-16{length}-matched"] = replace(
                 _last("bd3lm", more, N), what="as much compute as DA-DLM"

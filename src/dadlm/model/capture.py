@@ -35,5 +35,6 @@ def _end_capture() -> None:
 
     It is not replaced: graphs captured before know it, and would no longer hear of a new seed.
     """
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="relaxed"):
+    graph, here = torch.cuda.CUDAGraph(), torch.cuda.stream(torch.cuda.current_stream())
+    with here, torch.cuda.graph(graph, capture_error_mode="relaxed"):
         torch.zeros(1, device="cuda")  # an empty graph would warn

@@ -1,9 +1,9 @@
-"""The vocabulary head and cross-entropy in one: log-probabilities of targets, never all logits at once.
+"""The vocabulary head and cross-entropy in one: log-probabilities of targets.
 
 Logits are made a piece at a time in the precision of the matrix product, reduced to one number per node,
-and made again for the gradient; where they take a small share of the device's memory they are kept instead.
-Rows of the weights are padded to a multiple of 64, because matrix products over a vocabulary of odd size fall
-back to slow kernels.
+and made again for the gradient. Where all of them take but a small share of the device's memory, they are
+kept for it instead: a fourth of the head's products is saved. Rows of the weights are padded to a multiple of
+64, because matrix products over a vocabulary of odd size fall back to slow kernels.
 
 n nodes, D width, V tokens without the mask, P padded vocabulary.
 """
