@@ -21,7 +21,7 @@ from tests.train.worker import environment, free_port, run_ranks
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import load
 from dadlm.model.checkpoint import weights
-from dadlm.train.batches import Batches
+from dadlm.train.batches import Batches, parts_of
 from dadlm.train.ranks import Ranks
 
 PLAN: dict[str, Any] = {"steps": 20, "batch_size": 8, "valid_every": 5, "save_every": 7}
@@ -141,7 +141,7 @@ def test_a_missing_or_damaged_shard_is_refused(two: Path) -> None:
 def test_the_processes_share_out_the_batch_without_rest(tmp_path: Path) -> None:
     run = config("bd3lm", tmp_path, batch_size=12, accumulate=2)
     batches = Batches(run, text(40, 1))
-    shares = [batches.parts(Ranks(rank, 3)) for rank in range(3)]
+    shares = [parts_of(batches.run, Ranks(rank, 3)) for rank in range(3)]
     assert sorted(int(place) for share in shares for part in share for place in part) == list(range(12))
     whole = batches.take(5, run.noise, torch.arange(12))
     for part in shares[1]:
@@ -149,7 +149,7 @@ def test_the_processes_share_out_the_batch_without_rest(tmp_path: Path) -> None:
         assert noise is not None and whole[1] is not None
         assert torch.equal(ids, whole[0][part]) and torch.equal(noise.masked, whole[1].masked[part])
     with pytest.raises(ConfigError, match="12 cannot be cut into accumulate 2 equal parts for each of 5"):
-        batches.parts(Ranks(0, 5))
+        parts_of(batches.run, Ranks(0, 5))
 
 
 @pytest.mark.acceptance

@@ -14,13 +14,12 @@ def attend_nodes(
     q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None, nodes: Nodes
 ) -> Tensor:
     """Same contract as `attention.attend_nodes`."""
-    visible = nodes.visible  # of the prefix: no two blocks see the same
-    same_block = visible[:, :, None] == visible[:, None, :]
+    same_block = nodes.visible[:, :, None] == nodes.visible[:, None, :]
     is_key = nodes.from_slots(nodes.is_key)
     mask = same_block & is_key[:, None, :]
     if prefix is not None:
         key = torch.arange(prefix[0].shape[1], device=q.device)
-        mask = torch.cat([key < visible[..., None], mask], -1)
+        mask = torch.cat([key < nodes.visible[..., None], mask], -1)
         k, v = torch.cat([prefix[0], k], 1), torch.cat([prefix[1], v], 1)
     # Padding nodes claim visible = 0 and so share block 0's keys: their output is never read.
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))

@@ -1,6 +1,7 @@
 """The prefix part of attention on CUDA, by flex_attention: trains there only.
 
-The block mask is written down directly instead of evaluated point by point: a query sees a run of keys.
+The block mask is written down directly instead of evaluated point by point: packed queries come in the
+order of their blocks, so a tile of queries sees a run of whole key tiles and then a run of partial ones.
 """
 
 from functools import cache
@@ -17,40 +18,35 @@ def fits(queries: int, keys: int) -> bool:
     return queries % TILE == 0 and keys % TILE == 0
 
 
-def prefix_mask(end: Tensor, keys: int) -> BlockMask:
-    """Block mask of queries that see the keys before end [B, C].
-
-    Numbers of 32 bits: the kernel compares them with every key of a tile that is not seen whole.
-    """
-    end = end.int()
-    queries = end.view(len(end), 1, -1, TILE)
-    tile = torch.arange(keys // TILE, device=end.device, dtype=torch.int32)
-    # Of a tile of queries: key tiles that all of them see whole, and the others of which one sees something.
-    whole = tile < queries.amin(-1, keepdim=True) // TILE
-    some = (tile < (queries.amax(-1, keepdim=True) + TILE - 1) // TILE) & ~whole
+def prefix_mask(visible: Tensor, keys: int) -> BlockMask:
+    """Block mask of queries that see the first visible [B, C] of `keys` keys."""
+    visible = visible.int()  # the kernel compares it with every key of a partial tile
+    tiles = visible.view(len(visible), -1, TILE)
+    whole = tiles.amin(-1).div(TILE, rounding_mode="floor")[:, None]  # key tiles all queries see
+    some = (tiles.amax(-1) + TILE - 1).div(TILE, rounding_mode="floor")[:, None]
+    index = torch.arange(keys // TILE, device=visible.device, dtype=torch.int32)
+    index = index.expand(*whole.shape, -1).contiguous()
+    partial = (whole[..., None] + index).clamp(max=keys // TILE - 1).contiguous()
 
     def sees(b, h, q, k):
-        return k < end[b, q]
+        return k < visible[b, q]
 
     return BlockMask.from_kv_blocks(
-        *(*_listed(some), *_listed(whole)),
+        (some - whole).contiguous(),
+        partial,
+        whole.contiguous(),
+        index,
         BLOCK_SIZE=TILE,
         mask_mod=sees,
-        seq_lengths=(end.shape[1], keys),
+        seq_lengths=(visible.shape[1], keys),
     )
-
-
-def _listed(wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of wanted [..., n] there are, and their indices, these first."""
-    index = wanted.int().argsort(dim=-1, descending=True, stable=True)
-    return wanted.sum(-1, dtype=torch.int32), index.int().contiguous()
 
 
 @cache
 def blockwise_mask(rows: int, length: int, block: int, device: torch.device) -> BlockMask:
     """The mask of whole sequences in which a token sees the blocks up to its own: the same in every step."""
-    place = torch.arange(length, device=device).expand(rows, -1)
-    return prefix_mask((place // block + 1) * block, length)
+    place = torch.arange(length, device=device)
+    return prefix_mask(((place // block + 1) * block).expand(rows, -1).contiguous(), length)
 
 
 @cache

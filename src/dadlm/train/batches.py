@@ -64,10 +64,6 @@ class Batches:
             block_share=1.0 if model.family == "mdlm" else train.block_share,
         )
 
-    def parts(self, ranks: Ranks) -> list[Tensor]:
-        """Places in the batch of each of this process' micro-batches."""
-        return parts_of(self.run, ranks)
-
 
 @dataclass(frozen=True)
 class PairBatches:
@@ -102,9 +98,6 @@ class PairBatches:
             maskable=batch.learned[part],
             most_blocks=batch.most_blocks,
         )
-
-    def parts(self, ranks: Ranks) -> list[Tensor]:
-        return parts_of(self.run, ranks)
 
 
 def parts_of(run: RunConfig, ranks: Ranks) -> list[Tensor]:

@@ -12,7 +12,7 @@ from dadlm.nodes import Rooms, make_rooms
 from dadlm.noise import Noise, NoiseConfig
 from dadlm.objective import Losses, losses
 from dadlm.objective.factorised import cut
-from dadlm.train.batches import Batches, Counted, PairBatches
+from dadlm.train.batches import Batches, Counted, PairBatches, parts_of
 from dadlm.train.graphs import Inputs, StepGraphs
 from dadlm.train.ranks import Ranks
 from dadlm.train.spread import unspoken
@@ -26,7 +26,7 @@ class Gradients:
     ) -> None:
         self.whole, self.model, self.batches, self.ranks, self.bf16 = whole, model, batches, ranks, bf16
         self.train, self.device = batches.run.train, model.device
-        self.parts = batches.parts(ranks)
+        self.parts = parts_of(batches.run, ranks)
         one_piece = self.device.type == "cuda" and self.train.accumulate == 1 and not self.train.checkpointing
         alone = ranks.group is None
         self.graphs = StepGraphs(model, self._replayed) if one_piece and alone and self.train.graphs else None
