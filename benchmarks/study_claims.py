@@ -91,7 +91,7 @@ def _mauve(names: str, pairs: list[tuple[Facts, Facts]]) -> Iterator[Claim]:
 
 def _frontier(names: str, what: str, pairs: list[tuple[Facts, Facts]]) -> Iterator[Claim]:
     """The best that a model gives at no less than a speed, compared wherever BD3LM's changes."""
-    known = [(one, other) for one, other in pairs if one[what] and other[what]]
+    known = [(one, other) for one, other in pairs if one[what] and other[what] and one["adjusted_tpf"]]
     ours = [_point(one, what) for one, _ in known]
     theirs = [_point(other, what) for _, other in known]
     if not known or max(ours)[0] < FEW_STEPS:

@@ -1,6 +1,7 @@
 """What `study_texts.py write` left, measured as `dadlm evaluate generation` measures texts. Needs no GPU."""
 
 import json
+import zlib
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -19,12 +20,21 @@ from dadlm.evaluate.work import write_result
 TRUTH = "truth.npz"
 COMPONENTS = 128
 """Of the features: as many axes of the true texts are kept."""
+POSITION = " nucleus position"  # ends the label of such a configuration
 _SHOWN = 600  # characters of a text on the page of samples
 
 
 def as_array(facts: dict[str, Any]) -> np.ndarray:
     """JSON as an array that can stand among the others of a file."""
     return np.frombuffer(json.dumps(facts).encode(), np.uint8)
+
+
+def packed(texts: list[str]) -> np.ndarray:
+    return np.frombuffer(zlib.compress(json.dumps(texts).encode()), np.uint8)
+
+
+def unpacked(array: np.ndarray) -> list[str]:
+    return json.loads(zlib.decompress(array.tobytes()))
 
 
 def from_array(array: np.ndarray) -> dict[str, Any]:
@@ -64,12 +74,20 @@ def measure(folder: Path, out: Path, jobs: int) -> None:
 def _measured_file(file: Path, seed: int, times: dict[str, float]) -> dict[str, Any]:
     """A row of the result, with what is known of its model and its first text."""
     arrays, truth = (np.load(one, allow_pickle=False) for one in (file, file.with_name(TRUTH)))
-    known = from_array(arrays["facts"])
+    known = system_of(from_array(arrays["facts"]))
     who_ = {name: known[name] for name in ("model", "family", "block_size", "configuration")}
     sample = {**who_, **known["sample"], "text": known["sample"]["text"][:_SHOWN]}
     print(f"{known['model']} {known['configuration']}", flush=True)
     measured = _measured_texts(arrays, truth, seed, _faster(known, times))
     return {**known, "sample": sample, **measured, "ms_per_step": times.get(known["model"])}
+
+
+def system_of(facts: dict[str, Any]) -> dict[str, Any]:
+    """Another nucleus is another system in the same configuration, so that tables have it beside the rest."""
+    plain = facts["configuration"].removesuffix(POSITION)
+    if plain == facts["configuration"]:
+        return facts
+    return facts | {"model": f"{facts['model']}-position", "configuration": plain}
 
 
 def _step_times(file: Path) -> dict[str, float]:

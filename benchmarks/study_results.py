@@ -6,7 +6,8 @@
     speed/latency-BATCH.json, speed/texts.json `study_speed.py`
 
 A name is FAMILY-N. `-long`: a longer last stage; `-matched`: BD3LM with as many more steps as a DA-DLM of
-that length costs; `news-`: on Wikinews at context 128.
+that length costs; `news-`: on Wikinews at context 128; `-position`: texts of that run, drawn with
+nucleus="position".
 """
 
 import json

@@ -6,9 +6,9 @@
 
 `dadlm evaluate generation` does both at once and keeps every text. With a hundred configurations of a
 thousand texts that is half a gigabyte; here a configuration leaves its numbers, features reduced by a PCA
-fitted on the true continuations, and its first text. The measures are the same functions. Several processes
-may write into one folder, each its own models; what exists is left alone, and a stop loses no more than the
-configuration in work.
+fitted on the true continuations, and its first texts for a judge. The measures are the same functions.
+Several processes may write into one folder, each its own models; what exists is left alone, and a stop loses
+no more than the configuration in work.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from study_counts import counted
-from study_quality import COMPONENTS, TRUTH, as_array, from_array, measure
+from study_quality import COMPONENTS, TRUTH, as_array, from_array, measure, packed
 
 from dadlm.decode import generate
 from dadlm.errors import DataError
@@ -37,6 +37,8 @@ from dadlm.evaluate.text import about
 from dadlm.evaluate.work import whole_file
 from dadlm.model import Model, load
 from dadlm.tokens import Rows, Shards
+
+KEPT = 128  # texts of a configuration that stay as they are
 
 
 def write(options: argparse.Namespace) -> None:
@@ -89,6 +91,7 @@ class Reader:
         axes = np.linalg.svd(unit - mean, full_matrices=False)[2][:COMPONENTS].T
         features = ((unit - mean) @ axes).astype(np.float16)
         told = {**numbers, **counted(task.truth), "documents": task.documents.numpy()}
+        told |= {"prompts": packed(task.prompts[:KEPT]), "texts": packed(texts[:KEPT])}
         return {"mean": mean, "axes": axes, "features": features, **told}
 
     def _score(self, prompts: list[str], texts: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -144,6 +147,7 @@ def _one(
         "forward": np.array(made.forward_passes),
         "cache": np.array(made.cache_passes),
         "empty": np.array([not text.strip() for text in made.texts]),
+        "texts": packed(made.texts[:KEPT]),
     }
     facts = {
         **who(described, configuration),

@@ -153,3 +153,21 @@ def test_anchors_are_always_taken_and_gradients_do_not_matter():
     anchors = graph.active.sum(-1) == 1
     assert anchors.any()
     assert_close(path[anchors], graph.active.long().argmax(-1)[anchors])
+
+
+@many
+@given(graphs(severed=0.3))
+def test_tilted_paths_are_weighted_by_their_emissions(graph: Graph):
+    """Their distribution against the share of each path among all, where one is possible."""
+    emission, transition = graph.scores
+    paths = naive.all_paths(*emission.shape[-2:])
+    joint = naive.path_logp(emission, transition, paths)
+    total = joint.logsumexp(-1, keepdim=True)
+    alone = naive.path_logp(torch.zeros_like(emission), dag.tilted(transition, emission), paths)
+    possible = (total > -INF).expand_as(joint)
+    assert_close(alone.exp()[possible], (joint - total).exp()[possible])
+
+
+def test_tilting_by_nothing_changes_nothing():
+    transition = random_graph(2, (3,), 5, 3).transition_logp
+    assert_close(dag.tilted(transition, torch.zeros_like(transition[..., 0])), transition)

@@ -109,19 +109,12 @@ class Naive:
         self, before: list[int], ids: Ids, draw: "Draw", settings: DecodeSettings, steps: int
     ) -> tuple[Ids, int]:
         """One forward pass: the block after it and the next step's number."""
-        graph = self.graph(before, ids)
-        if settings.path == "viterbi":
-            path = best_path(graph, ids)
-            token = [int(row[k].argmax()) for row, k in zip(graph.logits, path, strict=True)]
-        else:
-            path = drawn_path(graph, draw)
-            token = [
-                drawn_token(graph.logits[i][k], draw(counter.TOKEN, i), settings) for i, k in enumerate(path)
-            ]
+        graph, now = self.graph(before, ids), draw
         masked = [i for i, id_ in enumerate(ids) if id_ is None]
         filled = set() if settings.infill is None else gaps(ids, *settings.infill)
         kept = set(filled)
         if settings.sampler == "confidence":
+            path, token = chosen(graph, ids, set(masked), now, settings)
             score = {i: confidence(graph, path, token, i, settings.transition_weight) for i in masked}
             kept |= {i for i in masked if score[i] >= settings.threshold} | {
                 max(score, key=score.__getitem__)
@@ -129,6 +122,7 @@ class Naive:
         elif settings.sampler == "first-hitting":
             left = {i: draw(counter.REVEAL, i) for i in masked if i not in filled}
             kept |= {max(left, key=left.__getitem__)} if left else set()
+            _, token = chosen(graph, ids, kept, now, settings)
         else:
             while True:
                 share = 1 / (steps - draw.step)
@@ -136,7 +130,52 @@ class Naive:
                 if kept:
                     break
                 draw = Draw(draw.seed, draw.block, draw.step + 1)
+            _, token = chosen(graph, ids, kept, now, settings)
         return [token[i] if i in kept else id_ for i, id_ in enumerate(ids)], draw.step + 1
+
+
+def chosen(
+    graph: Graph, ids: Ids, wanted: set[int], draw: "Draw", settings: DecodeSettings
+) -> tuple[list[int], list[int]]:
+    """A path and a token for each of its nodes, to be read where wanted."""
+    if settings.path == "viterbi":
+        path = best_path(graph, ids)
+        return path, [int(row[k].argmax()) for row, k in zip(graph.logits, path, strict=True)]
+    p = [[emission(logits, settings) for logits in nodes] for nodes in graph.logits]
+    weighted = list(paths(graph))
+    if by_position(graph, settings):
+        weighted, p = inside(graph, wanted, settings)
+    path = []
+    for i, nodes in enumerate(graph.logits):
+        on_the_way = [(one, w) for one, w in weighted if list(one[:i]) == path]
+        chances = [sum(w for one, w in on_the_way if one[i] == k) for k in range(len(nodes))]
+        path.append(inverse_cdf(chances, draw(counter.PATH, i)))
+    return path, [inverse_cdf(p[i][k], draw(counter.TOKEN, i)) for i, k in enumerate(path)]
+
+
+def by_position(graph: Graph, settings: DecodeSettings) -> bool:
+    return settings.of_position and max(map(len, graph.logits)) > 1
+
+
+def inside(
+    graph: Graph, wanted: set[int], settings: DecodeSettings
+) -> tuple[list[tuple[tuple[int, ...], float]], list[list[list[float]]]]:
+    """Weights of all paths, and probabilities of the tokens of all nodes, given that wanted tokens lie in the
+    nuclei of their positions: by enumeration of paths."""
+    whole = [
+        [(x.double() / settings.temperature).softmax(-1).tolist() for x in nodes] for nodes in graph.logits
+    ]
+    p = [[list(one) for one in nodes] for nodes in whole]
+    weight = dict(paths(graph))
+    for i in wanted:
+        marginal = [0.0] * len(whole[i][0])
+        for path, chance in paths(graph):
+            marginal = [m + chance * x for m, x in zip(marginal, whole[i][path[i]], strict=True)]
+        nucleus = standard_nucleus(marginal, settings.top_p)
+        for k, one in enumerate(whole[i]):
+            p[i][k] = [x if id_ in nucleus else 0.0 for id_, x in enumerate(one)]
+        weight = {path: w * sum(p[i][path[i]]) for path, w in weight.items()}
+    return list(weight.items()), p
 
 
 @dataclass(frozen=True)
@@ -149,20 +188,6 @@ class Draw:
 
     def __call__(self, purpose: int, position: int) -> float:
         return float(counter.uniform(self.seed, self.block, self.step, position, purpose))
-
-
-def drawn_path(graph: Graph, draw: Draw) -> list[int]:
-    path, node = [], 0
-    for i, rows in enumerate(graph.transition):
-        node = inverse_cdf(rows[node], draw(counter.PATH, i))
-        path.append(node)
-    return path
-
-
-def drawn_token(logits: torch.Tensor, u: float, settings: DecodeSettings) -> int:
-    if settings.temperature == 0:
-        return int(logits.argmax())
-    return inverse_cdf(emission(logits, settings), u)
 
 
 def emission(logits: torch.Tensor, settings: DecodeSettings) -> list[float]:
@@ -262,7 +287,7 @@ class Law:
                     law[state] += p
                     continue
                 for kept, q in self._kept(list(state), step):
-                    for tokens, r in self._joint(state).items():
+                    for tokens, r in self._joint(state, frozenset(kept)).items():
                         ids_after = tuple(tokens[i] if i in kept else id_ for i, id_ in enumerate(state))
                         after[ids_after] += p * q * r
             if not after:
@@ -270,24 +295,29 @@ class Law:
             states = after
         raise AssertionError
 
-    def _joint(self, state: tuple) -> dict[tuple[int, ...], float]:
+    def _joint(self, state: tuple, kept: frozenset[int]) -> dict[tuple[int, ...], float]:
         """Of the tokens of all positions, masked ones drawn along a path, known ones as they are."""
-        if state not in self._tokens:
+        if (state, kept) not in self._tokens:
             graph = self.naive.graph(self.before, list(state))
             p = [[emission(logits, self.settings) for logits in nodes] for nodes in graph.logits]
+            weighted = list(paths(graph))
+            if by_position(graph, self.settings):
+                weighted, p = inside(graph, set(kept), self.settings)
             joint: dict[tuple[int, ...], float] = defaultdict(float)
-            for path, chance in paths(graph):
-                choices = [
-                    [(id_, 1.0)] if id_ is not None else [(t, x) for t, x in enumerate(p[i][k]) if x > 0]
-                    for i, (k, id_) in enumerate(zip(path, state, strict=True))
-                ]
+            total = sum(w for _, w in weighted)
+            for path, chance in weighted:
+                choices = []
+                for i, (k, id_) in enumerate(zip(path, state, strict=True)):
+                    mass = sum(p[i][k])
+                    drawn = [(t, x / mass) for t, x in enumerate(p[i][k]) if x > 0]
+                    choices.append(drawn if id_ is None else [(id_, 1.0)])
                 for tokens in itertools.product(*choices):
-                    x = chance
+                    x = chance / total
                     for _, q in tokens:
                         x *= q
                     joint[tuple(t for t, _ in tokens)] += x
-            self._tokens[state] = joint
-        return self._tokens[state]
+            self._tokens[state, kept] = joint
+        return self._tokens[state, kept]
 
     def _kept(self, ids: Ids, step: int) -> Iterator[tuple[set[int], float]]:
         """Sets of positions that are decided at a step, with their probability."""

@@ -65,6 +65,11 @@ CASES = {
         {"sampler": "random", "steps": 1, "top_p": 0.8, "temperature": 1.5},
     ),
     "two steps": (3, 0, {"sampler": "random", "steps": 2, "top_p": 1.0}),
+    "two steps, nucleus of the position": (
+        3,
+        0,
+        {"sampler": "random", "steps": 2, "top_p": 0.8, "temperature": 1.5, "nucleus": "position"},
+    ),
     "three steps, infilling": (3, 0, {"sampler": "random", "steps": 3, "top_p": 1.0, "infill": (2, 0.3)}),
     "first-hitting": (2, 0, {"top_p": 1.0}),
     "first-hitting, infilling": (3, 0, {"top_p": 1.0, "infill": (1, 0.0)}),
@@ -96,6 +101,14 @@ def test_the_test_can_tell_one_step_from_two():
         top_p=1.0,
     )
     assert agree(law, out.tokens) < 1e-6
+
+
+def test_the_nucleus_of_the_position_is_another_law():
+    model, prompt = model_of(3), prompt_of(3, 1, vocab=5)
+    how = {"sampler": "random", "steps": 1, "top_p": 0.8, "temperature": 1.5}
+    law = law_of(model, prompt, DecodeSettings(**how, nucleus="position"), 1)
+    texts = generate(model, [prompt] * SAMPLES, seed=5, batch_size=3000, max_new_tokens=3, **how).tokens
+    assert any(tuple(text) not in law for text in texts)
 
 
 def test_tokens_of_one_step_are_joined_by_the_path():

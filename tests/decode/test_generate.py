@@ -33,6 +33,9 @@ SETTINGS = {
         "infill": (1, 0.0),
     },
     "tempered": {"temperature": 0.5, "top_p": 1.0},
+    "nucleus of the position": {"nucleus": "position", "top_p": 0.5, "temperature": 1.3},
+    "random, nucleus of the position": {"sampler": "random", "nucleus": "position", "top_p": 0.7},
+    "confidence, nucleus of the position": {"sampler": "confidence", "threshold": 0.3, "nucleus": "position"},
     "cold": {"sampler": "random", "temperature": 0.0},
 }
 every_settings = pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
@@ -91,6 +94,14 @@ def test_every_row_is_what_plain_loops_give(models, family: str, options: dict):
         assert out.tokens[index] == text.tokens
         assert out.forward_passes[index] == text.forward_passes
         assert out.cache_passes[index] == text.cache_passes
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "dadlm"])
+def test_with_one_candidate_the_position_is_the_candidate(models, family: str):
+    how = {"max_new_tokens": 9, "seed": 2, "top_p": 0.4}
+    assert generate(models[family], rows(4), nucleus="position", **how) == generate(
+        models[family], rows(4), **how
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])

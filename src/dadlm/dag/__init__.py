@@ -15,7 +15,7 @@ from dadlm.dag import naive
 from dadlm.dag._shapes import check_shapes
 from dadlm.dag.forward import forward_logp
 from dadlm.dag.marginals import node_marginals, node_posteriors
-from dadlm.dag.sampling import sample_path
+from dadlm.dag.sampling import sample_path, tilted
 from dadlm.dag.viterbi import best_path
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "node_marginals",
     "node_posteriors",
     "sample_path",
+    "tilted",
 ]

@@ -38,6 +38,23 @@ def sample_path(
     return _walk(_successors(transition.exp(), threshold[..., None, None]))
 
 
+@torch.no_grad()
+def tilted(transition_logp: Tensor, emission_logp: Tensor) -> Tensor:
+    """Transitions [B, N, K, K] of the paths weighted by their nodes' emissions [B, N, K].
+
+    A path drawn by them has a probability proportional to that of its transitions and emissions together.
+    """
+    check_shapes(transition_logp, emission_logp)
+    emission, transition = upcast(emission_logp, transition_logp)
+    later = torch.zeros_like(emission[..., 0, :])
+    links: list[Tensor] = []
+    for i in reversed(range(transition.shape[-3])):
+        link = transition[..., i, :, :] + (emission[..., i, :] + later)[..., None, :]
+        later = link.logsumexp(-1)
+        links.append(link - torch.where(later == -torch.inf, 0, later)[..., None])
+    return torch.stack(links[::-1], -3)
+
+
 def _successors(probability: Tensor, uniform: Tensor) -> Tensor:
     """[B, N, K]: the node drawn after each possible predecessor.
 

@@ -15,11 +15,12 @@ from torch import Tensor
 from dadlm import counter, dag
 from dadlm.decode import remask
 from dadlm.decode.infill import short_gaps
+from dadlm.decode.inside import draw_inside
+from dadlm.decode.places import places, put
 from dadlm.decode.predict import Prediction, Predictor, at_path
 from dadlm.decode.sample import draw_tokens, most_probable
 from dadlm.decode.settings import DecodeSettings
 from dadlm.model import Model
-from dadlm.nodes import select
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,13 @@ def choose(
     """
     if settings.path == "viterbi":
         return choose_best(model, prediction, block.masked)
+    if settings.of_position and prediction.hidden.shape[2] > 1:
+        uniform = block.uniform(counter.PATH), block.uniform(counter.TOKEN)
+        heat, share = (
+            torch.full_like(block.seed, number, dtype=torch.float64)
+            for number in (settings.temperature, settings.top_p)
+        )
+        return draw_inside(model, prediction, wanted, uniform, heat, share, room)
     # Path first, head second: the path depends on the transitions alone.
     path = dag.sample_path(prediction.transition_logp, block.uniform(counter.PATH))
     place = places(wanted, room)
@@ -142,12 +150,6 @@ def choose_best(model: Model, prediction: Prediction, masked: Tensor) -> tuple[T
     return path, tokens, logp.exp()
 
 
-def put(values: Tensor, place: Tensor, wanted: Tensor) -> Tensor:
-    """Values [n] at flat places of [B, N], zeros elsewhere; spare ones fall off the end."""
-    flat = values.new_zeros(wanted.numel() + 1).index_copy(0, place, values)
-    return flat[:-1].view_as(wanted)
-
-
 def best_tokens(model: Model, prediction: Prediction) -> tuple[Tensor, Tensor]:
     """Log-probability and id of the most probable token of every node [B, N, K], a candidate at a time."""
     best = []
@@ -156,14 +158,6 @@ def best_tokens(model: Model, prediction: Prediction) -> tuple[Tensor, Tensor]:
         best.append((logits.amax(-1) - logits.logsumexp(-1), most_probable(logits)))
     logp, token = zip(*best, strict=True)
     return torch.stack(logp, -1), torch.stack(token, -1)
-
-
-def places(wanted: Tensor, room: int | None) -> Tensor:
-    """Flat indices [n] of the wanted positions of [B, N]: exactly these, or `room` with spare ones at B·N."""
-    if room is None:
-        return wanted.flatten().nonzero().squeeze(1)
-    place = select(wanted.flatten(), room).place[0]
-    return torch.where(place < 0, wanted.numel(), place)
 
 
 def composite(emitted: Tensor, transition_logp: Tensor, path: Tensor, weight: float | Tensor) -> Tensor:

@@ -6,7 +6,7 @@ gets to the bit what it would get alone. On CUDA nothing waits for the device.
 B rows, N block size, K candidates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -14,12 +14,17 @@ from torch import Tensor
 
 from dadlm import counter, dag
 from dadlm.decode import remask
-from dadlm.decode.block import Block, Step, choose_best, composite, places, put, settle
+from dadlm.decode.block import Block, Step, choose_best, composite, settle
 from dadlm.decode.infill import short_gaps
+from dadlm.decode.inside import draw_inside
+from dadlm.decode.places import places, put
 from dadlm.decode.predict import Prediction, Predictor, at_path
 from dadlm.decode.sample import draw_each
 from dadlm.decode.settings import DecodeSettings
 from dadlm.model import Model
+
+Choice = tuple[Tensor, Tensor, Tensor]
+"""Paths, tokens and their probabilities, [B, N] each."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Mixed:
     viterbi: Tensor
     standard: Tensor
     """Nucleus rule."""
+    position: Tensor
+    """Tokens from the nucleus of their position."""
     longest: Tensor
     """Infilling's k; 0: none."""
     ratio: Tensor
@@ -60,7 +67,8 @@ def _numbers(settings: DecodeSettings) -> tuple[bool | int | float, ...]:
         settings.sampler == "random",
         settings.sampler == "confidence",
         settings.path == "viterbi",
-        settings.nucleus == "standard",
+        settings.nucleus != "bd3lm",
+        settings.of_position,
         min(longest, 2**31),  # no gap is longer
         float(ratio),
         float(settings.threshold),
@@ -80,6 +88,8 @@ class Features:
 
     viterbi: bool
     """Some row takes the most probable path, for which every node's tokens are looked at."""
+    position: bool
+    """Some row draws from the nucleus of positions, for which they are looked at too."""
     wide: bool
     """Some row may keep several tokens in a step, or looks at how sure they are."""
     cold: bool
@@ -89,6 +99,7 @@ class Features:
     def of(cls, settings: Sequence[DecodeSettings]) -> "Features":
         return cls(
             viterbi=any(one.path == "viterbi" for one in settings),
+            position=any(one.of_position for one in settings),
             wide=any(one.sampler != "first-hitting" or one.infill is not None for one in settings),
             cold=any(one.temperature == 0 for one in settings),
         )
@@ -131,30 +142,45 @@ def _choose(
     mixed: Mixed,
     features: Features,
     fixed: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Choice:
     """As `block.choose`: paths [B, N], tokens [B, N] and untempered probabilities [B, N] where wanted."""
     B, N = wanted.shape
+    room = (B * N if features.wide else B) if fixed else None
     path = dag.sample_path(prediction.transition_logp, block.uniform(counter.PATH))
-    drawn_at = wanted & ~mixed.viterbi[:, None]
-    place = places(drawn_at, (B * N if features.wide else B) if fixed else None)
+    place = places(wanted & ~mixed.viterbi[:, None], room)
     some = place.clamp(max=B * N - 1)
     hidden, node, row = at_path(prediction.hidden, path).flatten(0, 1)[some], path.flatten()[some], some // N
-    logits, uniform = model.head.token_logits(hidden, node), block.uniform(counter.TOKEN).flatten()[some]
+    logits, uniform = model.head.token_logits(hidden, node), block.uniform(counter.TOKEN)
     how = (mixed.temperature[row], mixed.top_p[row], mixed.standard[row])
-    drawn = draw_each(logits, uniform, *how, cold=features.cold)
+    drawn = draw_each(logits, uniform.flatten()[some], *how, cold=features.cold)
     tokens, emitted = put(drawn, place, wanted), torch.zeros_like(wanted, dtype=torch.float32)
     if features.wide:
         probability = logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
         emitted = put(probability, place, wanted)
-    if not features.viterbi:
-        return path, tokens, emitted
-    # Every node of these rows goes through the vocabulary head: the others are spared that where they can be.
-    device = wanted.device
-    rows = torch.arange(B, device=device) if fixed else mixed.viterbi.nonzero().squeeze(1)
-    these = Prediction(prediction.hidden[rows], prediction.active[rows], prediction.transition_logp[rows])
-    best, is_best = choose_best(model, these, block.masked[rows]), mixed.viterbi[rows, None]
+    found: Choice = (path, tokens, emitted)
+    if features.viterbi:
+        found = _replaced(
+            found, mixed.viterbi, fixed, lambda rows: choose_best(model, prediction[rows], block.masked[rows])
+        )
+    if features.position and prediction.hidden.shape[2] > 1:
+
+        def inside(rows: Tensor) -> Choice:
+            numbers = block.uniform(counter.PATH)[rows], uniform[rows]
+            heat, share = mixed.temperature[rows], mixed.top_p[rows]
+            return draw_inside(model, prediction[rows], wanted[rows], numbers, heat, share, room)
+
+        found = _replaced(found, mixed.position, fixed, inside)
+    return found
+
+
+def _replaced(found: Choice, which: Tensor, fixed: bool, choose_: Callable[[Tensor], Choice]) -> Choice:
+    """What was found, but for rows `which` [B] as these choose.
+
+    All their nodes go through the vocabulary head: the other rows are spared that where they can be.
+    """
+    rows = torch.arange(len(which), device=which.device) if fixed else which.nonzero().squeeze(1)
     path, tokens, emitted = (
-        old.index_copy(0, rows, torch.where(is_best, new, old[rows]))
-        for old, new in zip((path, tokens, emitted), best, strict=True)
+        old.index_copy(0, rows, torch.where(which[rows, None], new, old[rows]))
+        for old, new in zip(found, choose_(rows), strict=True)
     )
     return path, tokens, emitted

@@ -27,6 +27,9 @@ class Prediction:
     transition_logp: Tensor
     """[B, N, K, K]."""
 
+    def __getitem__(self, rows: Tensor) -> "Prediction":
+        return Prediction(self.hidden[rows], self.active[rows], self.transition_logp[rows])
+
     def all_logits(self, model: Model) -> Tensor:
         """Logits [B, N, K, V] of every node."""
         return model.head.logits(self.hidden, torch.arange(self.hidden.shape[2], device=self.hidden.device))

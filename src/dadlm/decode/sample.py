@@ -24,7 +24,7 @@ def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: floa
         from dadlm.decode.kernels.nucleus import draw as draw_fused
 
         flat = (logits.reshape(-1, logits.shape[-1]).contiguous(), uniform.reshape(-1).contiguous())
-        return draw_fused(*flat, 1.0 / temperature, top_p, rule == "standard").view(uniform.shape)
+        return draw_fused(*flat, 1.0 / temperature, top_p, rule != "bd3lm").view(uniform.shape)
     weight = ((logits - logits.amax(-1, keepdim=True)) / temperature).exp()
     return draw(nucleus(weight, top_p, rule), uniform)
 
@@ -36,7 +36,7 @@ def draw_each(
 
     `cold` says that a temperature may be 0.
     """
-    share = torch.where(top_p < 1, top_p, torch.inf)  # no threshold reaches it: nothing is cut off
+    share = _share(top_p)
     warm = temperature.clamp(min=1e-30)
     if logits.is_cuda and HAS_TRITON and logits.shape[-1] <= _LARGEST:
         from dadlm.decode.kernels.nucleus import draw as draw_fused
@@ -55,7 +55,16 @@ def nucleus(weight: Tensor, top_p: float, rule: str = "standard") -> Tensor:
     standard: the smallest set whose share reaches top_p. bd3lm: the token that crosses top_p is left out
     too, unless it is the first. Ties go to the lowest id.
     """
-    return weight if top_p >= 1 else _nucleus(weight, top_p, rule == "standard")
+    return weight if top_p >= 1 else _nucleus(weight, top_p, rule != "bd3lm")
+
+
+def nucleus_of_each(weight: Tensor, top_p: Tensor) -> Tensor:
+    """The standard nucleus of weight [n, V], each row's by its own fp64 top_p [n]."""
+    return _nucleus(weight, _share(top_p)[:, None], True)
+
+
+def _share(top_p: Tensor) -> Tensor:
+    return torch.where(top_p < 1, top_p, torch.inf)  # no threshold reaches it: nothing is cut off
 
 
 def _nucleus(weight: Tensor, top_p: float | Tensor, standard: bool | Tensor) -> Tensor:

@@ -29,13 +29,15 @@ class DecodeSettings:
     """Nucleus: draw from the smallest set of tokens whose probability reaches top_p."""
     temperature: float = 1.0
     """Divides the logits before drawing a token; 0 takes the most probable one."""
-    nucleus: Literal["standard", "bd3lm"] = "standard"
-    """bd3lm leaves out the token that crosses top_p, as that project's code does."""
+    nucleus: Literal["standard", "bd3lm", "position"] = "standard"
+    """Whose tokens top_p cuts off: those of the candidate on the path (standard, as in the paper), or those
+    of all candidates of the position together (position; DA-DLM). bd3lm leaves out the token that crosses
+    top_p too, as that project's code does."""
 
     def __post_init__(self) -> None:
         _choice("sampler", self.sampler, ("first-hitting", "random", "confidence"))
         _choice("path", self.path, ("sample", "viterbi"))
-        _choice("nucleus", self.nucleus, ("standard", "bd3lm"))
+        _choice("nucleus", self.nucleus, ("standard", "bd3lm", "position"))
         _within("top_p", self.top_p, 0, 1, open_low=True)
         _within("threshold", self.threshold, 0, 1)
         _within("transition_weight", self.transition_weight, 0, 1)
@@ -52,6 +54,12 @@ class DecodeSettings:
                 raise ConfigError(f"infill takes a gap length k and a ratio r, got {self.infill!r}")
             _at_least_one("infill's gap length k", self.infill[0])
             _within("infill's ratio r", self.infill[1], 0, 1)
+
+    @property
+    def of_position(self) -> bool:
+        """Tokens are drawn from the nucleus of their position, and there is one."""
+        drawn = self.path == "sample" and self.temperature > 0
+        return self.nucleus == "position" and drawn and self.top_p < 1
 
     def check(self, config: ModelConfig) -> None:
         """Refuse settings this model cannot follow."""

@@ -141,7 +141,8 @@ def _number(kind: type, text: str, word: str) -> Any:
 def _unknown(word: str) -> ConfigError:
     return ConfigError(
         f"unknown configuration {word!r}: name a preset ({', '.join(PRESETS)}), or give FH, T=8 or conf=0.9, "
-        "each with /infill=2,0.5, /path=viterbi, /top_p=0.9, /temperature=1 or /transition_weight=0.5"
+        "each with /infill=2,0.5, /path=viterbi, /top_p=0.9, /nucleus=position, "
+        "/temperature=1 or /transition_weight=0.5"
     )
 
 

@@ -76,8 +76,9 @@ class Decoding(Body):
     """Confidence from which on the confidence sampler keeps a token. Default 0.9."""
     transition_weight: Share | None = None
     """Share of the transitions in that confidence. Default 0.5."""
-    nucleus: Literal["standard", "bd3lm"] | None = None
-    """bd3lm leaves out the token that crosses top_p."""
+    nucleus: Literal["standard", "bd3lm", "position"] | None = None
+    """position: top_p cuts off tokens of a position, not of the drawn candidate (DA-DLM); bd3lm leaves out
+    the token that crosses top_p."""
     stream: bool | None = None
     """Send pieces as they are committed, as server-sent events."""
     trace: bool | None = None

@@ -1,0 +1,65 @@
+"""A path and its tokens, given that each token lies in the nucleus of its position.
+
+The nucleus of the drawn candidate alone reaches further down than that of the position: where one candidate
+holds the likely tokens, nine tenths of another's are unlikely ones. Here the nucleus is taken of all
+candidates of a position together, as a model without candidates would, and everything else follows from the
+graph: a candidate whose tokens lie outside becomes as much less likely, and so do the links that lead to it.
+The price is the head of every candidate instead of one.
+
+B rows, N block size, K candidates, V vocabulary without the mask.
+"""
+
+import torch
+from torch import Tensor
+
+from dadlm import dag
+from dadlm.decode.places import places, put
+from dadlm.decode.predict import Prediction
+from dadlm.decode.sample import draw_each, nucleus_of_each
+from dadlm.model import Model
+
+
+def draw_inside(
+    model: Model,
+    prediction: Prediction,
+    wanted: Tensor,
+    uniform: tuple[Tensor, Tensor],
+    temperature: Tensor,
+    top_p: Tensor,
+    room: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The path [B, N], its tokens [B, N] and their untempered probabilities where `wanted` [B, N].
+
+    `uniform` for the path and for the tokens, [B, N] each; temperature and top_p are fp64 [B].
+    """
+    place = places(wanted, room)
+    some = place.clamp(max=wanted.numel() - 1)
+    row = some // wanted.shape[1]
+    logits = _of_candidates(model, prediction, some)
+    heat, K = temperature[row].clamp(min=1e-30), logits.shape[1]
+    prior = dag.node_marginals(prediction.transition_logp).exp().flatten(0, 1)[some]
+
+    def emitted(k: int) -> Tensor:
+        return (logits[:, k] / heat.float()[:, None]).softmax(-1) * (prior[:, k, None] > 0)
+
+    together = torch.zeros_like(logits[:, 0])
+    for k in range(K):  # never all at once: [n, K, V] is large
+        together += prior[:, k, None] * emitted(k)
+    inside = nucleus_of_each(together, top_p[row]) > 0
+    left = torch.stack([(emitted(k) * inside).sum(-1) for k in range(K)], -1)
+    links = dag.tilted(prediction.transition_logp, put(left.log(), place, wanted))
+    path = dag.sample_path(links, uniform[0])
+    node = path.flatten()[some][:, None]
+    own = logits.gather(1, node[..., None].expand(-1, -1, logits.shape[-1])).squeeze(1)
+    # What stands in spare room is not looked at, but its node may have nothing inside: then all may be drawn.
+    outside = ~inside & (left.gather(1, node) > 0)
+    how = (heat, torch.ones_like(heat), torch.ones_like(row, dtype=torch.bool))
+    drawn = draw_each(own.masked_fill(outside, -torch.inf), uniform[1].flatten()[some], *how, cold=False)
+    probability = own.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
+    return path, put(drawn, place, wanted), put(probability, place, wanted)
+
+
+def _of_candidates(model: Model, prediction: Prediction, some: Tensor) -> Tensor:
+    """Logits [n, K, V] of all candidates at flat places."""
+    hidden = prediction.hidden.flatten(0, 1)[some]
+    return torch.stack([model.head.token_logits(one, k) for k, one in enumerate(hidden.unbind(1))], 1)

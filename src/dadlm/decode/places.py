@@ -1,0 +1,23 @@
+"""Positions [B, N] as flat places, so that the head runs on some of them only.
+
+How many there are may be said before (`room`), as a captured step must know it: spare places lie behind all
+others, at B·N, and what is put there falls off.
+"""
+
+from torch import Tensor, where
+
+from dadlm.nodes import select
+
+
+def places(wanted: Tensor, room: int | None) -> Tensor:
+    """Flat indices [n] of the wanted positions of [B, N]: exactly these, or `room` with spare ones at B·N."""
+    if room is None:
+        return wanted.flatten().nonzero().squeeze(1)
+    place = select(wanted.flatten(), room).place[0]
+    return where(place < 0, wanted.numel(), place)
+
+
+def put(values: Tensor, place: Tensor, wanted: Tensor) -> Tensor:
+    """Values [n, ...] at flat places of [B, N, ...], zeros elsewhere; spare ones fall off the end."""
+    flat = values.new_zeros(wanted.numel() + 1, *values.shape[1:]).index_copy(0, place, values)
+    return flat[:-1].view(*wanted.shape, *values.shape[1:])
