@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dadlm.decode import generate
+from dadlm.decode import DecodeSettings, generate
 from dadlm.evaluate.latency import device_name, latency, random_prompts
 from dadlm.evaluate.presets import Configuration, configurations_for, default_prompt_tokens
 from dadlm.evaluate.work import write_result
@@ -30,15 +30,16 @@ def texts(models: dict[str, Model], new_tokens: int | None) -> dict[str, Any]:
         {"model": name, "family": model.config.family, "batch": batch, **_text(model, one, batch, new_tokens)}
         for batch in BATCHES
         for name, model in models.items()
-        for one in configurations_for(model.config, _decodings(model))
+        for one in configurations_for(model.config, _decodings(name, model))
     ]
     first = next(iter(models.values()))
     return {"kind": "texts per second", "device": device_name(first), "rows": rows}
 
 
-def _decodings(model: Model) -> list[str]:
+def _decodings(name: str, model: Model) -> list[str]:
     N = model.config.block
-    return ["FH", *(f"T={max(1, N // part)}" for part in (1, 2, 4))]
+    nucleus = "/nucleus=position" if name.endswith("-position") else ""
+    return [f"{one}{nucleus}" for one in ("FH", *(f"T={max(1, N // part)}" for part in (1, 2, 4)))]
 
 
 def _text(model: Model, configuration: Configuration, batch: int, new_tokens: int | None) -> dict[str, Any]:
@@ -79,8 +80,12 @@ def main() -> None:
     out = Path(options.out)
     words = (word.partition("=") for word in options.models)
     models = {name: load(folder or name, options.device, options.dtype) for name, _, folder in words}
+    # DA-DLM once more, as tables call what is drawn from the nucleus of positions.
+    again = {f"{name}-position": model for name, model in models.items() if model.config.family == "dadlm"}
+    models |= again
+    settings = {name: DecodeSettings(nucleus="position") for name in again}
     for batch in BATCHES:
-        told = latency(models, batch_size=batch, new_tokens=options.new_tokens)
+        told = latency(models, batch_size=batch, new_tokens=options.new_tokens, settings=settings)
         write_result(out / f"latency-{batch}.json", told)
     write_result(out / "texts.json", texts(models, options.new_tokens))
 

@@ -12,6 +12,8 @@ from dadlm.evaluate import paper
 from dadlm.evaluate.report.configurations import Key, key_of, paper_row, rank_key, write_key
 from dadlm.evaluate.report.document import NONE, between, number
 
+_SYSTEMS = "BD3LM / DA-DLM / DA-DLM, nucleus of the position"
+
 
 def grid(result: Facts, N: int) -> dict[Key, dict[str, Facts]]:
     """Configuration → model → row, of one block size, in the paper's order."""
@@ -153,7 +155,7 @@ def main_table(results: Results) -> str:
         texts = few_steps(results.generation, N) if results.generation else None
         rows.append([str(N), *values, *differences, *(texts or [NONE] * 3)])
     head = ["N", "BD3LM", "DA-DLM", "difference", "difference of the bounds", "TPF"]
-    return some([*head, *(f"{what}, BD3LM / DA-DLM" for what in ("MAUVE", "judge perplexity"))], rows)
+    return some([*head, *(f"{what}, {_SYSTEMS}" for what in ("MAUVE", "judge perplexity"))], rows)
 
 
 def _longest_first(N: int) -> list[Pair]:
@@ -163,10 +165,13 @@ def _longest_first(N: int) -> list[Pair]:
 def few_steps(result: Facts, N: int) -> list[str] | None:
     """Raw TPF, MAUVE and judge perplexity at T = N / 2 without infilling."""
     found = grid(result, N).get((f"T={N // 2}", None), {})
-    rows = {family_of(name): row for name, row in found.items() if not name.endswith("-matched")}
-    if rows.keys() < {"bd3lm", "dadlm"}:
+    plain = {
+        family_of(name): row for name, row in found.items() if not name.endswith(("-matched", "-position"))
+    }
+    if plain.keys() < {"bd3lm", "dadlm"}:
         return None
-    both = [rows["bd3lm"], rows["dadlm"]]
-    mauve = " / ".join(number(row["mauve"] and row["mauve"]["mean"], 3) for row in both)
-    judged = " / ".join(number(row["judge_perplexity"]["mean"], 1) for row in both)
-    return [number(rows["dadlm"]["raw_tpf"]), mauve, judged]
+    position = next((row for name, row in found.items() if name.endswith("-position")), None)
+    three = [plain["bd3lm"], plain["dadlm"], position]
+    mauve = " / ".join(number(row and row["mauve"] and row["mauve"]["mean"], 3) for row in three)
+    judged = " / ".join(number(row and row["judge_perplexity"]["mean"], 1) for row in three)
+    return [number(plain["dadlm"]["raw_tpf"]), mauve, judged]

@@ -343,7 +343,11 @@ def test_the_main_table_takes_the_longer_runs(tmp_path: Path) -> None:
         ["16", "4.000", "3.840", "−0.160 [−0.170, −0.150]"],
         ["4", "4.000", "3.800", "−0.200 [−0.300, −0.100]"],
     ]
-    assert table[0][5:] == ["2.27", "0.095 / 0.330", "423.3 / 121.1"] and table[1][5:] == ["–", "–", "–"]
+    assert table[0][5:] == ["2.27", "0.095 / 0.330 / –", "423.3 / 121.1 / –"] and table[1][5:] == [
+        "–",
+        "–",
+        "–",
+    ]
 
 
 def test_figures_are_drawn_and_the_same_numbers_give_the_same_file(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_memory_is_looked_at_before_and_after_each_step(
     seen = iter([100.0, 120.0, 164.0, 108.0])
     monkeypatch.setattr(module, "decode", lambda *_: iter(range(3)))
     monkeypatch.setattr(module, "_memory", lambda _: next(seen))
-    memory = watch_memory(models["bd3lm"], [prompt_of(4)], 4, 0)
+    memory = watch_memory(models["bd3lm"], [prompt_of(4)], DecodeSettings(max_new_tokens=4), 0)
     assert memory == {"start": 100.0, "end": 108.0, "peak": 164.0}
 
 

@@ -115,7 +115,15 @@ def test_room_decided_before_changes_nothing(share, late, transition):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("options", [{}, {"sampler": "random"}, {"sampler": "confidence", "path": "viterbi"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sampler": "random"},
+        {"sampler": "random", "nucleus": "position"},
+        {"sampler": "confidence", "path": "viterbi"},
+    ],
+)
 def test_samples_equal_the_cpu(family, options):
     model = small_model(family).eval()
     prompts = [[1, 2, 3], [4] * 17, [5] * 30]

@@ -53,6 +53,16 @@ def test_forward_and_gradients(N: int, K: int, dtype: torch.dtype) -> None:
         torch.testing.assert_close(fast.double(), slow, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize(("N", "K"), SHAPES)
+def test_tilted_links_and_priors(N: int, K: int) -> None:
+    emission, transition = chains(37, N, K, torch.float32)
+    for fast, slow in (
+        (dag.tilted(transition, emission), dag.tilted(transition.double(), emission.double())),
+        (dag.node_marginals(transition), dag.node_marginals(transition.double())),
+    ):
+        torch.testing.assert_close(fast.exp().double(), slow.exp(), atol=1e-5, rtol=1e-5)
+
+
 def test_the_gradient_of_a_sum() -> None:
     """It arrives expanded from a single number, not as a tensor of ones."""
     emission, transition = (x.view(4, 3, *x.shape[1:]) for x in chains(12, 5, 3, torch.float32))

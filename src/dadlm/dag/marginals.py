@@ -9,6 +9,7 @@ Shapes: B any leading batch dimensions (also none), N groups, K candidates.
 import torch
 from torch import Tensor
 
+from dadlm.dag import kernels
 from dadlm.dag._recursion import alphas, cut, posteriors, upcast
 from dadlm.dag._shapes import check_shapes
 
@@ -18,6 +19,11 @@ def node_marginals(transition_logp: Tensor) -> Tensor:
     check_shapes(transition_logp)
     (transition,) = upcast(transition_logp)
     silent = torch.zeros_like(transition[..., 0, :])
+    if kernels.usable(transition) and not (torch.is_grad_enabled() and transition.requires_grad):
+        from dadlm.dag.kernels.forward import alphas as alphas_fused
+
+        prior, _ = alphas_fused(kernels.flat(silent, 2), kernels.flat(transition, 3))
+        return prior.view(silent.shape)
     return cut(alphas(silent, transition))
 
 

@@ -45,6 +45,11 @@ def tilted(transition_logp: Tensor, emission_logp: Tensor) -> Tensor:
     A path drawn by them has a probability proportional to that of its transitions and emissions together.
     """
     check_shapes(transition_logp, emission_logp)
+    if kernels.usable(transition_logp, emission_logp):
+        from dadlm.dag.kernels.forward import tilt
+
+        found = tilt(kernels.flat(emission_logp, 2), kernels.flat(transition_logp, 3))
+        return found.view(transition_logp.shape)
     emission, transition = upcast(emission_logp, transition_logp)
     later = torch.zeros_like(emission[..., 0, :])
     links: list[Tensor] = []

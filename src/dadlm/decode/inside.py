@@ -15,7 +15,7 @@ from torch import Tensor
 from dadlm import dag
 from dadlm.decode.places import places, put
 from dadlm.decode.predict import Prediction
-from dadlm.decode.sample import draw_each, nucleus_of_each
+from dadlm.decode.sample import draw_each, in_nucleus
 from dadlm.model import Model
 
 
@@ -45,7 +45,7 @@ def draw_inside(
     together = torch.zeros_like(logits[:, 0])
     for k in range(K):  # never all at once: [n, K, V] is large
         together += prior[:, k, None] * emitted(k)
-    inside = nucleus_of_each(together, top_p[row]) > 0
+    inside = in_nucleus(together, top_p[row])
     left = torch.stack([(emitted(k) * inside).sum(-1) for k in range(K)], -1)
     links = dag.tilted(prediction.transition_logp, put(left.log(), place, wanted))
     path = dag.sample_path(links, uniform[0])

@@ -23,7 +23,7 @@ from dadlm import counter
 from dadlm.decode import DecodeSettings
 from dadlm.decode.generate import decode, start_rows
 from dadlm.errors import ConfigError
-from dadlm.evaluate.presets import default_prompt_tokens
+from dadlm.evaluate.presets import Configuration, default_prompt_tokens
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.work import Work
 from dadlm.model import Model
@@ -43,13 +43,14 @@ def latency(
     steps: int = 10,
     warmup: int = 10,
     seed: int = 0,
+    settings: Mapping[str, DecodeSettings] | None = None,
     out: str | Path | None = None,
     quiet: bool = True,
 ) -> dict[str, Any]:
     """Median milliseconds of an update of each model, MiB of a whole generation, ratios to BD3LM.
 
-    Prompts are random tokens. `new_tokens` (None: to the end of the context) bounds the generation whose
-    memory is watched.
+    Prompts are random tokens; first-hitting, where `settings` do not say otherwise of a model.
+    `new_tokens` (None: to the end of the context) bounds the generation whose memory is watched.
     """
     if not models:
         raise ConfigError("no models to measure")
@@ -73,17 +74,19 @@ def latency(
         "threads": torch.get_num_threads(),
         "seed": seed,
         "models": [describe(model, name) for name, model in models.items()],
+        "settings": {name: Configuration(how).label for name, how in (settings or {}).items()},
     }
     with Work("latency", subject, out, quiet) as work:
         for (name,) in work.batches(list(models), 1, "latency"):
             prompts = random_prompts(models[name], batch_size, prompt_tokens, seed)
-            took = time_updates(models[name], prompts, steps=steps, warmup=warmup, seed=seed)
+            how = (settings or {}).get(name, DecodeSettings())
+            took = time_updates(models[name], prompts, how, steps=steps, warmup=warmup, seed=seed)
             if not took:
                 raise ConfigError(
                     f"no step of {name} could be timed: among {batch_size} texts one always ends at once; "
                     "use a smaller batch size or shorter prompts"
                 )
-            memory = watch_memory(models[name], prompts, new_tokens, seed)
+            memory = watch_memory(models[name], prompts, replace(how, max_new_tokens=new_tokens), seed)
             work.add([(name, {**_summary(took), "memory_mib": memory})])
         measured = [
             {"model": facts, **values}
@@ -141,10 +144,9 @@ def _updates(
 
 
 def watch_memory(
-    model: Model, prompts: Sequence[Sequence[int]], new_tokens: int, seed: int
+    model: Model, prompts: Sequence[Sequence[int]], settings: DecodeSettings, seed: int
 ) -> dict[str, float | None]:
     """MiB before the prompt is read, while the last block is there, and the most in between."""
-    settings = DecodeSettings(max_new_tokens=new_tokens)
     rows = start_rows(model, prompts, settings, seed)
     if model.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(model.device)

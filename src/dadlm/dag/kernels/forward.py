@@ -1,4 +1,4 @@
-"""The forward recursion and its gradient (posteriors of nodes and pairs), each in one launch.
+"""The forward recursion, its gradient (posteriors of nodes and pairs) and tilted links, each in one launch.
 
 A program walks some chains from the first group to the last (or back); the state of a chain, K numbers,
 never leaves the registers. The recursion is that of `dag._recursion`; impossible nodes are exactly -inf.
@@ -32,6 +32,15 @@ def gradients(alpha: Tensor, transition_logp: Tensor, grad: Tensor) -> tuple[Ten
     S, P = _tile(K)
     _backward[(triton.cdiv(B, S),)](alpha, transition_logp, grad, to_emission, to_transition, B, N, K, S, P)
     return to_emission, to_transition
+
+
+def tilt(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
+    """Links [B, N, K, K] in fp32 whose paths are weighted by their emissions [B, N, K]."""
+    B, N, K = emission_logp.shape
+    links = torch.empty(B, N, K, K, device=emission_logp.device, dtype=torch.float32)
+    S, P = _tile(K)
+    _tilt[(triton.cdiv(B, S),)](emission_logp, transition_logp, links, B, N, K, S, P)
+    return links
 
 
 def _tile(K: int) -> tuple[int, int]:
@@ -96,3 +105,24 @@ def _backward(alpha, transition, grad, to_emission, to_transition, B, N, K, S: t
     tl.store(to_emission + node, posterior, mask=real)
     first = tl.where((j == 0)[None, :, None], posterior[:, None, :], 0.0)
     tl.store(to_transition + edge, first, mask=pair)
+
+
+@triton.jit
+def _tilt(emission, transition, links, B, N, K, S: tl.constexpr, P: tl.constexpr):
+    chain = (tl.program_id(0) * S + tl.arange(0, S)).to(tl.int64)
+    k = tl.arange(0, P)
+    real = (chain < B)[:, None] & (k < K)[None, :]
+    pair = real[:, :, None] & (k < K)[None, None, :]
+    node = (chain[:, None] * N) * K + k[None, :]
+    edge = ((chain[:, None, None] * N) * K + k[None, :, None]) * K + k[None, None, :]
+    later = tl.zeros([S, P], tl.float32)
+    for back in range(N):
+        i = N - 1 - back
+        later += tl.load(emission + node + i * K, mask=real, other=-_INF).to(tl.float32)
+        link = (
+            tl.load(transition + edge + i * K * K, mask=pair, other=-_INF).to(tl.float32) + later[:, None, :]
+        )
+        top = tl.max(link, 2)
+        base = tl.where(top == -_INF, 0.0, top)
+        later = base + tl.log(tl.sum(tl.exp(link - base[:, :, None]), 2))
+        tl.store(links + edge + i * K * K, link - tl.where(top == -_INF, 0.0, later)[:, :, None], mask=pair)
