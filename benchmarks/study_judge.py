@@ -59,21 +59,16 @@ def main() -> None:
     out = Path(options.out)
     (out / "samples").mkdir(parents=True, exist_ok=True)
     samples(Path(options.folder), out / "samples", options.count)
+    by: dict[str, Any] = {"judge": "" if options.endpoint else options.judge, "endpoint": options.endpoint}
+    known = Options(planted=options.planted, planted_count=options.planted_count, **by)
+    trusted = {"planted": measure(known, out / "planted")["planted"]}
     for pair in PAIRS:
         files = [out / "samples" / f"{name}.jsonl" for name in pair]
-        if not all(file.exists() for file in files):
-            continue
-        asked = Options(
-            samples=tuple(map(str, files)),
-            planted=options.planted,
-            planted_count=options.planted_count,
-            judge="" if options.endpoint else options.judge,
-            endpoint=options.endpoint,
-        )
-        name = "-against-".join(pair)
-        result = measure(asked, out / name)
-        write_result(Path(options.results) / f"{name}.json", result)
-        print(name, result["wins_a"], result["wins_b"], result["ties"], flush=True)
+        if all(file.exists() for file in files):
+            name = "-against-".join(pair)
+            result = measure(Options(samples=tuple(map(str, files)), **by), out / name) | trusted
+            write_result(Path(options.results) / f"{name}.json", result)
+            print(name, result["wins_a"], result["wins_b"], result["ties"], flush=True)
 
 
 if __name__ == "__main__":
