@@ -91,7 +91,7 @@ def texts(results: Results) -> str:
         f"{result['judge_lm']}; features of MAUVE: {result['embedder']}.\n"
     )
     drawn = [quality for quality in QUALITIES if any(row[quality] for row in result["rows"])]
-    over = "over adjusted tokens per forward pass"
+    over = "over tokens per forward pass, adjusted where that is known"
     figures = [f"![{TITLES[one]} {over}](pictures/{QUALITIES[one]})\n" for one in drawn]
     return part(facts, references_table(result), *figures)
 

@@ -110,9 +110,8 @@ def _frontier(names: str, what: str, pairs: list[tuple[Facts, Facts]]) -> Iterat
 
 def _point(row: Facts, what: str) -> tuple[float, float]:
     """Speed and quality."""
-    speed = row["raw_tpf"] if row["adjusted_tpf"] is None else row["adjusted_tpf"]
     value = row[what]["mean"]
-    return speed, value if what == "mauve" else -value
+    return row["adjusted_tpf"], value if what == "mauve" else -value
 
 
 def _best(points: list[tuple[float, float]], speed: float) -> float:

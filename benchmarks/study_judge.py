@@ -19,7 +19,8 @@ from study_quality import TRUTH, from_array, system_of, unpacked
 from dadlm.cli.evaluate.judge import Options, measure
 from dadlm.evaluate.work import whole_file, write_result
 
-PAIRS = [(f"dadlm-{N}-long{nucleus}", f"bd3lm-{N}-long") for nucleus in ("", "-position") for N in (16, 8, 4)]
+OTHERS = [*((N, f"bd3lm-{N}-long") for N in (16, 8, 4)), (16, "bd3lm-16-long-matched")]
+PAIRS = [(f"dadlm-{N}-long{nucleus}", other) for nucleus in ("", "-position") for N, other in OTHERS]
 
 
 def samples(folder: Path, out: Path, count: int) -> None:
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("folder", help="what `study_texts.py write` wrote")
     parser.add_argument("--planted", required=True, help="real text, long documents")
     parser.add_argument("--planted-count", type=int, default=50)
-    parser.add_argument("--count", type=int, default=100, help="texts of each configuration")
+    parser.add_argument("--count", type=int, default=100, help="texts of each configuration; 128 were kept")
     parser.add_argument("--judge", default="smollm2", help="a language model on this machine")
     parser.add_argument("--endpoint", default="", help="or one of an OpenAI-compatible server")
     parser.add_argument("--out", default="runs/study-judge")
@@ -61,7 +62,7 @@ def main() -> None:
     samples(Path(options.folder), out / "samples", options.count)
     by: dict[str, Any] = {"judge": "" if options.endpoint else options.judge, "endpoint": options.endpoint}
     known = Options(planted=options.planted, planted_count=options.planted_count, **by)
-    trusted = {"planted": measure(known, out / "planted")["planted"]}
+    trusted = {"planted": measure(known, out)["planted"]}
     for pair in PAIRS:
         files = [out / "samples" / f"{name}.jsonl" for name in pair]
         if all(file.exists() for file in files):

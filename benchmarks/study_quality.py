@@ -87,7 +87,12 @@ def system_of(facts: dict[str, Any]) -> dict[str, Any]:
     plain = facts["configuration"].removesuffix(POSITION)
     if plain == facts["configuration"]:
         return facts
-    return facts | {"model": f"{facts['model']}-position", "configuration": plain}
+    name = f"{facts['model']}-position"
+    return facts | {
+        "model": name,
+        "configuration": plain,
+        "model_facts": facts["model_facts"] | {"name": name},
+    }
 
 
 def _step_times(file: Path) -> dict[str, float]:

@@ -35,7 +35,14 @@ SETTINGS = {
     "tempered": {"temperature": 0.5, "top_p": 1.0},
     "nucleus of the position": {"nucleus": "position", "top_p": 0.5, "temperature": 1.3},
     "random, nucleus of the position": {"sampler": "random", "nucleus": "position", "top_p": 0.7},
-    "confidence, nucleus of the position": {"sampler": "confidence", "threshold": 0.3, "nucleus": "position"},
+    "confidence, nucleus of the position": {
+        "sampler": "confidence",
+        "threshold": 0.2,
+        "transition_weight": 0.0,
+        "nucleus": "position",
+        "temperature": 0.5,
+        "infill": (1, 0.0),
+    },
     "cold": {"sampler": "random", "temperature": 0.0},
 }
 every_settings = pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.decode.naive import standard_nucleus
 from tests.decode.tiny import many
 
-from dadlm.decode.sample import draw, draw_tokens, most_probable, nucleus
+from dadlm.decode.sample import draw, draw_tokens, in_nucleus, most_probable, nucleus
 
 BELOW_ONE = 1 - 2.0**-24
 
@@ -163,3 +163,14 @@ def test_a_row_is_drawn_alone_as_in_company():
     for row in range(64):
         alone = draw_tokens(logits[row : row + 1], uniform[row : row + 1], 0.9, 0.8, "standard")
         assert alone[0].equal(whole[row])
+
+
+def test_the_set_of_each_row_by_its_own_top_p():
+    """Ties, a single token, a top_p that only the first reaches, and one that cuts off nothing."""
+    weights = torch.tensor(
+        [[0.2, 0.4, 0.2, 0.2], [0.0, 1.0, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]]
+    )
+    top_p = torch.tensor([0.6, 0.9, 1e-9, 1.0], dtype=torch.float64)
+    inside = in_nucleus(weights, top_p)
+    for row, p, share in zip(inside, weights.tolist(), top_p.tolist(), strict=True):
+        assert set(row.nonzero().flatten().tolist()) == standard_nucleus(p, share)

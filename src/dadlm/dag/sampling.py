@@ -1,7 +1,8 @@
 """Ancestral sampling of a path by inverse CDF, one uniform number per group.
 
 A path depends on its own transitions and uniforms only, never on the batch around it, and never takes a node
-of probability zero. It refuses to know emissions, tokens and how uniforms are made when they are given.
+of probability zero. `sample_path` refuses to know emissions: `tilted` puts them into the transitions before.
+Tokens, and how uniforms are made when they are given, are no business of either.
 
 Shapes: B any leading batch dimensions (also none), N groups, K candidates.
 """
@@ -12,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from dadlm.dag import kernels
-from dadlm.dag._recursion import upcast
+from dadlm.dag._recursion import logsumexp, normalise, upcast
 from dadlm.dag._shapes import check_shapes
 
 
@@ -55,8 +56,8 @@ def tilted(transition_logp: Tensor, emission_logp: Tensor) -> Tensor:
     links: list[Tensor] = []
     for i in reversed(range(transition.shape[-3])):
         link = transition[..., i, :, :] + (emission[..., i, :] + later)[..., None, :]
-        later = link.logsumexp(-1)
-        links.append(link - torch.where(later == -torch.inf, 0, later)[..., None])
+        later = logsumexp(link, dim=-1)
+        links.append(normalise(link, dim=-1))
     return torch.stack(links[::-1], -3)
 
 

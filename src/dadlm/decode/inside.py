@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dadlm import dag
 from dadlm.decode.places import places, put
-from dadlm.decode.predict import Prediction
-from dadlm.decode.sample import draw_each, in_nucleus
+from dadlm.decode.predict import Prediction, at_path
+from dadlm.decode.sample import draw_tokens, in_nucleus
 from dadlm.model import Model
 
 
@@ -34,32 +34,28 @@ def draw_inside(
     """
     place = places(wanted, room)
     some = place.clamp(max=wanted.numel() - 1)
-    row = some // wanted.shape[1]
-    logits = _of_candidates(model, prediction, some)
-    heat, K = temperature[row].clamp(min=1e-30), logits.shape[1]
+    row, hidden = some // wanted.shape[1], prediction.hidden.flatten(0, 1)[some]
+    K = hidden.shape[1]
+    logits = model.head.token_logits(hidden, torch.arange(K, device=hidden.device))  # [n, K, V]
+    heat = temperature[row].clamp(min=1e-30).float()[:, None]
     prior = dag.node_marginals(prediction.transition_logp).exp().flatten(0, 1)[some]
 
     def emitted(k: int) -> Tensor:
-        return (logits[:, k] / heat.float()[:, None]).softmax(-1) * (prior[:, k, None] > 0)
+        return (logits[:, k] / heat).softmax(-1)
 
     together = torch.zeros_like(logits[:, 0])
-    for k in range(K):  # never all at once: [n, K, V] is large
+    for k in range(K):  # one at a time: of all together they would take as much memory as the logits again
         together += prior[:, k, None] * emitted(k)
     inside = in_nucleus(together, top_p[row])
-    left = torch.stack([(emitted(k) * inside).sum(-1) for k in range(K)], -1)
+    # In double precision: a long sum is rounded by the shape of the batch, and a path must not be.
+    left = torch.stack([(emitted(k) * inside).sum(-1, dtype=torch.float64) for k in range(K)], -1).float()
     links = dag.tilted(prediction.transition_logp, put(left.log(), place, wanted))
     path = dag.sample_path(links, uniform[0])
-    node = path.flatten()[some][:, None]
-    own = logits.gather(1, node[..., None].expand(-1, -1, logits.shape[-1])).squeeze(1)
+    node = path.flatten()[some]
+    own = at_path(logits[None], node[None])[0]
     # What stands in spare room is not looked at, but its node may have nothing inside: then all may be drawn.
-    outside = ~inside & (left.gather(1, node) > 0)
-    how = (heat, torch.ones_like(heat), torch.ones_like(row, dtype=torch.bool))
-    drawn = draw_each(own.masked_fill(outside, -torch.inf), uniform[1].flatten()[some], *how, cold=False)
+    outside = ~inside & (left.gather(1, node[:, None]) > 0)
+    tempered = (own / heat).masked_fill(outside, -torch.inf)
+    drawn = draw_tokens(tempered, uniform[1].flatten()[some], 1.0, 1.0, "standard")  # all is cut off already
     probability = own.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
     return path, put(drawn, place, wanted), put(probability, place, wanted)
-
-
-def _of_candidates(model: Model, prediction: Prediction, some: Tensor) -> Tensor:
-    """Logits [n, K, V] of all candidates at flat places."""
-    hidden = prediction.hidden.flatten(0, 1)[some]
-    return torch.stack([model.head.token_logits(one, k) for k, one in enumerate(hidden.unbind(1))], 1)

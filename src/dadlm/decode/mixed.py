@@ -89,7 +89,7 @@ class Features:
     viterbi: bool
     """Some row takes the most probable path, for which every node's tokens are looked at."""
     position: bool
-    """Some row draws from the nucleus of positions, for which they are looked at too."""
+    """Some row draws from the nucleus of positions, for which those of all candidates are."""
     wide: bool
     """Some row may keep several tokens in a step, or looks at how sure they are."""
     cold: bool
@@ -146,11 +146,14 @@ def _choose(
     """As `block.choose`: paths [B, N], tokens [B, N] and untempered probabilities [B, N] where wanted."""
     B, N = wanted.shape
     room = (B * N if features.wide else B) if fixed else None
-    path = dag.sample_path(prediction.transition_logp, block.uniform(counter.PATH))
-    place = places(wanted & ~mixed.viterbi[:, None], room)
+    of_path, uniform = block.uniform(counter.PATH), block.uniform(counter.TOKEN)
+    position = features.position and prediction.hidden.shape[2] > 1  # else a position is its candidate
+    later = mixed.viterbi | mixed.position if position else mixed.viterbi
+    path = dag.sample_path(prediction.transition_logp, of_path)
+    place = places(wanted & ~later[:, None], room)
     some = place.clamp(max=B * N - 1)
     hidden, node, row = at_path(prediction.hidden, path).flatten(0, 1)[some], path.flatten()[some], some // N
-    logits, uniform = model.head.token_logits(hidden, node), block.uniform(counter.TOKEN)
+    logits = model.head.token_logits(hidden, node)
     how = (mixed.temperature[row], mixed.top_p[row], mixed.standard[row])
     drawn = draw_each(logits, uniform.flatten()[some], *how, cold=features.cold)
     tokens, emitted = put(drawn, place, wanted), torch.zeros_like(wanted, dtype=torch.float32)
@@ -162,10 +165,10 @@ def _choose(
         found = _replaced(
             found, mixed.viterbi, fixed, lambda rows: choose_best(model, prediction[rows], block.masked[rows])
         )
-    if features.position and prediction.hidden.shape[2] > 1:
+    if position:
 
         def inside(rows: Tensor) -> Choice:
-            numbers = block.uniform(counter.PATH)[rows], uniform[rows]
+            numbers = of_path[rows], uniform[rows]
             heat, share = mixed.temperature[rows], mixed.top_p[rows]
             return draw_inside(model, prediction[rows], wanted[rows], numbers, heat, share, room)
 

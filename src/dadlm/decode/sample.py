@@ -64,8 +64,8 @@ def in_nucleus(weight: Tensor, top_p: Tensor) -> Tensor:
     By a sort: where the set itself is wanted, it launches a tenth of the kernels that the bits would.
     """
     largest, order = weight.sort(stable=True, dim=-1, descending=True)
-    mass = largest.double().cumsum(-1)
-    before = mass - largest.double()
+    mass = largest.cumsum(-1, dtype=torch.float64)
+    before = mass - largest
     inside = before < _share(top_p)[:, None] * mass[:, -1:]
     return torch.zeros_like(inside).scatter(-1, order, inside)
 

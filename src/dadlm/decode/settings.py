@@ -31,8 +31,8 @@ class DecodeSettings:
     """Divides the logits before drawing a token; 0 takes the most probable one."""
     nucleus: Literal["standard", "bd3lm", "position"] = "standard"
     """Whose tokens top_p cuts off: those of the candidate on the path (standard, as in the paper), or those
-    of all candidates of the position together (position; DA-DLM). bd3lm leaves out the token that crosses
-    top_p too, as that project's code does."""
+    of all candidates of the position together (position; DA-DLM; at temperature 0 as standard). bd3lm leaves
+    out the token that crosses top_p too, as that project's code does."""
 
     def __post_init__(self) -> None:
         _choice("sampler", self.sampler, ("first-hitting", "random", "confidence"))
