@@ -40,7 +40,8 @@ def compare(rows: Sequence[Completion], console: Console) -> None:
     console.print(table)
     console.print(
         f"Means of {TEXTS} texts after one prompt; seconds: the first text alone, on one core.\n"
-        "T: steps per block. AR is the judge of its own texts too, and lenient there.\n"
+        "T: steps per block. Top-p 0.9, of each position (--nucleus position).\n"
+        "AR is the judge of its own texts too, and lenient there.\n"
         "So few texts are a glimpse: `dadlm evaluate generation` measures."
     )
 

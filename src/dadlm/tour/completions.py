@@ -45,7 +45,9 @@ def completions(models: Mapping[str, Model], prompt: str, seed: int, judge: Mode
         ids = _ids(model, prompt)
         generate(model, [ids], seed=seed, max_new_tokens=1)  # what takes its time only once is not measured
         for decoding, options in _ways(model).items():
-            settings = DecodeSettings(max_new_tokens=_new_tokens(model, len(ids)), **options)
+            new_tokens = _new_tokens(model, len(ids))
+            # Top-p that means the same to all of them: see docs/maths.md, 11.
+            settings = DecodeSettings(max_new_tokens=new_tokens, nucleus="position", **options)
             start = time.perf_counter()
             first = generate(model, [ids], seed=seed, settings=settings)
             seconds = time.perf_counter() - start
