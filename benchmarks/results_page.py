@@ -32,6 +32,7 @@ from study_tables import (
     training_table,
 )
 from study_text_tables import (
+    judge_table,
     latency_table,
     models_of,
     quality_table,
@@ -39,6 +40,9 @@ from study_text_tables import (
     speed_table,
     tpf_table,
 )
+from summaries_table import tables
+
+from dadlm.evaluate.planted import in_words
 
 DOCS = Path(__file__).parents[1] / "docs"
 CURVES = "study-curves.svg"
@@ -119,6 +123,19 @@ def speed(results: Results) -> str:
     return part(latency_table(results), speed_table(results))
 
 
+def judged(results: Results) -> str:
+    """How far the judge can be trusted, then what it said."""
+    if not results.judge:
+        return part()
+    first = next(iter(results.judge.values()))
+    lines = "".join(f"- {line}\n" for line in in_words(first["planted"]))
+    return part(f"Judge: {first['judge']}.\n\n{lines}", judge_table(results))
+
+
+def summaries(results: Results) -> str:
+    return part(tables(results.summaries) if results.summaries else "")
+
+
 def ablations(results: Results) -> str:
     return part(ablation_table(results, _changes()), missing=_untrained(results, is_ablation))
 
@@ -167,10 +184,12 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "news_perplexity": lambda results: perplexity(results, NEWS),
     "texts": texts,
     **{f"texts_{N}": texts_of(N) for N in (16, 8, 4)},
+    "judge": judged,
     "speed": speed,
     "ablations": ablations,
     "probes": probes,
     "training": training,
+    "summaries": summaries,
 }
 
 

@@ -99,6 +99,24 @@ def references_table(result: Facts) -> str:
     return some(head, rows)
 
 
+def judge_table(results: Results) -> str:
+    """Verdicts of the pairwise judge: a row for each configuration, a column for each pair of models."""
+    pairs = sorted(results.judge, key=lambda pair: (rank(pair[0]), rank(pair[1])))
+    found = {(key_of(row), pair): row for pair in pairs for row in results.judge[pair]["rows"]}
+    keys = sorted({key for key, _ in found}, key=rank_key)
+    head = ["wins / losses / ties, and how often the first text was chosen"]
+    head += [f"`{one}` against `{other}`" for one, other in pairs]
+    rows = [[write_key(key), *(_verdict(found.get((key, pair))) for pair in pairs)] for key in keys]
+    return some(head, rows)
+
+
+def _verdict(row: Facts | None) -> str:
+    if row is None:
+        return NONE
+    counts = " / ".join(str(row[name]) for name in ("wins_a", "wins_b", "ties"))
+    return f"{counts}, {100 * row['first_position_share']:.0f}%"
+
+
 def latency_table(results: Results) -> str:
     batches = sorted(results.latency, reverse=True)
     found = {

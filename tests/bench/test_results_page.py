@@ -333,6 +333,29 @@ def test_speed_is_told_against_ar(tmp_path: Path) -> None:
     ]
 
 
+def test_what_the_judge_said_stands_behind_how_far_it_is_trusted(tmp_path: Path) -> None:
+    def verdict(label: str, first: float, *counts: int) -> dict[str, Any]:
+        names = ("wins_a", "wins_b", "ties")
+        return {
+            "configuration": label,
+            "first_position_share": first,
+            **dict(zip(names, counts, strict=True)),
+        }
+
+    known = {"kind": "shuffled", "pairs": 9, "right": 1, "wrong": 2, "undecided": 6}
+    about = {"judge": "somebody", "planted": {"rows": [known], "trusted": False}}
+    rows = [verdict("T=8", 0.5, 3, 1, 6), verdict("FH infill 2 0.5", 0.996, 0, 0, 10)]
+    put(tmp_path, "judge/a.json", {**about, "a": "dadlm-16-long", "b": "bd3lm-16-long", "rows": rows})
+    put(tmp_path, "judge/b.json", {**about, "a": "dadlm-4-long", "b": "bd3lm-4-long", "rows": rows[:1]})
+    results = study_results.read_results(tmp_path)
+    assert cells(study_text_tables.judge_table(results)) == [
+        ["FH, k=2, r=0.5", "0 / 0 / 10, 100%", "–"],
+        ["T=8", "3 / 1 / 6, 50%", "3 / 1 / 6, 50%"],
+    ]
+    told = page.PARTS["judge"](results)
+    assert "right in 1 of 9, wrong in 2" in told and told.index("no evidence") < told.index("3 / 1 / 6")
+
+
 def test_the_main_table_takes_the_longer_runs(tmp_path: Path) -> None:
     put(tmp_path, "measured/a.json", pair("dadlm-16", "bd3lm-16", (-0.1, -0.2, 0.0)))
     put(tmp_path, "measured/b.json", pair("dadlm-4", "bd3lm-4", (-0.2, -0.3, -0.1)))
