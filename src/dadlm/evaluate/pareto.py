@@ -57,7 +57,9 @@ def draw_pareto(result: Mapping[str, Any], path: str | Path, quality: Quality | 
         raise DataError(f"no row has a {_AXIS[quality]}: there is nothing to draw")
     sizes = sorted({row["block_size"] or 0 for row in rows if row["family"] != "ar"}, reverse=True) or [0]
     styles = _styles(rows)
-    figure = new_figure(1.3 + 2.9 * len(sizes), 3.6)
+    figure = new_figure(1.3 + 2.9 * len(sizes), 3.6)  # says what to install where matplotlib is missing
+    import matplotlib
+
     panels = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
     for axes, size in zip(panels, sizes, strict=True):
         _panel(axes, [row for row in rows if (row["block_size"] or 0) == size], styles, quality)
@@ -67,11 +69,12 @@ def draw_pareto(result: Mapping[str, Any], path: str | Path, quality: Quality | 
     _scale(panels[0], quality)
     figure.tight_layout()
     _legend(figure, styles, {row["family"] for row in rows})
-    with warnings.catch_warnings():  # a name in a script that the font lacks is drawn as boxes
+    same = matplotlib.rc_context({"svg.hashsalt": "pareto"})  # the same numbers give the same file
+    with same, warnings.catch_warnings():  # a name in a script that the font lacks is drawn as boxes
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        for ending in ("svg", "png"):
+        for ending, undated in (("svg", {"Date": None}), ("png", None)):
             with whole_file(Path(f"{path}.{ending}")) as handle:
-                figure.savefig(handle, format=ending, bbox_inches="tight", dpi=200)
+                figure.savefig(handle, format=ending, bbox_inches="tight", dpi=200, metadata=undated)
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
