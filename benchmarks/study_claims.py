@@ -103,7 +103,9 @@ def _frontier(names: str, what: str, pairs: list[tuple[Facts, Facts]]) -> Iterat
     yield Claim(
         f"frontier of {title}, {names}",
         f"above at every adjusted TPF ≥ {FEW_STEPS}",
-        f"not above at {', '.join(map(number, lost))}" if lost else f"above up to {number(fastest)}",
+        f"not above at {', '.join(dict.fromkeys(map(number, lost)))}"
+        if lost
+        else f"above up to {number(fastest)}",
         FAILS if lost else HOLDS if fastest >= limit else f"holds up to {number(fastest)} of {number(limit)}",
     )
 

@@ -12,7 +12,7 @@ from dadlm.evaluate import paper
 from dadlm.evaluate.report.configurations import Key, key_of, paper_row, rank_key, write_key
 from dadlm.evaluate.report.document import NONE, between, number
 
-_SYSTEMS = "BD3LM / DA-DLM / DA-DLM, nucleus of the position"
+_SYSTEMS = 'BD3LM / DA-DLM / DA-DLM with `nucleus="position"`'
 
 
 def grid(result: Facts, N: int) -> dict[Key, dict[str, Facts]]:
@@ -36,7 +36,8 @@ def models_of(result: Facts, N: int) -> list[str]:
 def quality_table(result: Facts, N: int) -> str:
     """MAUVE and the judge's perplexity of all models of a block size; bold: the interval lies apart."""
     models = models_of(result, N)
-    head = ["", *(f"MAUVE, `{name}`" for name in models), "paper: MAUVE BD3LM / DA-DLM"]
+    third = " / BD3LM-300K" if any(name.endswith("-matched") for name in models) else ""
+    head = ["", *(f"MAUVE, `{name}`" for name in models), f"paper: MAUVE BD3LM{third} / DA-DLM"]
     rows = []
     for key, found in grid(result, N).items():
         mauve = [_best(found, name, "mauve", 3, most=True) for name in models]
