@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from study_results import NEWS, Facts, Results, family_of, size_of
 from study_tables import is_ablation, is_probe
 
-from dadlm.decode.picture import new_figure
+from dadlm.decode.picture import new_figure, save_figure
 from dadlm.evaluate.pareto import draw_pareto
 from dadlm.evaluate.subject import NAMES
 from dadlm.evaluate.work import whole_file
@@ -20,8 +20,6 @@ QUALITIES = {"mauve": "study-mauve.svg", "judge_perplexity": "study-perplexity.s
 
 def draw_curves(results: Results, file: Path) -> None:
     """Nats per token over all steps on Wikipedia: colours tell families, line styles block sizes."""
-    import matplotlib
-
     figure = new_figure(8, 4)
     whole, end = figure.subplots(1, 2, width_ratios=[1, 1])
     for name, run in _drawn(results):
@@ -44,9 +42,8 @@ def draw_curves(results: Results, file: Path) -> None:
     figure.legend(
         found.values(), found, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=4, frameon=False, fontsize=9
     )
-    # The same numbers give the same file: no date, no random names.
-    with matplotlib.rc_context({"svg.hashsalt": "study"}), whole_file(file) as handle:
-        figure.savefig(handle, format="svg", bbox_inches="tight", metadata={"Date": None})
+    with whole_file(file) as handle:
+        save_figure(figure, handle, "svg")
 
 
 def _drawn(results: Results) -> Iterator[tuple[str, Facts]]:

@@ -17,6 +17,7 @@ import numpy as np
 from study_quality import TRUTH, from_array, system_of, unpacked
 
 from dadlm.cli.evaluate.judge import Options, measure
+from dadlm.evaluate.subject import essence
 from dadlm.evaluate.work import whole_file, write_result
 
 OTHERS = [*((N, f"bd3lm-{N}-long") for N in (16, 8, 4)), (16, "bd3lm-16-long-matched")]
@@ -32,7 +33,8 @@ def samples(folder: Path, out: Path, count: int) -> None:
         with np.load(file, allow_pickle=False) as arrays:
             facts, texts = system_of(from_array(arrays["facts"])), unpacked(arrays["texts"])
         about = {name: facts[name] for name in ("model", "configuration")}
-        about |= {"source": source, **_of_model(facts["model_facts"])}
+        model = facts["model_facts"]
+        about |= {"source": source, **essence(model), "weights": model["weights"]}
         lines.setdefault(facts["model"], []).extend(
             json.dumps({**about, "index": index, "prompt": prompt, "text": text})
             for index, (prompt, text) in enumerate(zip(prompts[:count], texts, strict=False))
@@ -40,10 +42,6 @@ def samples(folder: Path, out: Path, count: int) -> None:
     for name, some in lines.items():
         with whole_file(out / f"{name}.jsonl") as handle:
             handle.write(("\n".join(some) + "\n").encode())
-
-
-def _of_model(facts: dict[str, Any]) -> dict[str, Any]:
-    return {name: facts.get(name) for name in ("family", "block_size", "context", "parameters", "weights")}
 
 
 def main() -> None:
@@ -58,7 +56,6 @@ def main() -> None:
     parser.add_argument("--results", default="benchmarks/results/study/judge")
     options = parser.parse_args()
     out = Path(options.out)
-    (out / "samples").mkdir(parents=True, exist_ok=True)
     samples(Path(options.folder), out / "samples", options.count)
     by: dict[str, Any] = {"judge": "" if options.endpoint else options.judge, "endpoint": options.endpoint}
     known = Options(planted=options.planted, planted_count=options.planted_count, **by)

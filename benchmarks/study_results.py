@@ -5,7 +5,7 @@
     texts/generation.json, texts/samples.json  `study_texts.py measure`
     speed/latency-BATCH.json, speed/texts.json `study_speed.py`
     judge/A-against-B.json                     `study_judge.py`
-    summaries.json                             `summaries.py`
+    summaries/summaries.json                   `summaries.py`
 
 A name is FAMILY-N. `-long`: a longer last stage; `-matched`: BD3LM with as many more steps as a DA-DLM of
 that length costs; `news-`: on Wikinews at context 128; `-position`: texts of that run, drawn with
@@ -29,7 +29,6 @@ FOLDER = Path(__file__).with_name("results") / "study"
 SIZES = (16, 8, 4)
 LENGTHS = ("", "-long")
 NEWS = "news-"
-SUMMARIES = "summaries.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +69,7 @@ def read_results(folder: Path = FOLDER) -> Results:
         int(file.stem[8:]): _read(file) for file in (folder / "speed").glob("latency-*.json")
     }
     return Results(
-        curves={one["name"]: one for one in map(_read, _curves(folder))},
+        curves={one["name"]: one for one in map(_read, sorted(folder.glob("*.json")))},
         reconstruction=dict(_single(of_kind["reconstruction"])),
         pairs={(one["model"]["name"], one["against"]["name"]): one for one in pairs},
         perplexity={one["model"]["name"]: one for one in of_kind["perplexity"]},
@@ -79,12 +78,8 @@ def read_results(folder: Path = FOLDER) -> Results:
         latency=latency,
         speed=_read_if(folder / "speed" / "texts.json"),
         judge={(one["a"], one["b"]): one for one in map(_read, sorted((folder / "judge").glob("*.json")))},
-        summaries=_read_if(folder / SUMMARIES),
+        summaries=_read_if(folder / "summaries" / "summaries.json"),
     )
-
-
-def _curves(folder: Path) -> list[Path]:
-    return [file for file in sorted(folder.glob("*.json")) if file.name != SUMMARIES]
 
 
 def take(runs: Path, folder: Path = FOLDER) -> None:

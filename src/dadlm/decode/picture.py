@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import BinaryIO
 
 from dadlm.decode.events import StepEvent
 from dadlm.errors import ConfigError
@@ -29,9 +30,7 @@ def draw_step(event: StepEvent, file: str | Path, title: str | None = None) -> N
     title = title or f"block {event.block}, step {event.step}"
     axes.set_title(title, loc="left", fontsize=11, parse_math=False)
     try:
-        with warnings.catch_warnings():  # a script that the font lacks is drawn as boxes
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")
-            figure.savefig(file, bbox_inches="tight", dpi=150)
+        save_figure(figure, file)
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror or error}") from None
 
@@ -43,6 +42,20 @@ def new_figure(width: float, height: float):
     except ImportError:
         raise ConfigError("pictures need matplotlib: pip install 'dadlm[figures]'") from None
     return Figure(figsize=(width, height))
+
+
+def save_figure(figure, to: str | Path | BinaryIO, ending: str | None = None, dpi: int = 150) -> None:
+    """Write a figure, as its name ends or as told. The same numbers give the same SVG: no date, no chance.
+
+    A script that the font lacks is drawn as boxes.
+    """
+    import matplotlib
+
+    vector = (ending or str(to)).lower().endswith("svg")
+    with matplotlib.rc_context({"svg.hashsalt": "dadlm"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        undated = {"Date": None} if vector else None
+        figure.savefig(to, format=ending, bbox_inches="tight", dpi=dpi, metadata=undated)
 
 
 def _canvas(event: StepEvent):

@@ -5,13 +5,12 @@ lies beyond the last of them that keeps a tenth of the best quality. The operati
 reaches from its first frontier point to the start of its tail. Reads the JSON of `generation`, nothing else.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dadlm.decode.picture import new_figure
+from dadlm.decode.picture import new_figure, save_figure
 from dadlm.errors import DataError
 from dadlm.evaluate.subject import NAMES
 from dadlm.evaluate.work import whole_file
@@ -57,9 +56,7 @@ def draw_pareto(result: Mapping[str, Any], path: str | Path, quality: Quality | 
         raise DataError(f"no row has a {_AXIS[quality]}: there is nothing to draw")
     sizes = sorted({row["block_size"] or 0 for row in rows if row["family"] != "ar"}, reverse=True) or [0]
     styles = _styles(rows)
-    figure = new_figure(1.3 + 2.9 * len(sizes), 3.6)  # says what to install where matplotlib is missing
-    import matplotlib
-
+    figure = new_figure(1.3 + 2.9 * len(sizes), 3.6)
     panels = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
     for axes, size in zip(panels, sizes, strict=True):
         _panel(axes, [row for row in rows if (row["block_size"] or 0) == size], styles, quality)
@@ -69,12 +66,9 @@ def draw_pareto(result: Mapping[str, Any], path: str | Path, quality: Quality | 
     _scale(panels[0], quality)
     figure.tight_layout()
     _legend(figure, styles, {row["family"] for row in rows})
-    same = matplotlib.rc_context({"svg.hashsalt": "pareto"})  # the same numbers give the same file
-    with same, warnings.catch_warnings():  # a name in a script that the font lacks is drawn as boxes
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        for ending, undated in (("svg", {"Date": None}), ("png", None)):
-            with whole_file(Path(f"{path}.{ending}")) as handle:
-                figure.savefig(handle, format=ending, bbox_inches="tight", dpi=200, metadata=undated)
+    for ending in ("svg", "png"):
+        with whole_file(Path(f"{path}.{ending}")) as handle:
+            save_figure(figure, handle, ending, dpi=200)
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:

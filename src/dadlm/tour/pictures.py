@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from dadlm.decode.picture import new_figure
+from dadlm.decode.picture import new_figure, save_figure
 
 
 def read_curve(metrics: Path) -> list[tuple[int, float]]:
@@ -27,4 +27,4 @@ def draw_curve(curves: dict[str, list[tuple[int, float]]], bound: float, start: 
     axes.set_ylabel("KL(truth ‖ model) of a masked block, nats")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.savefig(file, bbox_inches="tight", dpi=150)
+    save_figure(figure, file)

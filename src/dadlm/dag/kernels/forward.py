@@ -49,13 +49,21 @@ def _tile(K: int) -> tuple[int, int]:
 
 
 @triton.jit
-def _forward(emission, transition, alpha, total, B, N, K, S: tl.constexpr, P: tl.constexpr):
+def _chains(B, N, K, S: tl.constexpr, P: tl.constexpr):
+    """Of a program: chains [S], candidates [P], which nodes [S, P] and pairs [S, P, P] are real, and where
+    those of group 0 stand."""
     chain = (tl.program_id(0) * S + tl.arange(0, S)).to(tl.int64)
     k = tl.arange(0, P)
     real = (chain < B)[:, None] & (k < K)[None, :]
     pair = real[:, :, None] & (k < K)[None, None, :]
     node = (chain[:, None] * N) * K + k[None, :]
     edge = ((chain[:, None, None] * N) * K + k[None, :, None]) * K + k[None, None, :]
+    return chain, k, real, pair, node, edge
+
+
+@triton.jit
+def _forward(emission, transition, alpha, total, B, N, K, S: tl.constexpr, P: tl.constexpr):
+    chain, k, real, pair, node, edge = _chains(B, N, K, S, P)
     # The start node is row 0 of group 0.
     start = chain[:, None] * N * K * K + k[None, :]
     state = tl.load(transition + start, mask=real, other=-_INF).to(tl.float32)
@@ -76,12 +84,7 @@ def _forward(emission, transition, alpha, total, B, N, K, S: tl.constexpr, P: tl
 
 @triton.jit
 def _backward(alpha, transition, grad, to_emission, to_transition, B, N, K, S: tl.constexpr, P: tl.constexpr):
-    chain = (tl.program_id(0) * S + tl.arange(0, S)).to(tl.int64)
-    j = tl.arange(0, P)
-    real = (chain < B)[:, None] & (j < K)[None, :]
-    pair = real[:, :, None] & (j < K)[None, None, :]
-    node = (chain[:, None] * N) * K + j[None, :]
-    edge = ((chain[:, None, None] * N) * K + j[None, :, None]) * K + j[None, None, :]
+    chain, j, real, pair, node, edge = _chains(B, N, K, S, P)
     last = tl.load(alpha + node + (N - 1) * K, mask=real, other=-_INF)
     highest = tl.max(last, 1)
     weight = tl.exp(last - tl.where(highest == -_INF, 0.0, highest)[:, None])
@@ -109,12 +112,7 @@ def _backward(alpha, transition, grad, to_emission, to_transition, B, N, K, S: t
 
 @triton.jit
 def _tilt(emission, transition, links, B, N, K, S: tl.constexpr, P: tl.constexpr):
-    chain = (tl.program_id(0) * S + tl.arange(0, S)).to(tl.int64)
-    k = tl.arange(0, P)
-    real = (chain < B)[:, None] & (k < K)[None, :]
-    pair = real[:, :, None] & (k < K)[None, None, :]
-    node = (chain[:, None] * N) * K + k[None, :]
-    edge = ((chain[:, None, None] * N) * K + k[None, :, None]) * K + k[None, None, :]
+    _, _, real, pair, node, edge = _chains(B, N, K, S, P)
     later = tl.zeros([S, P], tl.float32)
     for back in range(N):
         i = N - 1 - back
