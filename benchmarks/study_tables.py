@@ -121,10 +121,9 @@ def ablation_table(results: Results, changes: dict[str, str]) -> str:
         value = last.get("reconstruction", last.get("loss"))
         change = changes.get(name, "") if is_ablation(name) else "as they are" if "dadlm" in name else ""
         numbers = [number(one, 3) for one in (value, last.get("bound"), last.get("gap"))]
-        rows.append([f"`{name}`", change, *numbers, number(run.get("ms_per_step"), 1)])
+        rows.append([f"`{name}`", change, *numbers])
     whole = any(is_ablation(name) for name in results.curves)
-    head = ["", "changed", "reconstruction", "bound", "gap", "ms a step"]
-    return some(head, rows if whole else [])
+    return some(["", "changed", "reconstruction", "bound", "gap"], rows if whole else [])
 
 
 def probe_table(results: Results, changes: dict[str, str]) -> str:

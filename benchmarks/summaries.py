@@ -4,33 +4,30 @@
         --dadlm runs/study/dadlm-16-long
 
 DATA holds folders xsum, cnndm and wikinews_sum, each with train.jsonl and val.jsonl. All models learn from
-the three train files together, less every 50th pair, by which the best checkpoint is chosen: the val files
-are only reported. `--only FAMILY` fine-tunes and measures one of the three and leaves the rest: three such
-processes may share a GPU. Without it all that is missing is made, single summaries are timed (so nothing
-else should run), and the tables printed: OUT/summaries.md; OUT/summaries.json has all numbers. Started again,
-it goes on where it stopped.
+the three train files together, less every 50th pair, by which the best checkpoint is chosen and thresholds
+are compared: the val files are only reported. `--only FAMILY` fine-tunes and measures one of the three and
+leaves the rest: three such processes may share a GPU. Without it all that is missing is made, single
+summaries are timed (so nothing else should run), and the tables printed: OUT/summaries.md;
+OUT/summaries.json has all numbers. Started again, it goes on where it stopped.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
-from summaries_table import FAMILIES, SETS, SYSTEMS, compare, label, tables
+from summaries_table import FAMILIES, HELD_OUT, SETS, SWEPT, SYSTEMS, System, compare, tables
 
 from dadlm import DecodeSettings, Model, generate, load
 from dadlm.errors import DadlmError
 from dadlm.evaluate import summarisation
 from dadlm.evaluate.documents import Documents, read_documents
-from dadlm.evaluate.paper import SUMMARY_INFILL
 from dadlm.evaluate.subject import NAMES
-from dadlm.evaluate.summarisation import lengths, paper_settings, prompt_of
+from dadlm.evaluate.summarisation import lengths, prompt_of
 from dadlm.model.files import write_json
 from dadlm.recipes import finetune as recipe
 from dadlm.serve import Finished, Request, Scheduler
@@ -38,12 +35,13 @@ from dadlm.train.finetune import finetune
 from dadlm.train.progress import read_progress
 
 HOLD_OUT = 50  # every so many-th training pair chooses the best checkpoint
+CHOOSE = "choose.jsonl"
 VALIDATIONS = 8
 
 
 def split(data: Path, out: Path, pairs: int | None) -> tuple[Path, Path]:
     """One file to learn from and one to choose by, the same whichever process writes them."""
-    files = out / "train.jsonl", out / "choose.jsonl"
+    files = out / "train.jsonl", out / CHOOSE
     lines = []
     for name in SETS:
         lines += (data / name / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:pairs]
@@ -87,38 +85,35 @@ def train(family: str, options: argparse.Namespace) -> None:
     print(f"{family}: {told}, {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def measure(
-    family: str, infill: bool, name: str, model: Model, options: argparse.Namespace
-) -> dict[str, Any]:
+def measure(system: System, name: str, model: Model, options: argparse.Namespace) -> None:
     """ROUGE of every pair of a set, in batches."""
-    documents = read_documents(Path(options.data) / name / "val.jsonl", count=options.count)
-    folder = Path(options.out) / "evaluation" / label(family, infill) / name
+    out = Path(options.out)
+    file = out / CHOOSE if name == HELD_OUT else Path(options.data) / name / "val.jsonl"
     start = time.perf_counter()
     result = summarisation(
         model,
-        documents,
-        settings=_settings(family, infill),
+        read_documents(file, count=options.count),
+        settings=system.settings,
         batch_size=options.batch_size,
-        name=NAMES[family],
-        out=folder,
+        name=NAMES[system.family],
+        out=out / "evaluation" / system.label / name,
     )
     told = f"ROUGE {result['average']['mean']:.2f}, {result['tpf']:.2f} tokens per pass"
-    print(f"{label(family, infill)} {name}: {told}, {time.perf_counter() - start:.0f} s", flush=True)
-    return result
+    print(f"{system.label} {name}: {told}, {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def times(family: str, infill: bool, model: Model, options: argparse.Namespace) -> dict[str, float]:
+def measure_times(system: System, model: Model, options: argparse.Namespace) -> None:
     """Milliseconds of a single summary, the mean over pairs of all sets: by a call of `generate` of its own,
     and by a server with one row, which has its CUDA graphs from earlier requests."""
-    file = Path(options.out) / "evaluation" / label(family, infill) / "times.json"
-    if not file.exists():
-        document_tokens, summary_tokens = lengths(model, None, None)
-        settings = replace(_settings(family, infill), max_new_tokens=summary_tokens)
-        prompts = [prompt_of(model, text, document_tokens)[0] for text in _some_documents(options)]
-        alone, served = _alone(model, prompts, settings), _served(model, prompts, settings)
-        machine = torch.cuda.get_device_name() if model.device.type == "cuda" else "CPU"
-        write_json(file, {"alone": alone, "served": served, "pairs": len(prompts), "machine": machine})
-    return json.loads(file.read_text())
+    file = Path(options.out) / "evaluation" / system.label / "times.json"
+    if file.exists():
+        return
+    document_tokens, summary_tokens = lengths(model, None, None)
+    settings = replace(system.settings, max_new_tokens=summary_tokens)
+    prompts = [prompt_of(model, text, document_tokens)[0] for text in _some_documents(options)]
+    alone, served = _alone(model, prompts, settings), _served(model, prompts, settings)
+    machine = torch.cuda.get_device_name() if model.device.type == "cuda" else "CPU"
+    write_json(file, {"alone": alone, "served": served, "pairs": len(prompts), "machine": machine})
 
 
 def _some_documents(options: argparse.Namespace) -> list[str]:
@@ -152,26 +147,21 @@ def _served(model: Model, prompts: list[list[int]], settings: DecodeSettings) ->
     return fmean(took[2:])
 
 
-def _settings(family: str, infill: bool) -> DecodeSettings:
-    return paper_settings(family, infill=SUMMARY_INFILL if infill else None)
-
-
 def run(options: argparse.Namespace) -> None:
-    families = [options.only] if options.only else FAMILIES
-    results: dict[str, dict[str, Any]] = {}
-    for family in families:
+    out = Path(options.out)
+    for family in [options.only] if options.only else FAMILIES:
         train(family, options)
-        model = load(Path(options.out) / family, options.device)
-        for infill in (infill for one, infill in SYSTEMS if one == family):
-            found = {name: measure(family, infill, name, model, options) for name in SETS}
-            results[label(family, infill)] = found
+        model = load(out / family, options.device)
+        for system in (one for one in SWEPT if one.family == family):
+            measure(system, HELD_OUT, model, options)
+        for system in (one for one in SYSTEMS.values() if one.family == family):
+            for name in SETS:
+                measure(system, name, model, options)
     if options.only:
         return
-    for family, infill in SYSTEMS:  # last: nothing else may be at work
-        model = load(Path(options.out) / family, options.device)
-        results[label(family, infill)]["times"] = times(family, infill, model, options)
-    out = Path(options.out)
-    numbers = compare(results, out / "evaluation")
+    for system in SYSTEMS.values():  # last: nothing else may be at work
+        measure_times(system, load(out / system.family, options.device), options)
+    numbers = compare(out / "evaluation")
     write_json(out / "summaries.json", numbers)
     (out / "summaries.md").write_text(tables(numbers), encoding="utf-8")
     print(tables(numbers))

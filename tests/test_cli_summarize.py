@@ -12,7 +12,7 @@ from tests.decode.tiny import silence_eot, tiny
 
 from dadlm import Model, generate, stream
 from dadlm.cli import main
-from dadlm.evaluate.summarisation import paper_settings, prompt_of
+from dadlm.evaluate.summarisation import prompt_of, summary_settings
 from dadlm.model.checkpoint import save
 from dadlm.tokens import word_level
 
@@ -30,7 +30,7 @@ def model(tmp_path: Path) -> Model:
 def expected(model: Model, document: str) -> str:
     """By `generate` alone: 24 of the 32 tokens to read, 8 to write."""
     prompt, _ = prompt_of(model, document, 24)
-    settings = replace(paper_settings("dadlm"), max_new_tokens=8)
+    settings = replace(summary_settings("dadlm"), max_new_tokens=8)
     return generate(model, [prompt], seed=0, settings=settings).texts[0].strip()
 
 
@@ -102,7 +102,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_every_step_fixes_a_token(family: str, infill: tuple[int, float] | None) -> None:
     """However unsure the model is: nothing reaches a threshold of 1."""
     model = silence_eot(tiny(family, context=32))
-    settings = replace(paper_settings(family, threshold=1.0, infill=infill), max_new_tokens=12)
+    settings = replace(summary_settings(family, threshold=1.0, infill=infill), max_new_tokens=12)
     known: dict[int, int] = {}
     for event in stream(model, [1, 2, 3], seed=0, settings=settings):
         fixed = sum(event.fixed)

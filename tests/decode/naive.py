@@ -90,6 +90,8 @@ class Naive:
                 passes += 1
                 draw = Draw(seed, first // size, step)
                 ids, step = self.step(text[:first], ids, draw, settings, settings.steps or default_steps)
+                if settings.padded:
+                    ids = self._padded(ids, known)
             text = text[:first] + [id_ for id_ in ids if id_ is not None]
             new = text[start:end]
             if config.eot_id in new:
@@ -116,9 +118,10 @@ class Naive:
         if settings.sampler == "confidence":
             path, token = chosen(graph, ids, set(masked), now, settings)
             score = {i: confidence(graph, path, token, i, settings.transition_weight) for i in masked}
-            kept |= {i for i in masked if score[i] >= settings.threshold} | {
-                max(score, key=score.__getitem__)
-            }
+            kept |= {i for i in masked if score[i] >= settings.threshold}
+            ends = [i for i in masked if settings.padded and token[i] == self.config.eot_id]
+            others = [i for i in masked if i not in ends]
+            kept.add(max(others, key=score.__getitem__) if others else ends[0])
         elif settings.sampler == "first-hitting":
             left = {i: draw(counter.REVEAL, i) for i in masked if i not in filled}
             kept |= {max(left, key=left.__getitem__)} if left else set()
@@ -133,13 +136,18 @@ class Naive:
             _, token = chosen(graph, ids, kept, now, settings)
         return [token[i] if i in kept else id_ for i, id_ in enumerate(ids)], draw.step + 1
 
+    def _padded(self, ids: Ids, known: int) -> Ids:
+        """All that is open after an end-of-text which was written is end-of-text as well."""
+        eot = self.config.eot_id
+        return [eot if id_ is None and eot in ids[known:i] else id_ for i, id_ in enumerate(ids)]
+
 
 def chosen(
     graph: Graph, ids: Ids, wanted: set[int], draw: "Draw", settings: DecodeSettings
 ) -> tuple[list[int], list[int]]:
     """A path and a token for each of its nodes, to be read where wanted."""
-    if settings.path == "viterbi":
-        path = best_path(graph, ids)
+    if settings.path != "sample":
+        path = best_path(graph, ids) if settings.path == "viterbi" else path_ahead(graph, ids)
         return path, [int(row[k].argmax()) for row, k in zip(graph.logits, path, strict=True)]
     p = [[emission(logits, settings) for logits in nodes] for nodes in graph.logits]
     weighted = list(paths(graph))
@@ -242,6 +250,19 @@ def best_path(graph: Graph, ids: Ids) -> list[int]:
         return p
 
     return list(max(paths(graph), key=lambda pair: score(*pair))[0])
+
+
+def path_ahead(graph: Graph, ids: Ids) -> list[int]:
+    """From each node to the one whose transition and best token are most probable together."""
+    path = [0]
+    for i, nodes in enumerate(graph.logits):
+        score = [
+            graph.transition[i][path[-1]][k]
+            * (float(logits.double().softmax(-1).max()) if ids[i] is None else 1.0)
+            for k, logits in enumerate(nodes)
+        ]
+        path.append(score.index(max(score)))
+    return path[1:]
 
 
 def confidence(graph: Graph, path: list[int], token: list[int], i: int, weight: float) -> float:

@@ -147,10 +147,13 @@ def test_choices_change_with_seed_block_and_step(which: str):
         assert any(not a.equal(b) for a, b in zip(base, changed, strict=True))
 
 
-def confident(masked: list[int], confidence: list[float], threshold: float, infilled=None) -> list[int]:
+def confident(
+    masked: list[int], confidence: list[float], threshold: float, infilled=None, ending=None
+) -> list[int]:
     mask = torch.tensor([masked], dtype=torch.bool)
     fill = torch.zeros_like(mask) if infilled is None else torch.tensor([infilled], dtype=torch.bool)
-    return remask.confident(mask, fill, torch.tensor([confidence]), threshold)[0].long().tolist()
+    end = None if ending is None else torch.tensor([ending]).bool()
+    return remask.confident(mask, fill, torch.tensor([confidence]), threshold, end)[0].long().tolist()
 
 
 def test_confidence_keeps_what_reaches_the_threshold():
@@ -172,3 +175,11 @@ def test_ties_for_the_surest_go_to_the_lowest_index():
 def test_confidence_and_infilling_add_up():
     assert confident([1, 1, 1], [0.1, 0.3, 0.95], 0.9, [1, 0, 0]) == [1, 0, 1]
     assert confident([0, 0, 0], [0.9, 0.9, 0.9], 0.5, [0, 0, 0]) == [0, 0, 0], "a finished row keeps nothing"
+
+
+def test_padding_is_not_the_surest():
+    ending = [0, 0, 1, 1]
+    assert confident([1, 1, 1, 1], [0.1, 0.2, 0.3, 0.8], 0.9, ending=ending) == [0, 1, 0, 0]
+    assert confident([1, 1, 1, 1], [0.1, 0.2, 0.3, 0.95], 0.9, ending=ending) == [0, 1, 0, 1], "unless it is"
+    assert confident([0, 0, 1, 1], [0.1, 0.2, 0.3, 0.8], 0.9, ending=ending) == [0, 0, 1, 0], "the first end"
+    assert confident([1, 0, 1, 1], [0.0, 0.2, 0.3, 0.8], 0.9, ending=ending) == [1, 0, 0, 0], "hopeless text"

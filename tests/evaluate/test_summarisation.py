@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import Documents, read_documents
 from dadlm.evaluate.rouge import lead_sentence, rouge_scorer
-from dadlm.evaluate.summarisation import paper_settings, prompt_of, summarisation
+from dadlm.evaluate.summarisation import paper_settings, prompt_of, summarisation, summary_settings
 from dadlm.model.checkpoint import save
 from dadlm.tokens import word_level
 
@@ -166,6 +167,15 @@ def test_the_papers_decoding() -> None:
         assert (settings.transition_weight, settings.infill) == (0.5, (2, 0.5))
     with pytest.raises(ConfigError, match="omit infill"):
         paper_settings("ar", infill=(2, 0.5))
+
+
+def test_how_summaries_are_decoded_unless_told_otherwise() -> None:
+    assert summary_settings("ar") == paper_settings("ar")
+    ours = summary_settings("dadlm", threshold=0.7, infill=(2, 0.5))
+    assert (ours.path, ours.padded, ours.threshold, ours.infill) == ("lookahead", True, 0.7, (2, 0.5))
+    documents = Documents(pairs=TEXTS)
+    default = summarisation(model_of("dadlm"), documents)
+    assert default["settings"] == asdict(replace(summary_settings("dadlm"), max_new_tokens=8))
 
 
 def test_a_model_needs_a_tokenizer() -> None:

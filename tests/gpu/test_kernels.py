@@ -93,6 +93,8 @@ def test_paths_equal_the_cpu(N: int, K: int) -> None:
     uniform = torch.rand(101, N, generator=torch.Generator().manual_seed(3))
     drawn = dag.sample_path(transition, uniform.cuda())
     assert torch.equal(drawn.cpu(), dag.sample_path(transition.cpu(), uniform))
+    ahead = dag.lookahead_path(emission, transition)
+    assert torch.equal(ahead.cpu(), dag.lookahead_path(emission.cpu(), transition.cpu()))
     path, logp = dag.best_path(emission, transition)
     slow_path, slow_logp = dag.best_path(emission.cpu(), transition.cpu())
     assert torch.equal(path.cpu(), slow_path)

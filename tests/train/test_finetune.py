@@ -20,7 +20,7 @@ from tests.train.runs import (
 from dadlm import ModelConfig, generate, load
 from dadlm.cli import main
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.summarisation import paper_settings, prompt_of
+from dadlm.evaluate.summarisation import prompt_of, summary_settings
 from dadlm.model.checkpoint import save
 from dadlm.train import TrainConfig
 from dadlm.train import finetuner as module
@@ -86,7 +86,7 @@ def test_it_learns_what_to_say_and_when_to_end(family: str, steps: int, tmp_path
     assert done.rouge == pytest.approx(100) and done.step == steps
     model = load(tmp_path / "run")
     prompts = [prompt_of(model, pair(number)["document"], 12)[0] for number in (50, 51)]
-    out = generate(model, prompts, seed=0, settings=replace(paper_settings(family), max_new_tokens=10))
+    out = generate(model, prompts, seed=0, settings=replace(summary_settings(family), max_new_tokens=10))
     assert out.texts == [LONG, SHORT]
     assert list(map(len, out.tokens)) == [6, 3]  # with end-of-text
     if family in ("bd3lm", "dadlm"):  # what stands behind the end is sure, and takes no passes of its own
@@ -232,7 +232,7 @@ def test_summarize_reads_and_writes_as_much_as_was_learned(
     document = " ".join(f"w{number}" for number in range(20))
     (tmp_path / "document.txt").write_text(document, encoding="utf-8")
     words = ["summarize", str(tmp_path / "document.txt"), "--model", config.out, "--device", "cpu"]
-    model, how = load(config.out), paper_settings("bd3lm")
+    model, how = load(config.out), summary_settings("bd3lm")
     for more, sizes in (([], (12, 10)), (["--summary-tokens", "3"], (29, 3))):
         assert main([*words, *more]) == 0
         told = capsys.readouterr()

@@ -15,7 +15,7 @@ from rich.text import Text
 from dadlm.cli.models import open_model
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.summarisation import lengths, paper_settings, prompt_of
+from dadlm.evaluate.summarisation import lengths, prompt_of, summary_settings
 from dadlm.model import Model
 from dadlm.train.finetune import learned_lengths
 from dadlm.train.pairs import lines_of, record_of, text_of
@@ -35,6 +35,9 @@ class Options:
     or 3/4 of the context."""
     summary_tokens: int | None = None
     """Tokens of a summary at most; none: as many as in fine-tuning, or the rest of the context."""
+    path: Literal["viterbi", "lookahead"] = "lookahead"
+    """DA-DLM: the best node after each node, or (viterbi, the paper's) the best path of a block, which ends
+    summaries early."""
     threshold: float = 0.9
     """Confidence from which on diffusion models keep a token; AR decodes greedily."""
     infill: tuple[int, float] | None = None
@@ -71,7 +74,9 @@ def run(words: list[str]) -> int:
     documents, skipped = _read(options)
     model = open_model(options.model, options.device, options.dtype)
     sizes = _sizes(model, options)
-    how = paper_settings(model.config.family, threshold=options.threshold, infill=options.infill)
+    how = summary_settings(
+        model.config.family, path=options.path, threshold=options.threshold, infill=options.infill
+    )
     how = replace(how, max_new_tokens=sizes[1])
     written = []
     for batch in _batches(documents, options.batch_size, options.json):

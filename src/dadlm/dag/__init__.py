@@ -14,6 +14,7 @@ enumeration; docs/maths.md derives them.
 from dadlm.dag import naive
 from dadlm.dag._shapes import check_shapes
 from dadlm.dag.forward import forward_logp
+from dadlm.dag.lookahead import lookahead_path
 from dadlm.dag.marginals import node_marginals, node_posteriors
 from dadlm.dag.sampling import sample_path, tilted
 from dadlm.dag.viterbi import best_path
@@ -22,6 +23,7 @@ __all__ = [
     "best_path",
     "check_shapes",
     "forward_logp",
+    "lookahead_path",
     "naive",
     "node_marginals",
     "node_posteriors",

@@ -84,24 +84,31 @@ def denoise_step(
     if settings.sampler == "confidence":  # what is kept depends on what was drawn
         path, drawn, emitted = choose(model, prediction, block, block.masked, settings, room)
         sure = composite(emitted, prediction.transition_logp, path, settings.transition_weight)
-        kept, at = remask.confident(block.masked, infilled, sure, settings.threshold), block.step
+        ending = drawn == model.config.eot_id if settings.padded else None
+        kept = remask.confident(block.masked, infilled, sure, settings.threshold, ending)
+        at = block.step
     else:  # what is kept does not: only that is drawn
         kept, at = keep(block, infilled, settings)
         path, drawn, _ = choose(model, prediction, block, kept, settings, room)
-    ids, kept = settle(block, torch.where(kept, drawn, block.ids), kept, model.config.eot_id)
+    ids = torch.where(kept, drawn, block.ids)
+    ids, kept = settle(block, ids, kept, model.config.eot_id, settings.padded)
     after = replace(block, ids=ids, masked=block.masked & ~kept, step=at + 1)
     return after, Step(block, prediction, path, kept, infilled, at, ids)
 
 
-def settle(block: Block, ids: Tensor, kept: Tensor, eot_id: int) -> tuple[Tensor, Tensor]:
+def settle(
+    block: Block, ids: Tensor, kept: Tensor, eot_id: int, padded: bool | Tensor = False
+) -> tuple[Tensor, Tensor]:
     """Tokens and what is decided [B, N], the rest of the block included where the text has come to its end.
 
     It has where end-of-text stands and nothing before it is open: while something is, what follows
-    the end-of-text is context for it and has to be denoised.
+    the end-of-text is context for it and has to be denoised, unless that is known to be end-of-text again
+    (`padded`, or each row's, [B, 1]).
     """
     masked = block.masked & ~kept
-    ended = (block.ends & (ids == eot_id) & (masked.cumsum(1) == 0)).any(1, keepdim=True)
-    return ids.masked_fill(masked & ended, eot_id), kept | (masked & ended)
+    end = block.ends & (ids == eot_id) & ~masked
+    over = (end & (masked.cumsum(1) == 0)).any(1, keepdim=True) | ((end.cumsum(1) > 0) & padded)
+    return ids.masked_fill(masked & over, eot_id), kept | (masked & over)
 
 
 def choose(
@@ -116,8 +123,8 @@ def choose(
 
     Both are meant to be read at the positions `wanted` [B, N]; probabilities by the confidence sampler only.
     """
-    if settings.path == "viterbi":
-        return choose_best(model, prediction, block.masked)
+    if settings.path != "sample":
+        return choose_best(model, prediction, block.masked, settings.path == "lookahead")
     if settings.of_position and prediction.hidden.shape[2] > 1:
         uniform = block.uniform(counter.PATH), block.uniform(counter.TOKEN)
         heat, share = (
@@ -140,12 +147,21 @@ def choose(
     return path, tokens, put(probability, place, wanted)
 
 
-def choose_best(model: Model, prediction: Prediction, masked: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The most probable path [B, N] through blocks masked [B, N], its tokens and their probabilities."""
+def choose_best(
+    model: Model, prediction: Prediction, masked: Tensor, ahead: bool | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The best path [B, N] through blocks masked [B, N], its tokens and their probabilities.
+
+    `ahead` (or each row's, [B, 1]): the best node after each node, not the best path of the block.
+    """
     best_logp, best_token = best_tokens(model, prediction)
     emission = torch.where(masked[..., None], best_logp, 0.0)
     emission = emission.masked_fill(~prediction.active, -torch.inf)
-    path, _ = dag.best_path(emission, prediction.transition_logp)
+    graph = emission, prediction.transition_logp
+    if isinstance(ahead, Tensor):
+        path = torch.where(ahead, dag.lookahead_path(*graph), dag.best_path(*graph)[0])
+    else:
+        path = dag.lookahead_path(*graph) if ahead else dag.best_path(*graph)[0]
     tokens, logp = (x.gather(2, path[..., None]).squeeze(2) for x in (best_token, best_logp))
     return path, tokens, logp.exp()
 

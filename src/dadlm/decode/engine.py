@@ -116,7 +116,7 @@ class Engine:
         if not self.graphs:
             return None
         (B, N), settings = self.block.ids.shape, self.settings
-        if settings.path == "viterbi":
+        if settings.path != "sample":
             return B * N  # the head runs on all nodes
         if settings.infill is not None or settings.sampler != "first-hitting":
             kept = max(kept, min(B * N, _FEW))

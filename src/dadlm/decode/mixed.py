@@ -33,7 +33,10 @@ class Mixed:
 
     random: Tensor
     confidence: Tensor
-    viterbi: Tensor
+    best: Tensor
+    """No path is drawn: the best one is taken, of the block or (ahead) node after node."""
+    ahead: Tensor
+    padded: Tensor
     standard: Tensor
     """Nucleus rule."""
     position: Tensor
@@ -66,7 +69,9 @@ def _numbers(settings: DecodeSettings) -> tuple[bool | int | float, ...]:
     return (
         settings.sampler == "random",
         settings.sampler == "confidence",
-        settings.path == "viterbi",
+        settings.path != "sample",
+        settings.path == "lookahead",
+        settings.padded,
         settings.nucleus != "bd3lm",
         settings.of_position,
         min(longest, 2**31),  # no gap is longer
@@ -86,8 +91,8 @@ def _dtype(number: bool | int | float) -> torch.dtype:
 class Features:
     """What a step must be able to do: known before it, so that no row pays for what none asks for."""
 
-    viterbi: bool
-    """Some row takes the most probable path, for which every node's tokens are looked at."""
+    best: bool
+    """Some row takes the best path, for which every node's tokens are looked at."""
     position: bool
     """Some row draws from the nucleus of positions, for which those of all candidates are."""
     wide: bool
@@ -98,7 +103,7 @@ class Features:
     @classmethod
     def of(cls, settings: Sequence[DecodeSettings]) -> "Features":
         return cls(
-            viterbi=any(one.path == "viterbi" for one in settings),
+            best=any(one.path != "sample" for one in settings),
             position=any(one.of_position for one in settings),
             wide=any(one.sampler != "first-hitting" or one.infill is not None for one in settings),
             cold=any(one.temperature == 0 for one in settings),
@@ -121,8 +126,11 @@ def denoise_mixed(
     if features.wide:
         weight, threshold = mixed.transition_weight[:, None], mixed.threshold[:, None].float()
         sure = composite(emitted, prediction.transition_logp, path, weight)
-        kept = torch.where(sure_first, remask.confident(block.masked, infilled, sure, threshold), kept)
-    ids, kept = settle(block, torch.where(kept, drawn, block.ids), kept, model.config.eot_id)
+        ending = (drawn == model.config.eot_id) & mixed.padded[:, None]
+        sure_enough = remask.confident(block.masked, infilled, sure, threshold, ending)
+        kept = torch.where(sure_first, sure_enough, kept)
+    ids = torch.where(kept, drawn, block.ids)
+    ids, kept = settle(block, ids, kept, model.config.eot_id, mixed.padded[:, None])
     after = replace(block, ids=ids, masked=block.masked & ~kept, step=at + 1)
     return after, Step(block, prediction, path, kept, infilled, at, ids)
 
@@ -148,7 +156,7 @@ def _choose(
     room = (B * N if features.wide else B) if fixed else None
     of_path, uniform = block.uniform(counter.PATH), block.uniform(counter.TOKEN)
     position = features.position and prediction.hidden.shape[2] > 1  # else a position is its candidate
-    later = mixed.viterbi | mixed.position if position else mixed.viterbi
+    later = mixed.best | mixed.position if position else mixed.best
     path = dag.sample_path(prediction.transition_logp, of_path)
     place = places(wanted & ~later[:, None], room)
     some = place.clamp(max=B * N - 1)
@@ -161,10 +169,12 @@ def _choose(
         probability = logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
         emitted = put(probability, place, wanted)
     found: Choice = (path, tokens, emitted)
-    if features.viterbi:
-        found = _replaced(
-            found, mixed.viterbi, fixed, lambda rows: choose_best(model, prediction[rows], block.masked[rows])
-        )
+    if features.best:
+
+        def best(rows: Tensor) -> Choice:
+            return choose_best(model, prediction[rows], block.masked[rows], mixed.ahead[rows, None])
+
+        found = _replaced(found, mixed.best, fixed, best)
     if position:
 
         def inside(rows: Tensor) -> Choice:

@@ -51,10 +51,24 @@ def reveal_steps(seed: Tensor, block: Tensor, steps: Tensor, positions: int, lon
     return reveal
 
 
-def confident(masked: Tensor, infilled: Tensor, confidence: Tensor, threshold: float | Tensor) -> Tensor:
-    """Keep what is at least as sure as the threshold (or each row's, [B, 1]), and the surest in any case."""
+def confident(
+    masked: Tensor,
+    infilled: Tensor,
+    confidence: Tensor,
+    threshold: float | Tensor,
+    ending: Tensor | None = None,
+) -> Tensor:
+    """Keep what is at least as sure as the threshold (or each row's, [B, 1]), and the surest in any case.
+
+    Where texts are padded, `ending` [B, N] are end-of-texts: the last places of a block are surest to be
+    padding, which is nobody's text. So the surest is one of the others; if there is none, the first end.
+    """
     confidence = confidence.masked_fill(~masked, -1.0)
-    return infilled | (masked & ((confidence >= threshold) | _highest(confidence)))
+    forced = confidence
+    if ending is not None:
+        late = torch.arange(1, masked.shape[1] + 1, device=masked.device) / -(masked.shape[1] + 1)
+        forced = torch.where(masked & ending, late, confidence)
+    return infilled | (masked & ((confidence >= threshold) | _highest(forced)))
 
 
 def block_uniform(seed: Tensor, block: Tensor, step: Tensor, positions: int, purpose: int) -> Tensor:

@@ -21,10 +21,13 @@ class DecodeSettings:
     """Confidence from which on the confidence sampler keeps a token."""
     transition_weight: float = 0.5
     """Share of the transition probabilities in that confidence (DA-DLM)."""
-    path: Literal["sample", "viterbi"] = "sample"
-    """Draw a path and its tokens, or take the most probable ones (greedy for one node per position)."""
+    path: Literal["sample", "viterbi", "lookahead"] = "sample"
+    """Draw a path and its tokens, or take the most probable ones: those of the best path of the block
+    (viterbi), or the best node after each node (lookahead). Both are greedy for one node per position."""
     infill: tuple[int, float] | None = None
     """(k, r): fill gaps of at most k tokens between known ones once a share r of the block is known."""
+    padded: bool = False
+    """Nothing but end-of-text follows an end-of-text, as in models tuned on pairs: it is decided with it."""
     top_p: float = 0.9
     """Nucleus: draw from the smallest set of tokens whose probability reaches top_p."""
     temperature: float = 1.0
@@ -36,8 +39,10 @@ class DecodeSettings:
 
     def __post_init__(self) -> None:
         _choice("sampler", self.sampler, ("first-hitting", "random", "confidence"))
-        _choice("path", self.path, ("sample", "viterbi"))
+        _choice("path", self.path, ("sample", "viterbi", "lookahead"))
         _choice("nucleus", self.nucleus, ("standard", "bd3lm", "position"))
+        if not isinstance(self.padded, bool):
+            raise ConfigError(f"padded must be true or false, got {self.padded!r}")
         _within("top_p", self.top_p, 0, 1, open_low=True)
         _within("threshold", self.threshold, 0, 1)
         _within("transition_weight", self.transition_weight, 0, 1)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -35,9 +35,9 @@ def summarisation(
     out: str | Path | None = None,
     quiet: bool = True,
 ) -> dict[str, Any]:
-    """Summarise every document; None: the paper's decoding, 3/4 of the context to read, the rest to write."""
+    """Summarise every document; None: `summary_settings`, 3/4 of the context to read, the rest to write."""
     document_tokens, summary_tokens = lengths(model, document_tokens, summary_tokens)
-    settings = replace(settings or paper_settings(model.config.family), max_new_tokens=summary_tokens)
+    settings = replace(settings or summary_settings(model.config.family), max_new_tokens=summary_tokens)
     subject = {
         "model": describe(model, name),
         "data": {
@@ -97,6 +97,22 @@ def paper_settings(
     if infill is not None:
         raise ConfigError("an AR model writes one token after the other and leaves no gaps: omit infill")
     return DecodeSettings(temperature=0.0)
+
+
+def summary_settings(
+    family: str,
+    *,
+    path: Literal["viterbi", "lookahead"] = "lookahead",
+    threshold: float = 0.9,
+    infill: tuple[int, float] | None = None,
+) -> DecodeSettings:
+    """As the paper does, but by models that know how pairs end.
+
+    A summary is padded with end-of-text to the end of its block: certain once it begins, so the best path of
+    a block is easily the one that ends at once. The path that looks one node ahead does not do that.
+    """
+    paper = paper_settings(family, threshold=threshold, infill=infill)
+    return paper if family == "ar" else replace(paper, path=path, padded=True)
 
 
 def lengths(model: Model, document: int | None, summary: int | None) -> tuple[int, int]:

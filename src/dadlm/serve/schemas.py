@@ -68,10 +68,12 @@ class Decoding(Body):
     """Which predictions a step keeps: one at random, a random share, or all that are sure enough."""
     steps: Count | None = None
     """Denoising steps per block (random sampler only)."""
-    path: Literal["sample", "viterbi"] | None = None
-    """Draw a path and its tokens, or take the most probable ones."""
+    path: Literal["sample", "viterbi", "lookahead"] | None = None
+    """Draw a path and its tokens, or take the most probable ones, of the block or node after node."""
     infill: Annotated[tuple[Count, Share], Field(strict=False)] | None = None
     """[k, r]: fill gaps of at most k tokens at once when a share r of the block is known."""
+    padded: bool | None = None
+    """Nothing but end-of-text follows an end-of-text (models tuned on pairs). Default false."""
     threshold: Share | None = None
     """Confidence from which on the confidence sampler keeps a token. Default 0.9."""
     transition_weight: Share | None = None
