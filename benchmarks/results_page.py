@@ -95,8 +95,11 @@ def texts(results: Results) -> str:
         f"{result['judge_lm']}; features of MAUVE: {result['embedder']}.\n"
     )
     drawn = [quality for quality in QUALITIES if any(row[quality] for row in result["rows"])]
-    over = "over tokens per forward pass, adjusted where that is known"
-    figures = [f"![{TITLES[one]} {over}](pictures/{QUALITIES[one]})\n" for one in drawn]
+    figures = [
+        f"![{TITLES[one]} over {speed} tokens per forward pass](pictures/{QUALITIES[one]}{end}.svg)\n"
+        for one in drawn
+        for speed, end in (("raw", "-raw"), ("adjusted", ""))
+    ]
     return part(facts, references_table(result), *figures)
 
 

@@ -15,7 +15,7 @@ from dadlm.evaluate.work import whole_file
 
 _COLOURS = {"ar": "#495057", "mdlm": "#2b8a3e", "bd3lm": "#1971c2", "dadlm": "#e8590c"}
 _LINES = {None: "-", 16: "-", 8: "--", 4: ":"}
-QUALITIES = {"mauve": "study-mauve.svg", "judge_perplexity": "study-perplexity.svg"}
+QUALITIES = {"mauve": "study-mauve", "judge_perplexity": "study-perplexity"}
 
 
 def draw_curves(results: Results, file: Path) -> None:
@@ -64,9 +64,11 @@ def _draw_run(axes, name: str, run: Facts, before: int) -> None:
 
 
 def draw_texts(result: Facts, folder: Path) -> None:
-    """The package's own figure, for MAUVE and for the judge's perplexity."""
+    """The package's own figure, for MAUVE and the judge's perplexity, over raw and over adjusted speed."""
+    raw = {**result, "rows": [{**row, "adjusted_tpf": None} for row in result["rows"]]}
     for quality, name in QUALITIES.items():
         if any(row[quality] for row in result["rows"]):
-            with TemporaryDirectory() as place:
-                draw_pareto(result, Path(place) / "pareto", quality)  # type: ignore[arg-type]
-                shutil.copyfile(Path(place) / "pareto.svg", folder / name)
+            for shown, end in ((raw, "-raw"), (result, "")):
+                with TemporaryDirectory() as place:
+                    draw_pareto(shown, Path(place) / "pareto", quality)  # type: ignore[arg-type]
+                    shutil.copyfile(Path(place) / "pareto.svg", folder / f"{name}{end}.svg")

@@ -129,7 +129,31 @@ def study() -> str:
     return main_table(read_results())
 
 
-TABLES = {"steps": steps, "texts": texts, "training": training, "serving": serving, "study": study}
+def summaries() -> str:
+    """All pairs together, a row for each system; docs/results.md has each set."""
+    from summaries_table import ALL, SYSTEMS
+
+    result = read("study/summaries/summaries")
+    rows = []
+    for label, system in SYSTEMS.items():
+        found, times = result[ALL]["systems"][label], result["times"].get(label)
+        average = "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**found["average"])
+        rows.append(
+            [system.shown, average, f"{found['tpf']['mean']:.2f}", f"{times['served']:.0f}" if times else "–"]
+        )
+    lead = result[ALL]["lead"]["average"]
+    rows.insert(0, ["first sentence", "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**lead), "", ""])
+    return table(["", "ROUGE", "TPF", "ms, served"], rows)
+
+
+TABLES = {
+    "steps": steps,
+    "texts": texts,
+    "training": training,
+    "serving": serving,
+    "study": study,
+    "summaries": summaries,
+}
 
 
 def renewed(page: str) -> str:

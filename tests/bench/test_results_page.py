@@ -383,5 +383,11 @@ def test_figures_are_drawn_and_the_same_numbers_give_the_same_file(tmp_path: Pat
     drawn = []
     for _ in range(2):
         figures.draw_texts(generation(), tmp_path)
-        drawn.append([(tmp_path / name).read_bytes() for name in figures.QUALITIES.values()])
+        drawn.append(
+            [
+                (tmp_path / f"{name}{end}.svg").read_bytes()
+                for name in figures.QUALITIES.values()
+                for end in ("", "-raw")
+            ]
+        )
     assert drawn[0] == drawn[1] and all(b"<svg" in one for one in drawn[0])

@@ -112,4 +112,5 @@ def _sentences(groups: list[list[Found]]) -> Iterator[str]:
                 theirs = _paper_ratio(model)
                 told = f" (paper {number(theirs, 3)})" if theirs else ""
                 device = group[0].result["device"]
-                yield f"A step of {model['name']} takes {number(ratio, 3)} times BD3LM's on {device}{told}."
+                where = f"on {device} at batch {group[0].result['batch_size']}"
+                yield f"A step of {model['name']} takes {number(ratio, 3)} times BD3LM's {where}{told}."

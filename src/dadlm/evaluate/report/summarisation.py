@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from dadlm.decode import DecodeSettings
 from dadlm.evaluate import paper
 from dadlm.evaluate.intervals import caution
 from dadlm.evaluate.report.differences import data_beside, known_as, models_differ, value_differs
@@ -99,12 +100,11 @@ def _decoding_differs(result: Facts) -> Iterator[Difference]:
     """Any setting that is not what the paper decoded such a model with; infilling it had with and without."""
     family, ours = result["model"]["family"], result["settings"]
     infill = paper.SUMMARY_INFILL if ours["infill"] and family != "ar" else None
+    before = asdict(DecodeSettings())  # a result that lacks a setting is older than it
     for name, theirs in asdict(paper_settings(family, infill=infill)).items():
-        theirs = list(theirs) if isinstance(theirs, tuple) else theirs
-        if name != "max_new_tokens" and ours.get(name, "unknown") != theirs:
-            yield Difference(
-                what=f"{name} of {strategy(result)}", ours=str(ours.get(name, "unknown")), paper=str(theirs)
-            )
+        theirs, own = list(theirs) if isinstance(theirs, tuple) else theirs, ours.get(name, before[name])
+        if name != "max_new_tokens" and own != theirs:
+            yield Difference(what=f"{name} of {strategy(result)}", ours=str(own), paper=str(theirs))
 
 
 def _ours(result: Facts, score: str, group: list[Found]) -> Cell:
