@@ -92,22 +92,28 @@ def _mauve(names: str, pairs: list[tuple[Facts, Facts]]) -> Iterator[Claim]:
 def _frontier(names: str, what: str, pairs: list[tuple[Facts, Facts]]) -> Iterator[Claim]:
     """The best that a model gives at no less than a speed, compared wherever BD3LM's changes."""
     known = [(one, other) for one, other in pairs if one[what] and other[what] and one["adjusted_tpf"]]
+    if not known:
+        return
     ours = [_point(one, what) for one, _ in known]
     theirs = [_point(other, what) for _, other in known]
-    if not known or max(ours)[0] < FEW_STEPS:
-        return
     fastest, limit = max(ours)[0], max(theirs)[0]
     speeds = sorted({FEW_STEPS, fastest, *(speed for speed, _ in theirs if FEW_STEPS <= speed <= fastest)})
-    lost = [speed for speed in speeds if speed <= limit and _best(ours, speed) <= _best(theirs, speed)]
+    speeds = [speed for speed in speeds if FEW_STEPS <= speed <= min(fastest, limit)]
+    won = [speed for speed in speeds if _best(ours, speed) > _best(theirs, speed)]
+    told_ = f"no faster than {number(fastest)}"
+    if speeds:
+        above = f", at {_range(won)}" if won else ""
+        told_ = f"above at {len(won)} of {len(speeds)} speeds up to {number(fastest)}{above}"
+    holds = HOLDS if fastest >= limit else f"holds up to {number(fastest)} of {number(limit)}"
     title = {"mauve": "MAUVE", "judge_perplexity": "judge perplexity"}[what]
-    yield Claim(
-        f"frontier of {title}, {names}",
-        f"above at every adjusted TPF ≥ {FEW_STEPS}",
-        f"not above at {', '.join(dict.fromkeys(map(number, lost)))}"
-        if lost
-        else f"above up to {number(fastest)}",
-        FAILS if lost else HOLDS if fastest >= limit else f"holds up to {number(fastest)} of {number(limit)}",
-    )
+    must = f"above at every adjusted TPF ≥ {FEW_STEPS}"
+    verdict = holds if speeds and len(won) == len(speeds) else FAILS
+    yield Claim(f"frontier of {title}, {names}", must, told_, verdict)
+
+
+def _range(speeds: list[float]) -> str:
+    first, last = number(speeds[0]), number(speeds[-1])
+    return first if first == last else f"{first} to {last}"
 
 
 def _point(row: Facts, what: str) -> tuple[float, float]:

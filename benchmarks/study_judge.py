@@ -65,6 +65,8 @@ def main() -> None:
         if all(file.exists() for file in files):
             name = "-against-".join(pair)
             result = measure(Options(samples=tuple(map(str, files)), **by), out / name) | trusted
+            if Path(options.judge).exists():  # a folder: its place is of no interest to others
+                result["judge"] = Path(options.judge).name
             write_result(Path(options.results) / f"{name}.json", result)
             print(name, result["wins_a"], result["wins_b"], result["ties"], flush=True)
 

@@ -117,7 +117,7 @@ def _about(task: Task, judge: LanguageModel, options: argparse.Namespace) -> dic
         "samples": options.samples,
         "prompt_tokens": task.prompt_tokens,
         "new_tokens": task.new_tokens,
-        "reader": judge.label,
+        "reader": judge.label if options.judge == "smollm2" else Path(options.judge).name,
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "dtype": options.dtype,
     }

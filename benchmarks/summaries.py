@@ -1,4 +1,4 @@
-"""Summaries on real pairs: three models fine-tuned alike, decoded as in the paper, compared pair by pair.
+"""Summaries on real pairs: three models fine-tuned alike, decoded in several ways, compared pair by pair.
 
     python benchmarks/summaries.py --data news --ar runs/study/ar --bd3lm runs/study/bd3lm-16-long \\
         --dadlm runs/study/dadlm-16-long
@@ -20,7 +20,18 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from summaries_table import FAMILIES, HELD_OUT, SETS, SWEPT, SYSTEMS, System, compare, tables
+from summaries_table import (
+    FAMILIES,
+    HELD_OUT,
+    SETS,
+    SWEPT,
+    SYSTEMS,
+    System,
+    choose,
+    compare,
+    measured_on_held_out,
+    tables,
+)
 
 from dadlm import DecodeSettings, Model, generate, load
 from dadlm.errors import DadlmError
@@ -152,16 +163,14 @@ def run(options: argparse.Namespace) -> None:
     for family in [options.only] if options.only else FAMILIES:
         train(family, options)
         model = load(out / family, options.device)
-        for system in (one for one in SWEPT if one.family == family):
-            measure(system, HELD_OUT, model, options)
         for system in (one for one in SYSTEMS.values() if one.family == family):
-            for name in SETS:
+            for name in (*SETS, *([HELD_OUT] if system in SWEPT else [])):
                 measure(system, name, model, options)
     if options.only:
         return
-    for system in SYSTEMS.values():  # last: nothing else may be at work
+    for system in choose(measured_on_held_out(out / "evaluation")).rows:  # last: nothing else may be at work
         measure_times(system, load(out / system.family, options.device), options)
-    numbers = compare(out / "evaluation")
+    numbers = compare(out)
     write_json(out / "summaries.json", numbers)
     (out / "summaries.md").write_text(tables(numbers), encoding="utf-8")
     print(tables(numbers))

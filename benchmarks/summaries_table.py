@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -12,14 +12,15 @@ from dadlm import DecodeSettings
 from dadlm.evaluate import bootstrap
 from dadlm.evaluate.paper import SUMMARISATION, SUMMARY_INFILL
 from dadlm.evaluate.subject import NAMES
-from dadlm.evaluate.summarisation import summary_settings
+from dadlm.evaluate.summarisation import paper_settings, summary_settings
 
 SETS = {"xsum": "XSum", "cnndm": "CNN/DailyMail", "wikinews_sum": "Wikinews"}
 PAPER = {"xsum": "XSum", "cnndm": "CNN/DailyMail"}
 FAMILIES = ("ar", "bd3lm", "dadlm")
 HELD_OUT, ALL = "held-out", "all"
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5)
-FAST = 0.5  # the highest of them at which DA-DLM writes 1.5 tokens a pass of the held-out pairs
+FAST = 1.5
+"""Tokens per pass that the fast way to decode has."""
 SCORES = ("rouge1", "rouge2", "rougeL", "average")
 
 Numbers = dict[str, Any]
@@ -30,80 +31,120 @@ class System:
     """A model and how it is decoded."""
 
     family: str
-    path: Literal["viterbi", "lookahead"] = "lookahead"
+    paper: bool = False
     threshold: float = 0.9
     infill: bool = False
 
     @property
     def settings(self) -> DecodeSettings:
         infill = SUMMARY_INFILL if self.infill else None
-        return summary_settings(self.family, path=self.path, threshold=self.threshold, infill=infill)
+        how = paper_settings if self.paper else summary_settings
+        return how(self.family, threshold=self.threshold, infill=infill)
 
     @property
     def label(self) -> str:
         """Its folder, and its name among the numbers."""
         parts = [self.family]
-        parts += ["viterbi"] if self.path == "viterbi" else []
+        parts += ["paper"] if self.paper else []
         parts += [f"{self.threshold:g}"] if self.threshold != 0.9 else []
         return "-".join([*parts, "infill"] if self.infill else parts)
 
     @property
     def shown(self) -> str:
-        path = ", Viterbi" if self.path == "viterbi" else ""
+        paper = ", as in the paper" if self.paper else ""
         threshold = f", threshold {self.threshold:g}" if self.threshold != 0.9 else ""
-        return NAMES[self.family] + path + threshold + (" + infilling" if self.infill else "")
+        return NAMES[self.family] + paper + threshold + (" + infilling" if self.infill else "")
+
+    @property
+    def infilling(self) -> "System":
+        return replace(self, infill=True)
 
 
-def _with_infilling(**how: Any) -> Iterator[System]:
-    for infill in (False, True):
-        yield System(**how, infill=infill)
-
-
-SYSTEMS = {
-    system.label: system
-    for system in (
-        System(family="ar"),
-        *_with_infilling(family="bd3lm"),
-        *_with_infilling(family="dadlm"),
-        *_with_infilling(family="dadlm", path="viterbi"),
-        *_with_infilling(family="bd3lm", threshold=FAST),
-        *_with_infilling(family="dadlm", threshold=FAST),
-    )
-}
 SWEPT = [
-    system
+    System(family=family, threshold=threshold, infill=infill)
     for family in ("bd3lm", "dadlm")
     for threshold in THRESHOLDS
-    for system in _with_infilling(family=family, threshold=threshold)
+    for infill in (False, True)
 ]
-DIFFERENCES = (
-    ("dadlm", "bd3lm"),
-    ("dadlm", "ar"),
-    ("bd3lm", "ar"),
-    ("dadlm-infill", "dadlm"),
-    ("bd3lm-infill", "bd3lm"),
-    ("dadlm-viterbi", "dadlm"),
-    (f"dadlm-{FAST}", f"bd3lm-{FAST}"),
-    (f"dadlm-{FAST}", "ar"),
-    (f"dadlm-{FAST}-infill", f"dadlm-{FAST}"),
-)
+AS_IN_PAPER = [
+    System(family=family, paper=True, infill=infill)
+    for family in ("bd3lm", "dadlm")
+    for infill in (False, True)
+]
+SYSTEMS = {system.label: system for system in (System(family="ar"), *AS_IN_PAPER, *SWEPT)}
 
 
-def compare(folder: Path) -> Numbers:
+@dataclass(frozen=True)
+class Chosen:
+    """Thresholds by what the held-out pairs say: where ROUGE is best, and where DA-DLM is fast enough."""
+
+    best: dict[str, System]
+    fast: dict[str, System]
+
+    @property
+    def rows(self) -> list[System]:
+        """What tables show."""
+        shown = [System(family="ar"), *AS_IN_PAPER]
+        for family in ("bd3lm", "dadlm"):
+            for one in (System(family=family), self.best[family], self.fast[family]):
+                shown += [one, one.infilling]
+        return list(dict.fromkeys(shown))
+
+    @property
+    def differences(self) -> list[tuple[System, System]]:
+        ar, ours, theirs = System(family="ar"), System(family="dadlm"), System(family="bd3lm")
+        pairs = [(self.best["dadlm"], self.best["bd3lm"]), (self.fast["dadlm"], self.fast["bd3lm"])]
+        pairs += [(ours, theirs), (replace(ours, paper=True), replace(theirs, paper=True))]
+        pairs += [(self.best["dadlm"], ar), (self.fast["dadlm"], ar), (self.best["bd3lm"], ar)]
+        pairs += [
+            (one.infilling, one) for one in (self.best["dadlm"], self.fast["dadlm"], self.best["bd3lm"])
+        ]
+        return list(dict.fromkeys(pairs))
+
+
+def choose(held_out: Numbers) -> Chosen:
+    found = held_out["systems"]
+    best, fast = {}, {}
+    for family in ("bd3lm", "dadlm"):
+        mine = [one for one in SWEPT if one.family == family and not one.infill]
+        best[family] = max(mine, key=lambda one: found[one.label]["average"]["mean"])
+    ours = [one for one in SWEPT if one.family == "dadlm" and not one.infill]
+    fast["dadlm"] = next((one for one in ours if found[one.label]["tpf"]["mean"] >= FAST), ours[-1])
+    fast["bd3lm"] = replace(fast["dadlm"], family="bd3lm")
+    return Chosen(best, fast)
+
+
+def compare(out: Path) -> Numbers:
     """For each set and for all pairs together: scores, tokens per pass, paired differences; the times; and
-    thresholds on held-out pairs. `folder` holds LABEL/SET, which `summarisation` wrote, and LABEL/times.json.
+    what the held-out pairs say. `out` is the folder of `summaries.py`.
     """
-    pieces = {label: {name: _pieces(folder / label / name) for name in SETS} for label in SYSTEMS}
+    folder = out / "evaluation"
+    held_out = measured_on_held_out(folder)
+    chosen = choose(held_out)
+    labels = [system.label for system in chosen.rows]
+    pieces = {label: {name: _pieces(folder / label / name) for name in SETS} for label in labels}
     for found in pieces.values():
         found[ALL] = [piece for name in SETS for piece in found[name]]
     numbers: Numbers = {
-        name: _set({label: pieces[label][name] for label in SYSTEMS}) for name in (*SETS, ALL)
+        name: _set({label: pieces[label][name] for label in labels}, chosen) for name in (*SETS, ALL)
     }
-    files = {label: folder / label / "times.json" for label in SYSTEMS}
+    files = {label: folder / label / "times.json" for label in labels}
     numbers["times"] = {label: json.loads(file.read_text()) for label, file in files.items() if file.exists()}
     numbers["models"] = {family: _model(folder / family / "xsum") for family in FAMILIES}
-    numbers[HELD_OUT] = _held_out(folder)
+    numbers["tuning"] = {family: _validations(out / family / "metrics.jsonl") for family in FAMILIES}
+    numbers[HELD_OUT] = held_out
     return numbers | {"claims": claims(numbers)}
+
+
+def measured_on_held_out(folder: Path) -> Numbers:
+    rows = {system.label: _pieces(folder / system.label / HELD_OUT) for system in SWEPT}
+    return {
+        "pairs": len(rows["dadlm"]),
+        "systems": {
+            label: {"average": asdict(bootstrap(_scores(some, "rouge")[:, 3]))} | _counts(some)
+            for label, some in rows.items()
+        },
+    }
 
 
 def _pieces(folder: Path) -> list[dict[str, Any]]:
@@ -117,7 +158,12 @@ def _model(folder: Path) -> Numbers:
     return json.loads((folder / "summarisation.json").read_text())["model"]
 
 
-def _set(pieces: dict[str, list[dict[str, Any]]]) -> Numbers:
+def _validations(file: Path) -> list[Numbers]:
+    entries = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    return [entry for entry in entries if "valid_rouge" in entry]
+
+
+def _set(pieces: dict[str, list[dict[str, Any]]], chosen: Chosen) -> Numbers:
     average = {label: _scores(some, "rouge")[:, 3] for label, some in pieces.items()}
     return {
         "pairs": len(average["ar"]),
@@ -126,18 +172,8 @@ def _set(pieces: dict[str, list[dict[str, Any]]]) -> Numbers:
             label: _intervals(_scores(some, "rouge")) | _counts(some) for label, some in pieces.items()
         },
         "differences": {
-            f"{one} - {other}": asdict(bootstrap(average[one] - average[other])) for one, other in DIFFERENCES
-        },
-    }
-
-
-def _held_out(folder: Path) -> Numbers:
-    rows = {system.label: _pieces(folder / system.label / HELD_OUT) for system in SWEPT}
-    return {
-        "pairs": len(rows["dadlm"]),
-        "systems": {
-            label: {"average": asdict(bootstrap(_scores(some, "rouge")[:, 3]))} | _counts(some)
-            for label, some in rows.items()
+            f"{one.label} - {other.label}": asdict(bootstrap(average[one.label] - average[other.label]))
+            for one, other in chosen.differences
         },
     }
 
@@ -166,47 +202,52 @@ def _counts(pieces: list[dict[str, Any]]) -> Numbers:
 
 
 def claims(numbers: Numbers) -> list[dict[str, Any]]:
-    """What was to be shown over all pairs, and whether it holds, at the paper's threshold and a low one."""
-    names = ("claim", "must", "measured", "holds")
-    low = f"-{FAST}"
-    return [dict(zip(names, row, strict=True)) for end in ("", low) for row in _claims(numbers, end)]
+    """What was to be shown over all pairs, and whether it holds, at the best and at the fast threshold."""
+    chosen, names = choose(numbers[HELD_OUT]), ("claim", "must", "measured", "holds")
+    rows = (row for which in (chosen.best, chosen.fast) for row in _claims(numbers, which))
+    return [dict(zip(names, row, strict=True)) for row in dict.fromkeys(rows)]
 
 
-def _claims(numbers: Numbers, end: str) -> Iterator[tuple[str, str, str, bool]]:
-    ours, theirs = f"dadlm{end}", f"bd3lm{end}"
-    pooled, times, told = numbers[ALL], numbers["times"], SYSTEMS[ours].shown
+def _claims(numbers: Numbers, which: dict[str, System]) -> Iterator[tuple[str, str, str, bool | None]]:
+    ours, theirs, told = which["dadlm"].label, which["bd3lm"].label, which["dadlm"].shown
+    pooled, times = numbers[ALL], numbers["times"]
     to_bd3lm, to_ar = (pooled["differences"][f"{ours} - {other}"] for other in (theirs, "ar"))
-    cost = pooled["differences"][f"{ours}-infill - {ours}"]["mean"]
-    tpf = {label: pooled["systems"][label]["tpf"]["mean"] for label in SYSTEMS}
-    gain = tpf[f"{ours}-infill"] / tpf[ours] - 1
-    yield f"{told} - BD3LM, ROUGE", "≥ 0", _signed(to_bd3lm), to_bd3lm["mean"] >= 0
-    yield "its interval", "above -1.0", _signed(to_bd3lm), to_bd3lm["low"] > -1.0
-    yield f"{told} - AR, ROUGE", "≥ -0.5", _signed(to_ar), to_ar["mean"] >= -0.5
-    yield f"{told}, TPF", "≥ 1.5", f"{tpf[ours]:.2f}", tpf[ours] >= 1.5
-    both = f"{tpf[ours]:.2f}, {tpf[theirs]:.2f}"
-    yield f"{told}, TPF", "above BD3LM's", both, tpf[ours] > tpf[theirs]
+    filled = which["dadlm"].infilling.label
+    cost = pooled["differences"][f"{filled} - {ours}"]["mean"]
+    tpf = {label: pooled["systems"][label]["tpf"] for label in (ours, theirs, filled)}
+    gain = tpf[filled]["mean"] / tpf[ours]["mean"] - 1
+    beside = which["bd3lm"].shown
+    yield f"{told} - {beside}: ROUGE", "≥ 0", _signed(to_bd3lm), to_bd3lm["mean"] >= 0
+    yield f"{told} - {beside}: its interval", "above -1.0", _signed(to_bd3lm), to_bd3lm["low"] > -1.0
+    yield f"{told} - AR: ROUGE", "≥ -0.5", _signed(to_ar), to_ar["mean"] >= -0.5
+    yield f"{told}: TPF", "≥ 1.5", _cell(tpf[ours]), tpf[ours]["mean"] >= 1.5
+    both = f"{_cell(tpf[ours])}, {_cell(tpf[theirs])}"
+    apart = tpf[ours]["low"] > tpf[theirs]["high"]
+    yield f"{told}: TPF", f"above that of {beside}, intervals apart", both, apart
     yield f"{told}, infilling: TPF", "≥ +25%", f"{gain:+.0%}", gain >= 0.25
     yield f"{told}, infilling: ROUGE lost", "< 0.3", f"{-cost:+.2f}", -cost < 0.3
-    for kind in ("alone", "served") if ours in times else ():
-        own, other = times[ours][kind], times["ar"][kind]
-        yield f"{told}, ms per summary, {kind}", "below AR's", f"{own:.0f}, {other:.0f}", own < other
+    for kind in ("alone", "served"):
+        claim, must = f"{told}: ms per summary, {kind}", "below AR's"
+        if ours in times:
+            own, other = times[ours][kind], times["ar"][kind]
+            yield claim, must, f"{own:.0f}, {other:.0f}", own < other
+        else:
+            yield claim, must, "not measured", None
 
 
 def tables(numbers: Numbers) -> str:
-    """Markdown: a table for each set and for all pairs, the paper's rows beside; thresholds; the claims."""
+    """Markdown: a table for each set and for all pairs, the paper's rows beside; what the held-out pairs say;
+    the claims."""
     parts = [_table(name, SETS.get(name, "All sets"), numbers) for name in (*SETS, ALL)]
-    parts += [_thresholds(numbers[HELD_OUT])]
-    rows = [
-        [row["claim"], row["must"], row["measured"], "yes" if row["holds"] else "**no**"]
-        for row in numbers["claims"]
-    ]
-    parts.append("\n".join(_lines(["over all pairs", "must", "measured", "holds"], rows)))
-    timed = numbers["times"]["ar"]
+    parts += [_thresholds(numbers[HELD_OUT]), _tuning(numbers["tuning"])]
+    verdicts = {True: "yes", False: "**no**", None: "–"}
+    rows = [[row["claim"], row["must"], row["measured"], verdicts[row["holds"]]] for row in numbers["claims"]]
+    parts.append("\n".join(_lines(["over all pairs", "must be", "measured", "holds"], rows)))
     parts.append(
-        f"Milliseconds of a single summary on {timed['machine']}, the mean of {timed['pairs']} pairs: by a "
-        "call of `generate` of its own, which on CUDA captures its graphs anew, and by a server that has "
-        "them. The splits are our own: these numbers cannot be set beside published ones. The paper's rows "
-        "are of models of another size, trained on other text, and decoded by Viterbi."
+        f"Milliseconds of a single summary on {numbers['times']['ar']['machine']}: by a call of `generate` "
+        "of its own, which on CUDA captures its graphs anew, and by a server that has them; they grow with "
+        "the tokens of a summary. The splits are our own: these numbers cannot be set beside published "
+        "ones. The paper's rows are of models of another size, trained on other text."
     )
     return "\n\n".join(parts) + "\n"
 
@@ -214,50 +255,57 @@ def tables(numbers: Numbers) -> str:
 def _table(name: str, title: str, numbers: Numbers) -> str:
     found, lead = numbers[name], numbers[name]["lead"]
     has_times = name == ALL
-    head = ["", "R-1", "R-2", "R-L", "average", "TPF"]
+    head = ["", "R-1", "R-2", "R-L", "average", "TPF", "tokens"]
     head += ["ms alone", "ms served"] if has_times else ["the paper: average, TPF"] if name in PAPER else []
     rows = [["first sentence", *(_cell(lead[score]) for score in SCORES)]]
-    for label, system in SYSTEMS.items():
-        measured = found["systems"][label]
+    for label, measured in found["systems"].items():
+        system = SYSTEMS[label]
         row = [system.shown, *(_cell(measured[score]) for score in (*SCORES, "tpf"))]
+        row.append(f"{measured['tokens'] / found['pairs']:.1f}")
         if has_times:
             times = numbers["times"].get(label, {})
             row += [f"{times[kind]:.0f}" if times else "–" for kind in ("alone", "served")]
-        elif name in PAPER and system.threshold == 0.9:
+        elif name in PAPER and (system.paper or system.family == "ar"):
             theirs = SUMMARISATION[PAPER[name]][system.family, system.infill]
             row.append(f"{theirs.average:.2f}, {theirs.tpf:.2f}")
         rows.append(row)
     lines = [f"### {title}, {found['pairs']} pairs", "", *_lines(head, rows)]
-    lines += ["", "Paired differences in average ROUGE, 95% intervals: " + _told(found["differences"])]
+    lines += ["", "Paired differences in average ROUGE, 95% intervals:", "", *_told(found["differences"])]
     if max(one["average"]["mean"] for one in found["systems"].values()) < lead["average"]["mean"] + 1:
         lines += ["", "No model is clearly above the first sentence: at this size none can summarise."]
     return "\n".join(lines)
 
 
 def _thresholds(found: Numbers) -> str:
-    head = [
-        "threshold",
-        *(f"{NAMES[family]}{more}" for family in ("bd3lm", "dadlm") for more in ("", " + infilling")),
-    ]
+    chosen = choose(found)
     rows = []
     for threshold in THRESHOLDS:
         measured = [found["systems"][one.label] for one in SWEPT if one.threshold == threshold]
-        rows.append(
-            [f"{threshold:g}", *(f"{_cell(one['average'])}, {one['tpf']['mean']:.2f}" for one in measured)]
-        )
-    return "\n".join(
-        [f"### Thresholds, {found['pairs']} held-out pairs: average ROUGE, TPF", "", *_lines(head, rows)]
-    )
+        cells = (f"{_cell(one['average'])}, {one['tpf']['mean']:.2f}" for one in measured)
+        rows.append([f"{threshold:g}", *cells])
+    head = [f"{NAMES[family]}{more}" for family in ("bd3lm", "dadlm") for more in ("", " + infilling")]
+    best = ", ".join(f"{NAMES[family]} at {one.threshold:g}" for family, one in chosen.best.items())
+    title = f"### Thresholds: average ROUGE and TPF of {found['pairs']} held-out pairs"
+    told = f"Best without infilling: {best}; fast (TPF ≥ {FAST}): {chosen.fast['dadlm'].threshold:g}."
+    return "\n".join([title, "", *_lines(["threshold", *head], rows), "", told])
 
 
-def _told(differences: dict[str, dict[str, float]]) -> str:
-    pairs = ((pair.split(" - "), value) for pair, value in differences.items())
-    return (
-        "; ".join(
-            f"{SYSTEMS[one].shown} - {SYSTEMS[other].shown} {_signed(value)}" for (one, other), value in pairs
-        )
-        + "."
-    )
+def _tuning(found: dict[str, list[Numbers]]) -> str:
+    """Loss and ROUGE of held-out pairs on the way."""
+    entries = {family: {entry["step"]: entry for entry in some} for family, some in found.items()}
+    rows = []
+    for step in sorted({step for some in entries.values() for step in some}):
+        measured = (entries[family].get(step) for family in FAMILIES)
+        cells = (f"{one['valid_loss']:.3f}, {one['valid_rouge']:.2f}" if one else "–" for one in measured)
+        rows.append([f"{step:,}", *cells])
+    head = ["step", *(NAMES[family] for family in FAMILIES)]
+    return "\n".join(["### Fine-tuning: held-out loss (nats) and ROUGE", "", *_lines(head, rows)])
+
+
+def _told(differences: dict[str, dict[str, float]]) -> Iterator[str]:
+    for pair, value in differences.items():
+        one, other = (SYSTEMS[label].shown for label in pair.split(" - "))
+        yield f"- {one} - {other}: {_signed(value)}"
 
 
 def _lines(head: list[str], rows: list[list[str]]) -> list[str]:

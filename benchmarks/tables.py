@@ -133,17 +133,18 @@ def summaries() -> str:
     """All pairs together, a row for each system; docs/results.md has each set."""
     from summaries_table import ALL, SYSTEMS
 
-    result = read("study/summaries/summaries")
-    rows = []
-    for label, system in SYSTEMS.items():
-        found, times = result[ALL]["systems"][label], result["times"].get(label)
-        average = "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**found["average"])
-        rows.append(
-            [system.shown, average, f"{found['tpf']['mean']:.2f}", f"{times['served']:.0f}" if times else "–"]
-        )
-    lead = result[ALL]["lead"]["average"]
-    rows.insert(0, ["first sentence", "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**lead), "", ""])
-    return table(["", "ROUGE", "TPF", "ms, served"], rows)
+    pooled = read("study/summaries/summaries")[ALL]
+    rows = [
+        [
+            SYSTEMS[label].shown,
+            f"{found['average']['mean']:.2f} [{found['average']['low']:.2f}, {found['average']['high']:.2f}]",
+            f"{found['tpf']['mean']:.2f}",
+            f"{found['tokens'] / pooled['pairs']:.0f}",
+        ]
+        for label, found in pooled["systems"].items()
+        if not SYSTEMS[label].infill or label == "dadlm-infill"
+    ]
+    return table(["", "ROUGE", "TPF", "tokens of a summary"], rows)
 
 
 TABLES = {

@@ -8,6 +8,7 @@ from dadlm import dag
 CALLS = {
     "forward_logp": lambda e, t: dag.forward_logp(e, t),
     "best_path": lambda e, t: dag.best_path(e, t),
+    "lookahead_path": lambda e, t: dag.lookahead_path(e, t),
     "node_posteriors": lambda e, t: dag.node_posteriors(e, t),
     "node_marginals": lambda _, t: dag.node_marginals(t),
     "sample_path": lambda _, t: dag.sample_path(t),

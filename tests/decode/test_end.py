@@ -15,6 +15,7 @@ from dadlm.serve import Request, Scheduler
 
 WAYS = SETTINGS | {
     "paper": {"sampler": "confidence", "path": "viterbi", "threshold": 1.0},
+    "padded": {"sampler": "confidence", "path": "lookahead", "threshold": 1.0, "padded": True},
     "paper, infilling": {"sampler": "confidence", "path": "viterbi", "threshold": 1.0, "infill": (2, 0.5)},
 }
 # Padded, what follows an end is decided before all that precedes it, and is another text's context.
@@ -142,6 +143,16 @@ def test_by_hand() -> None:
     ]
     padded, _ = settle(now, ids, torch.zeros_like(masked), 9, padded=True)
     assert padded.tolist() == [[9, 1, 9, 9], [9, 1, 9, 9], [1, 9, 9, 9], ids[3].tolist()]
+
+
+@pytest.mark.parametrize("family", ["mdlm", "bd3lm", "dadlm"])
+def test_padding_is_no_matter_of_gaps(family: str) -> None:
+    """End-of-text ends nothing there, so none is late and nothing follows from one."""
+    model, text, gaps = speaking(family), prompt_of(30, 4, vocab=8), [(3, 11), (16, 14)]
+    for how in ({"sampler": "confidence", "threshold": 1.0}, {"sampler": "random", "steps": 3}, {}):
+        for seed in range(6):
+            whole = fill(model, text, gaps, seed=seed, top_p=1.0, **how)
+            assert fill(model, text, gaps, seed=seed, top_p=1.0, padded=True, **how) == whole
 
 
 @pytest.mark.parametrize("family", ["mdlm", "bd3lm", "dadlm"])

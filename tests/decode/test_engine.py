@@ -26,6 +26,8 @@ WAYS = [
     {"infill": (1, 0.0)},
     {"sampler": "confidence", "path": "viterbi", "threshold": 0.5},
     {"sampler": "confidence", "temperature": 0.7},
+    {"sampler": "confidence", "path": "lookahead", "padded": True},
+    {"sampler": "random", "padded": True},
 ]
 PROMPTS = [[1, 2, 3], [4] * 9, [5] * 12, [7], [8] * 5]
 
@@ -46,6 +48,22 @@ def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(engine.Engine, "__init__", with_graphs)
     monkeypatch.setattr(engine.Act, "__call__", lambda self, function: function())
+
+
+def test_padded_ends_leave_room_for_what_comes_sooner(
+    as_on_cuda: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end takes steps out of a row: a pass may keep more than was counted before the first one."""
+    rooms, step = [], engine.Engine.step
+
+    def seen(self: engine.Engine, room: int | None) -> engine.Step:
+        rooms.append((room, self.block.ids.numel()))
+        return step(self, room)
+
+    monkeypatch.setattr(engine.Engine, "step", seen)
+    monkeypatch.setattr(engine, "_FEW", 1)
+    run(tiny("dadlm"), sampler="random", padded=True)
+    assert rooms and all(room == positions for room, positions in rooms)
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)

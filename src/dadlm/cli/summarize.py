@@ -15,7 +15,7 @@ from rich.text import Text
 from dadlm.cli.models import open_model
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.summarisation import lengths, prompt_of, summary_settings
+from dadlm.evaluate.summarisation import lengths, paper_settings, prompt_of, summary_settings
 from dadlm.model import Model
 from dadlm.train.finetune import learned_lengths
 from dadlm.train.pairs import lines_of, record_of, text_of
@@ -35,9 +35,9 @@ class Options:
     or 3/4 of the context."""
     summary_tokens: int | None = None
     """Tokens of a summary at most; none: as many as in fine-tuning, or the rest of the context."""
-    path: Literal["viterbi", "lookahead"] = "lookahead"
-    """DA-DLM: the best node after each node, or (viterbi, the paper's) the best path of a block, which ends
-    summaries early."""
+    paper: bool = False
+    """Decode as the paper does: DA-DLM along the best path of a block, end-of-text like any other token. Such
+    summaries are short."""
     threshold: float = 0.9
     """Confidence from which on diffusion models keep a token; AR decodes greedily."""
     infill: tuple[int, float] | None = None
@@ -74,9 +74,8 @@ def run(words: list[str]) -> int:
     documents, skipped = _read(options)
     model = open_model(options.model, options.device, options.dtype)
     sizes = _sizes(model, options)
-    how = summary_settings(
-        model.config.family, path=options.path, threshold=options.threshold, infill=options.infill
-    )
+    settings = paper_settings if options.paper else summary_settings
+    how = settings(model.config.family, threshold=options.threshold, infill=options.infill)
     how = replace(how, max_new_tokens=sizes[1])
     written = []
     for batch in _batches(documents, options.batch_size, options.json):
@@ -93,11 +92,17 @@ def run(words: list[str]) -> int:
 def _sizes(model: Model, options: Options) -> tuple[int, int]:
     """Tokens to read and to write: what was asked for, or what the model has learned from."""
     learned = learned_lengths(options.model)
+    document, summary = options.document_tokens, options.summary_tokens
     if learned is None:
         told = "was never fine-tuned on summaries (dadlm finetune does that): expect no summary of it"
         print(f"note: {options.model} {told}", file=sys.stderr)
-    asked = (options.document_tokens, options.summary_tokens)
-    return lengths(model, *(learned if learned is not None and asked == (None, None) else asked))
+    else:  # what is not asked for, as far as it fits beside what is
+        context = model.config.context
+        if document is None:
+            document = min(learned[0], context - (summary or learned[1]))
+        if summary is None:
+            summary = min(learned[1], context - document)
+    return lengths(model, document, summary)
 
 
 def _read(options: Options) -> tuple[list[Document], list[str]]:
@@ -170,6 +175,7 @@ def _write(
             "tokens": len(out.tokens[row]),
             "forward_passes": out.forward_passes[row],
             "truncated": prompts[row][1],
+            "ended": out.tokens[row][-1] == model.config.eot_id,
         }
         for row, document in enumerate(documents)
     ]
@@ -190,5 +196,7 @@ def _tell(written: list[dict[str, Any]], skipped: list[str], document_tokens: in
     console.print(f"{tokens} tokens in {passes} forward passes: {tokens / max(1, passes):.2f} per pass")
     if cut := sum(piece["truncated"] for piece in written):
         console.print(f"{cut} of {len(written)} documents were cut to {document_tokens} tokens")
+    if going_on := sum(not piece["ended"] for piece in written):
+        console.print(f"{going_on} of {len(written)} summaries were cut off before their end")
     for line in skipped:
         console.print(f"left out: {line}")

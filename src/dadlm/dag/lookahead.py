@@ -1,7 +1,7 @@
 """A path a step at a time: each group's best node after the one before it, whatever follows.
 
-Where `best_path` is the mode of whole blocks, this one goes where most of the probability goes: a rare first
-step that makes all others certain cannot win. Ties: the lowest index.
+Where `best_path` is the mode of whole blocks, this one never pays for a step with what that step makes
+certain later on. Ties: the lowest index.
 
 Shapes: B any leading batch dimensions (also none), N groups, K candidates.
 """

@@ -84,7 +84,7 @@ def denoise_step(
     if settings.sampler == "confidence":  # what is kept depends on what was drawn
         path, drawn, emitted = choose(model, prediction, block, block.masked, settings, room)
         sure = composite(emitted, prediction.transition_logp, path, settings.transition_weight)
-        ending = drawn == model.config.eot_id if settings.padded else None
+        ending = block.ends & (drawn == model.config.eot_id) if settings.padded else None
         kept = remask.confident(block.masked, infilled, sure, settings.threshold, ending)
         at = block.step
     else:  # what is kept does not: only that is drawn
@@ -102,7 +102,7 @@ def settle(
     """Tokens and what is decided [B, N], the rest of the block included where the text has come to its end.
 
     It has where end-of-text stands and nothing before it is open: while something is, what follows
-    the end-of-text is context for it and has to be denoised, unless that is known to be end-of-text again
+    the end-of-text is context for it and has to be denoised, unless that is known to be end-of-text too
     (`padded`, or each row's, [B, 1]).
     """
     masked = block.masked & ~kept

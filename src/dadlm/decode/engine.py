@@ -118,6 +118,8 @@ class Engine:
         (B, N), settings = self.block.ids.shape, self.settings
         if settings.path != "sample":
             return B * N  # the head runs on all nodes
+        if settings.padded and settings.sampler == "random":
+            return B * N  # an end takes steps out of a row: what is kept when is not known from the start
         if settings.infill is not None or settings.sampler != "first-hitting":
             kept = max(kept, min(B * N, _FEW))
         return next((B << doubling for doubling in range(N) if B << doubling >= kept), B * N)

@@ -93,6 +93,8 @@ class Features:
 
     best: bool
     """Some row takes the best path, for which every node's tokens are looked at."""
+    ahead: bool
+    """Some row takes it node after node."""
     position: bool
     """Some row draws from the nucleus of positions, for which those of all candidates are."""
     wide: bool
@@ -104,6 +106,7 @@ class Features:
     def of(cls, settings: Sequence[DecodeSettings]) -> "Features":
         return cls(
             best=any(one.path != "sample" for one in settings),
+            ahead=any(one.path == "lookahead" for one in settings),
             position=any(one.of_position for one in settings),
             wide=any(one.sampler != "first-hitting" or one.infill is not None for one in settings),
             cold=any(one.temperature == 0 for one in settings),
@@ -126,7 +129,7 @@ def denoise_mixed(
     if features.wide:
         weight, threshold = mixed.transition_weight[:, None], mixed.threshold[:, None].float()
         sure = composite(emitted, prediction.transition_logp, path, weight)
-        ending = (drawn == model.config.eot_id) & mixed.padded[:, None]
+        ending = block.ends & (drawn == model.config.eot_id) & mixed.padded[:, None]
         sure_enough = remask.confident(block.masked, infilled, sure, threshold, ending)
         kept = torch.where(sure_first, sure_enough, kept)
     ids = torch.where(kept, drawn, block.ids)
@@ -172,7 +175,8 @@ def _choose(
     if features.best:
 
         def best(rows: Tensor) -> Choice:
-            return choose_best(model, prediction[rows], block.masked[rows], mixed.ahead[rows, None])
+            ahead = mixed.ahead[rows, None] if features.ahead else False
+            return choose_best(model, prediction[rows], block.masked[rows], ahead)
 
         found = _replaced(found, mixed.best, fixed, best)
     if position:

@@ -27,7 +27,8 @@ class DecodeSettings:
     infill: tuple[int, float] | None = None
     """(k, r): fill gaps of at most k tokens between known ones once a share r of the block is known."""
     padded: bool = False
-    """Nothing but end-of-text follows an end-of-text, as in models tuned on pairs: it is decided with it."""
+    """For models tuned on pairs, which are padded with end-of-text: all that is open after one is one too,
+    and an end is the last that the confidence sampler keeps for being surest."""
     top_p: float = 0.9
     """Nucleus: draw from the smallest set of tokens whose probability reaches top_p."""
     temperature: float = 1.0

@@ -55,8 +55,7 @@ def locate(name: str) -> tuple[Path, str]:
     """The folder or .gguf file that a name stands for, and what tables call it."""
     if name in PACKAGED:
         return _inside_package(name), PACKAGED[name].label
-    place = Path(name)
-    return (place, place.resolve().name) if place.exists() else (_download(name), name)
+    return (Path(name) if Path(name).exists() else _download(name)), name
 
 
 def identity(place: Path) -> str:

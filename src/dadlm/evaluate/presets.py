@@ -43,11 +43,11 @@ class Configuration:
     def label(self) -> str:
         """Tells this configuration from every other: all that differs from the defaults."""
         parts, default = [self.denoising], DecodeSettings()
-        for name in ("infill", "path", "top_p", "temperature", "transition_weight", "nucleus"):
+        for name in ("infill", "path", "top_p", "temperature", "transition_weight", "nucleus", "padded"):
             value = getattr(self.settings, name)
             if value != getattr(default, name):
                 values = value if isinstance(value, tuple | list) else (value,)
-                parts += [name, *(one if isinstance(one, str) else f"{one:g}" for one in values)]
+                parts += [name, *(f"{one:g}" if isinstance(one, int | float) else one for one in values)]
         return " ".join(parts)
 
     @property
@@ -127,6 +127,8 @@ def _option(name: str, value: str, word: str) -> Any:
         return _number(float, value, word)
     if name in ("path", "nucleus"):
         return value
+    if name == "padded":
+        return bool(_number(int, value, word))
     raise _unknown(word)
 
 
@@ -141,8 +143,8 @@ def _number(kind: type, text: str, word: str) -> Any:
 def _unknown(word: str) -> ConfigError:
     return ConfigError(
         f"unknown configuration {word!r}: name a preset ({', '.join(PRESETS)}), or give FH, T=8 or conf=0.9, "
-        "each with /infill=2,0.5, /path=viterbi, /top_p=0.9, /nucleus=position, "
-        "/temperature=1 or /transition_weight=0.5"
+        "each with /infill=2,0.5, /path=viterbi, /path=lookahead, /top_p=0.9, /nucleus=position, "
+        "/temperature=1, /transition_weight=0.5 or /padded=1"
     )
 
 

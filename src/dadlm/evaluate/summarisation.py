@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -102,17 +102,18 @@ def paper_settings(
 def summary_settings(
     family: str,
     *,
-    path: Literal["viterbi", "lookahead"] = "lookahead",
     threshold: float = 0.9,
     infill: tuple[int, float] | None = None,
 ) -> DecodeSettings:
-    """As the paper does, but by models that know how pairs end.
+    """How summaries are decoded unless the paper's way is asked for.
 
-    A summary is padded with end-of-text to the end of its block: certain once it begins, so the best path of
-    a block is easily the one that ends at once. The path that looks one node ahead does not do that.
+    They are padded with end-of-text to the end of their block, which is certain once it begins: the surest
+    tokens are padding, and the best path of a block is easily one that ends soon.
     """
     paper = paper_settings(family, threshold=threshold, infill=infill)
-    return paper if family == "ar" else replace(paper, path=path, padded=True)
+    if family == "ar":
+        return paper
+    return replace(paper, padded=True, path="lookahead" if family == "dadlm" else paper.path)
 
 
 def lengths(model: Model, document: int | None, summary: int | None) -> tuple[int, int]:

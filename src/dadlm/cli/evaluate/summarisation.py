@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.table import Table
 
@@ -11,7 +11,7 @@ from dadlm.errors import ConfigError
 from dadlm.evaluate import summarisation
 from dadlm.evaluate.documents import read_documents
 from dadlm.evaluate.intervals import caution
-from dadlm.evaluate.summarisation import summary_settings
+from dadlm.evaluate.summarisation import paper_settings, summary_settings
 from dadlm.model.pretrained import DEFAULT
 
 _SCORES = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "average": "average"}
@@ -31,9 +31,9 @@ class Options(Common):
     """Tokens of the document that are read, the end-of-text after it included; none: 3/4 of the context."""
     summary_tokens: int | None = None
     """Tokens of the summary at most; none: the rest of the context."""
-    path: Literal["viterbi", "lookahead"] = "lookahead"
-    """DA-DLM: the best node after each node, or (viterbi, the paper's) the best path of a block, which ends
-    summaries early."""
+    paper: bool = False
+    """Decode as the paper does: DA-DLM along the best path of a block, end-of-text like any other token. Such
+    summaries are short."""
     threshold: float = 0.9
     """Confidence from which on diffusion models keep a token; AR decodes greedily."""
     infill: tuple[int, float] | None = None
@@ -46,12 +46,11 @@ def measure(options: Options, folder: Path) -> dict[str, Any]:
     if options.pairs is not None and options.pairs < 1:
         raise ConfigError(f"--pairs must be at least 1, got {options.pairs}")
     model = load_model(options.model, options)
+    settings = paper_settings if options.paper else summary_settings
     return summarisation(
         model,
         read_documents(options.data, count=options.pairs),
-        settings=summary_settings(
-            model.config.family, path=options.path, threshold=options.threshold, infill=options.infill
-        ),
+        settings=settings(model.config.family, threshold=options.threshold, infill=options.infill),
         document_tokens=options.document_tokens,
         summary_tokens=options.summary_tokens,
         seed=options.seed,

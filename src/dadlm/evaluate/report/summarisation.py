@@ -123,7 +123,7 @@ def strategy(result: Facts) -> str:
         return "sampled" if settings["temperature"] else "greedy"
     told = settings["sampler"]
     if told == "confidence":
-        told = f"conf {settings['threshold']:g}"
+        told = f"conf {settings['threshold']:g}" + (", lookahead" if settings["path"] == "lookahead" else "")
     elif settings["steps"]:
         told = f"{told}, T={settings['steps']}"
     infill = settings["infill"]
