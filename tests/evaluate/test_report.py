@@ -642,3 +642,17 @@ def test_bad_input_to_report(run: Run, tmp_path: Path) -> None:
     ):
         code, out, error = run(*words)
         assert (code, out) == (2, "") and error.startswith("error: ") and told in error
+
+
+def test_in_short_texts_are_better_worse_or_neither() -> None:
+    """Of two configurations DA-DLM has the lower judge perplexity in one, and clearly the higher in the other."""
+    result = results.generation(sizes=(16,))
+    rows = [row for row in result["rows"] if row["configuration"] in ("T=8", "T=4")]
+    for row in rows:
+        middle = 300.0 if row["family"] == "bd3lm" else 299.0 if row["configuration"] == "T=8" else 400.0
+        row["judge_perplexity"] = {"mean": middle, "low": middle - 5, "high": middle + 5}
+        row["mauve"] = None
+    result["rows"] = rows
+    (told,) = import_module("dadlm.evaluate.report.generation")._sentences(result, 16, "")
+    expected = "DA-DLM 16 better than BD3LM 16 in 1 of 2 configurations, intervals apart in 0; "
+    assert told == f"Judge perplexity: {expected}worse with intervals apart in 1; 1000 samples."

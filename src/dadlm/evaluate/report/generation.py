@@ -55,20 +55,24 @@ def _figure(one: Found, where: str) -> Iterator[Figure]:
 
 
 def _sentences(result: Facts, size: int | None, where: str) -> Iterator[str]:
-    """DA-DLM against BD3LM in MAUVE, over the configurations that both have."""
+    """DA-DLM against BD3LM in MAUVE and judge perplexity, over the configurations that both have."""
     grid = grid_of(result, size)
     families = {name: row["family"] for rows in grid.values() for name, row in rows.items()}
+    few = " So few samples mean little." if result["samples"] < ENOUGH else ""
     for name in (name for name, family in families.items() if family == "dadlm"):
         for other in (name for name, family in families.items() if family == "bd3lm"):
             both = [rows for rows in grid.values() if {name, other} <= rows.keys()]
-            pairs = [(rows[name]["mauve"], rows[other]["mauve"]) for rows in both]
-            pairs = [(one, two) for one, two in pairs if one and two]
-            if pairs:
-                above = sum(one["mean"] > two["mean"] for one, two in pairs)
-                clear = sum(apart(one, [two]) for one, two in pairs)
-                few = " So few samples mean little." if result["samples"] < ENOUGH else ""
-                yield (
-                    f"MAUVE{where}: {name} clearly above {other} (intervals apart) in {clear} of "
-                    f"{len(pairs)} configurations, with the higher mean in {above}; "
-                    f"{result['samples']} samples.{few}"
-                )
+            for quality, title in (("mauve", "MAUVE"), ("judge_perplexity", "Judge perplexity")):
+                pairs = [(rows[name][quality], rows[other][quality]) for rows in both]
+                pairs = [(one, two) for one, two in pairs if one and two]
+                if quality == "judge_perplexity":  # less is better: the better one is the lower
+                    pairs = [(two, one) for one, two in pairs]
+                if pairs:
+                    better = sum(one["mean"] > two["mean"] for one, two in pairs)
+                    clear = sum(apart(one, [two]) for one, two in pairs)
+                    worse = sum(apart(two, [one]) for one, two in pairs)
+                    yield (
+                        f"{title}{where}: {name} better than {other} in {better} of {len(pairs)} "
+                        f"configurations, intervals apart in {clear}; worse with intervals apart in {worse}; "
+                        f"{result['samples']} samples.{few}"
+                    )
