@@ -645,7 +645,7 @@ def test_bad_input_to_report(run: Run, tmp_path: Path) -> None:
 
 
 def test_in_short_texts_are_better_worse_or_neither() -> None:
-    """Of two configurations DA-DLM has the lower judge perplexity in one, and clearly the higher in the other."""
+    """Of two configurations DA-DLM has the lower judge perplexity in one, clearly the higher in the other."""
     result = results.generation(sizes=(16,))
     rows = [row for row in result["rows"] if row["configuration"] in ("T=8", "T=4")]
     for row in rows:
