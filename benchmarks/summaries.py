@@ -145,15 +145,13 @@ def _alone(model: Model, prompts: list[list[int]], settings: DecodeSettings) -> 
 
 
 def _served(model: Model, prompts: list[list[int]], settings: DecodeSettings) -> float:
-    scheduler = Scheduler(model, max_rows=1)
+    scheduler = Scheduler(model, max_rows=1).start()
     took = []
     for prompt in [*prompts[:2], *prompts]:  # two for the graphs: one launched, one captured
-        job = scheduler.submit(Request(ids=tuple(prompt), settings=settings, seed=0))
         start = time.perf_counter()
-        while scheduler.stats().rows + scheduler.stats().queue:
-            scheduler.tick()
+        events = list(scheduler.submit(Request(ids=tuple(prompt), settings=settings, seed=0)))
         took.append(1000 * (time.perf_counter() - start))
-        assert isinstance(list(job)[-1], Finished)
+        assert isinstance(events[-1], Finished)
     scheduler.shutdown(grace=0)
     return fmean(took[2:])
 
