@@ -1,6 +1,11 @@
 """What holds for every test: the same numbers each time, whatever ran before and however busy the machine."""
 
+import os
 import random
+
+# Tensors are tiny: threads would wait for each other, on a busy machine for minutes. Programs that tests
+# start inherit it. Before torch is imported, which reads it then.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
