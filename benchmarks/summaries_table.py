@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from study_tables import told
+from tables import table
 
 from dadlm import DecodeSettings
 from dadlm.evaluate import bootstrap
 from dadlm.evaluate.paper import SUMMARISATION, SUMMARY_INFILL
 from dadlm.evaluate.subject import NAMES
-from dadlm.evaluate.summarisation import paper_settings, summary_settings
+from dadlm.evaluate.summarisation import summary_settings
 
 SETS = {"xsum": "XSum", "cnndm": "CNN/DailyMail", "wikinews_sum": "Wikinews"}
 PAPER = {"xsum": "XSum", "cnndm": "CNN/DailyMail"}
@@ -38,8 +40,7 @@ class System:
     @property
     def settings(self) -> DecodeSettings:
         infill = SUMMARY_INFILL if self.infill else None
-        how = paper_settings if self.paper else summary_settings
-        return how(self.family, threshold=self.threshold, infill=infill)
+        return summary_settings(self.family, paper=self.paper, threshold=self.threshold, infill=infill)
 
     @property
     def label(self) -> str:
@@ -104,14 +105,17 @@ class Chosen:
 
 def choose(held_out: Numbers) -> Chosen:
     found = held_out["systems"]
-    best, fast = {}, {}
-    for family in ("bd3lm", "dadlm"):
-        mine = [one for one in SWEPT if one.family == family and not one.infill]
-        best[family] = max(mine, key=lambda one: found[one.label]["average"]["mean"])
-    ours = [one for one in SWEPT if one.family == "dadlm" and not one.infill]
-    fast["dadlm"] = next((one for one in ours if found[one.label]["tpf"]["mean"] >= FAST), ours[-1])
-    fast["bd3lm"] = replace(fast["dadlm"], family="bd3lm")
-    return Chosen(best, fast)
+    tried = {
+        family: [one for one in SWEPT if one.family == family and not one.infill]
+        for family in ("bd3lm", "dadlm")
+    }
+    best = {
+        family: max(some, key=lambda one: found[one.label]["average"]["mean"])
+        for family, some in tried.items()
+    }
+    ours = tried["dadlm"]
+    fast = next((one for one in ours if found[one.label]["tpf"]["mean"] >= FAST), ours[-1])
+    return Chosen(best, {"bd3lm": replace(fast, family="bd3lm"), "dadlm": fast})
 
 
 def compare(out: Path) -> Numbers:
@@ -209,7 +213,7 @@ def claims(numbers: Numbers) -> list[dict[str, Any]]:
 
 
 def _claims(numbers: Numbers, which: dict[str, System]) -> Iterator[tuple[str, str, str, bool | None]]:
-    ours, theirs, told = which["dadlm"].label, which["bd3lm"].label, which["dadlm"].shown
+    ours, theirs, name = which["dadlm"].label, which["bd3lm"].label, which["dadlm"].shown
     pooled, times = numbers[ALL], numbers["times"]
     to_bd3lm, to_ar = (pooled["differences"][f"{ours} - {other}"] for other in (theirs, "ar"))
     filled = which["dadlm"].infilling.label
@@ -217,17 +221,17 @@ def _claims(numbers: Numbers, which: dict[str, System]) -> Iterator[tuple[str, s
     tpf = {label: pooled["systems"][label]["tpf"] for label in (ours, theirs, filled)}
     gain = tpf[filled]["mean"] / tpf[ours]["mean"] - 1
     beside = which["bd3lm"].shown
-    yield f"{told} - {beside}: ROUGE", "≥ 0", _signed(to_bd3lm), to_bd3lm["mean"] >= 0
-    yield f"{told} - {beside}: its interval", "above -1.0", _signed(to_bd3lm), to_bd3lm["low"] > -1.0
-    yield f"{told} - AR: ROUGE", "≥ -0.5", _signed(to_ar), to_ar["mean"] >= -0.5
-    yield f"{told}: TPF", "≥ 1.5", _cell(tpf[ours]), tpf[ours]["mean"] >= 1.5
-    both = f"{_cell(tpf[ours])}, {_cell(tpf[theirs])}"
+    yield f"{name} - {beside}: ROUGE", "≥ 0", _signed(to_bd3lm), to_bd3lm["mean"] >= 0
+    yield f"{name} - {beside}: its interval", "above -1.0", _signed(to_bd3lm), to_bd3lm["low"] > -1.0
+    yield f"{name} - AR: ROUGE", "≥ -0.5", _signed(to_ar), to_ar["mean"] >= -0.5
+    yield f"{name}: TPF", "≥ 1.5", told(tpf[ours], 2), tpf[ours]["mean"] >= 1.5
+    both = f"{told(tpf[ours], 2)}, {told(tpf[theirs], 2)}"
     apart = tpf[ours]["low"] > tpf[theirs]["high"]
-    yield f"{told}: TPF", f"above that of {beside}, intervals apart", both, apart
-    yield f"{told}, infilling: TPF", "≥ +25%", f"{gain:+.0%}", gain >= 0.25
-    yield f"{told}, infilling: ROUGE lost", "< 0.3", f"{-cost:+.2f}", -cost < 0.3
+    yield f"{name}: TPF", f"above that of {beside}, intervals apart", both, apart
+    yield f"{name}, infilling: TPF", "≥ +25%", f"{gain:+.0%}", gain >= 0.25
+    yield f"{name}, infilling: ROUGE lost", "< 0.3", f"{-cost:+.2f}", -cost < 0.3
     for kind in ("alone", "served"):
-        claim, must = f"{told}: ms per summary, {kind}", "below AR's"
+        claim, must = f"{name}: ms per summary, {kind}", "below AR's"
         if ours in times:
             own, other = times[ours][kind], times["ar"][kind]
             yield claim, must, f"{own:.0f}, {other:.0f}", own < other
@@ -242,7 +246,7 @@ def tables(numbers: Numbers) -> str:
     parts += [_thresholds(numbers[HELD_OUT]), _tuning(numbers["tuning"])]
     verdicts = {True: "yes", False: "**no**", None: "–"}
     rows = [[row["claim"], row["must"], row["measured"], verdicts[row["holds"]]] for row in numbers["claims"]]
-    parts.append("\n".join(_lines(["over all pairs", "must be", "measured", "holds"], rows)))
+    parts.append(_even(["over all pairs", "must be", "measured", "holds"], rows))
     parts.append(
         f"Milliseconds of a single summary on {numbers['times']['ar']['machine']}: by a call of `generate` "
         "of its own, which on CUDA captures its graphs anew, and by a server that has them; they grow with "
@@ -257,10 +261,10 @@ def _table(name: str, title: str, numbers: Numbers) -> str:
     has_times = name == ALL
     head = ["", "R-1", "R-2", "R-L", "average", "TPF", "tokens"]
     head += ["ms alone", "ms served"] if has_times else ["the paper: average, TPF"] if name in PAPER else []
-    rows = [["first sentence", *(_cell(lead[score]) for score in SCORES)]]
+    rows = [["first sentence", *(told(lead[score], 2) for score in SCORES)]]
     for label, measured in found["systems"].items():
         system = SYSTEMS[label]
-        row = [system.shown, *(_cell(measured[score]) for score in (*SCORES, "tpf"))]
+        row = [system.shown, *(told(measured[score], 2) for score in (*SCORES, "tpf"))]
         row.append(f"{measured['tokens'] / found['pairs']:.1f}")
         if has_times:
             times = numbers["times"].get(label, {})
@@ -269,7 +273,7 @@ def _table(name: str, title: str, numbers: Numbers) -> str:
             theirs = SUMMARISATION[PAPER[name]][system.family, system.infill]
             row.append(f"{theirs.average:.2f}, {theirs.tpf:.2f}")
         rows.append(row)
-    lines = [f"### {title}, {found['pairs']} pairs", "", *_lines(head, rows)]
+    lines = [f"### {title}, {found['pairs']} pairs", "", _even(head, rows)]
     lines += ["", "Paired differences in average ROUGE, 95% intervals:", "", *_told(found["differences"])]
     if max(one["average"]["mean"] for one in found["systems"].values()) < lead["average"]["mean"] + 1:
         lines += ["", "No model is clearly above the first sentence: at this size none can summarise."]
@@ -281,13 +285,13 @@ def _thresholds(found: Numbers) -> str:
     rows = []
     for threshold in THRESHOLDS:
         measured = [found["systems"][one.label] for one in SWEPT if one.threshold == threshold]
-        cells = (f"{_cell(one['average'])}, {one['tpf']['mean']:.2f}" for one in measured)
+        cells = (f"{told(one['average'], 2)}, {one['tpf']['mean']:.2f}" for one in measured)
         rows.append([f"{threshold:g}", *cells])
     head = [f"{NAMES[family]}{more}" for family in ("bd3lm", "dadlm") for more in ("", " + infilling")]
     best = ", ".join(f"{NAMES[family]} at {one.threshold:g}" for family, one in chosen.best.items())
     title = f"### Thresholds: average ROUGE and TPF of {found['pairs']} held-out pairs"
-    told = f"Best without infilling: {best}; fast (TPF ≥ {FAST}): {chosen.fast['dadlm'].threshold:g}."
-    return "\n".join([title, "", *_lines(["threshold", *head], rows), "", told])
+    said = f"Best without infilling: {best}; fast (TPF ≥ {FAST}): {chosen.fast['dadlm'].threshold:g}."
+    return "\n".join([title, "", _even(["threshold", *head], rows), "", said])
 
 
 def _tuning(found: dict[str, list[Numbers]]) -> str:
@@ -299,7 +303,7 @@ def _tuning(found: dict[str, list[Numbers]]) -> str:
         cells = (f"{one['valid_loss']:.3f}, {one['valid_rouge']:.2f}" if one else "–" for one in measured)
         rows.append([f"{step:,}", *cells])
     head = ["step", *(NAMES[family] for family in FAMILIES)]
-    return "\n".join(["### Fine-tuning: held-out loss (nats) and ROUGE", "", *_lines(head, rows)])
+    return "\n".join(["### Fine-tuning: held-out loss (nats) and ROUGE", "", _even(head, rows)])
 
 
 def _told(differences: dict[str, dict[str, float]]) -> Iterator[str]:
@@ -308,17 +312,9 @@ def _told(differences: dict[str, dict[str, float]]) -> Iterator[str]:
         yield f"- {one} - {other}: {_signed(value)}"
 
 
-def _lines(head: list[str], rows: list[list[str]]) -> list[str]:
-    rows = [row + [""] * (len(head) - len(row)) for row in rows]
-    return [_line(head), "|---" + "|---:" * (len(head) - 1) + "|", *map(_line, rows)]
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _cell(value: dict[str, float]) -> str:
-    return "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**value)
+def _even(head: list[str], rows: list[list[str]]) -> str:
+    """A table whose rows may lack their last cells."""
+    return table(head, [row + [""] * (len(head) - len(row)) for row in rows]).rstrip()
 
 
 def _signed(value: dict[str, float]) -> str:

@@ -131,13 +131,14 @@ def study() -> str:
 
 def summaries() -> str:
     """All pairs together, a row for each system; docs/results.md has each set."""
+    from study_tables import told
     from summaries_table import ALL, SYSTEMS
 
     pooled = read("study/summaries/summaries")[ALL]
     rows = [
         [
             SYSTEMS[label].shown,
-            f"{found['average']['mean']:.2f} [{found['average']['low']:.2f}, {found['average']['high']:.2f}]",
+            told(found["average"], 2),
             f"{found['tpf']['mean']:.2f}",
             f"{found['tokens'] / pooled['pairs']:.0f}",
         ]

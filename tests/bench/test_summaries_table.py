@@ -1,8 +1,8 @@
 """The tables of `benchmarks/summaries.py` against numbers worked out by hand."""
 
-import importlib.util
 import json
 from copy import deepcopy
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,12 +20,9 @@ TIMES = {"ar": 50.0, "bd3lm": 45.0, "dadlm": 30.0}
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
-    file = ROOT / "benchmarks" / "summaries_table.py"
-    spec = importlib.util.spec_from_file_location("summaries_table", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        return import_module("summaries_table")
 
 
 def piece(system: str, row: int) -> dict[str, Any]:

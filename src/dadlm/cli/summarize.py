@@ -15,7 +15,7 @@ from rich.text import Text
 from dadlm.cli.models import open_model
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.summarisation import lengths, paper_settings, prompt_of, summary_settings
+from dadlm.evaluate.summarisation import lengths, prompt_of, summary_settings
 from dadlm.model import Model
 from dadlm.train.finetune import learned_lengths
 from dadlm.train.pairs import lines_of, record_of, text_of
@@ -74,8 +74,9 @@ def run(words: list[str]) -> int:
     documents, skipped = _read(options)
     model = open_model(options.model, options.device, options.dtype)
     sizes = _sizes(model, options)
-    settings = paper_settings if options.paper else summary_settings
-    how = settings(model.config.family, threshold=options.threshold, infill=options.infill)
+    how = summary_settings(
+        model.config.family, paper=options.paper, threshold=options.threshold, infill=options.infill
+    )
     how = replace(how, max_new_tokens=sizes[1])
     written = []
     for batch in _batches(documents, options.batch_size, options.json):

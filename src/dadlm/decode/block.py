@@ -106,8 +106,10 @@ def settle(
     (`padded`, or each row's, [B, 1]).
     """
     masked = block.masked & ~kept
-    end = block.ends & (ids == eot_id) & ~masked
-    over = (end & (masked.cumsum(1) == 0)).any(1, keepdim=True) | ((end.cumsum(1) > 0) & padded)
+    end = block.ends & (ids == eot_id)
+    over = (end & (masked.cumsum(1) == 0)).any(1, keepdim=True)
+    if padded is not False:
+        over = over | (((end & ~masked).cumsum(1) > 0) & padded)
     return ids.masked_fill(masked & over, eot_id), kept | (masked & over)
 
 

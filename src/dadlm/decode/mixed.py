@@ -101,6 +101,8 @@ class Features:
     """Some row may keep several tokens in a step, or looks at how sure they are."""
     cold: bool
     """Some row has temperature 0."""
+    padded: bool
+    """Nothing follows the end of some row."""
 
     @classmethod
     def of(cls, settings: Sequence[DecodeSettings]) -> "Features":
@@ -110,6 +112,7 @@ class Features:
             position=any(one.of_position for one in settings),
             wide=any(one.sampler != "first-hitting" or one.infill is not None for one in settings),
             cold=any(one.temperature == 0 for one in settings),
+            padded=any(one.padded for one in settings),
         )
 
 
@@ -126,14 +129,15 @@ def denoise_mixed(
     sure_first = mixed.confidence[:, None]
     wanted = torch.where(sure_first, block.masked, kept)
     path, drawn, emitted = _choose(model, prediction, block, wanted, mixed, features, fixed)
+    padded = mixed.padded[:, None] if features.padded else False
     if features.wide:
         weight, threshold = mixed.transition_weight[:, None], mixed.threshold[:, None].float()
         sure = composite(emitted, prediction.transition_logp, path, weight)
-        ending = block.ends & (drawn == model.config.eot_id) & mixed.padded[:, None]
+        ending = block.ends & (drawn == model.config.eot_id) & padded if features.padded else None
         sure_enough = remask.confident(block.masked, infilled, sure, threshold, ending)
         kept = torch.where(sure_first, sure_enough, kept)
     ids = torch.where(kept, drawn, block.ids)
-    ids, kept = settle(block, ids, kept, model.config.eot_id, mixed.padded[:, None])
+    ids, kept = settle(block, ids, kept, model.config.eot_id, padded)
     after = replace(block, ids=ids, masked=block.masked & ~kept, step=at + 1)
     return after, Step(block, prediction, path, kept, infilled, at, ids)
 

@@ -102,18 +102,19 @@ def paper_settings(
 def summary_settings(
     family: str,
     *,
+    paper: bool = False,
     threshold: float = 0.9,
     infill: tuple[int, float] | None = None,
 ) -> DecodeSettings:
-    """How summaries are decoded unless the paper's way is asked for.
+    """How summaries are decoded: the paper's way if that is asked for.
 
     They are padded with end-of-text to the end of their block, which is certain once it begins: the surest
     tokens are padding, and the best path of a block is easily one that ends soon.
     """
-    paper = paper_settings(family, threshold=threshold, infill=infill)
-    if family == "ar":
-        return paper
-    return replace(paper, padded=True, path="lookahead" if family == "dadlm" else paper.path)
+    settings = paper_settings(family, threshold=threshold, infill=infill)
+    if paper or family == "ar":
+        return settings
+    return replace(settings, padded=True, path="lookahead" if family == "dadlm" else settings.path)
 
 
 def lengths(model: Model, document: int | None, summary: int | None) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from dadlm.errors import ConfigError
 from dadlm.evaluate import summarisation
 from dadlm.evaluate.documents import read_documents
 from dadlm.evaluate.intervals import caution
-from dadlm.evaluate.summarisation import paper_settings, summary_settings
+from dadlm.evaluate.summarisation import summary_settings
 from dadlm.model.pretrained import DEFAULT
 
 _SCORES = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "average": "average"}
@@ -46,11 +46,12 @@ def measure(options: Options, folder: Path) -> dict[str, Any]:
     if options.pairs is not None and options.pairs < 1:
         raise ConfigError(f"--pairs must be at least 1, got {options.pairs}")
     model = load_model(options.model, options)
-    settings = paper_settings if options.paper else summary_settings
     return summarisation(
         model,
         read_documents(options.data, count=options.pairs),
-        settings=settings(model.config.family, threshold=options.threshold, infill=options.infill),
+        settings=summary_settings(
+            model.config.family, paper=options.paper, threshold=options.threshold, infill=options.infill
+        ),
         document_tokens=options.document_tokens,
         summary_tokens=options.summary_tokens,
         seed=options.seed,

@@ -1,6 +1,7 @@
 """Open-ended generation: the paper's figure, its tables by block size, and further measures."""
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -59,20 +60,20 @@ def _sentences(result: Facts, size: int | None, where: str) -> Iterator[str]:
     grid = grid_of(result, size)
     families = {name: row["family"] for rows in grid.values() for name, row in rows.items()}
     few = " So few samples mean little." if result["samples"] < ENOUGH else ""
-    for name in (name for name, family in families.items() if family == "dadlm"):
-        for other in (name for name, family in families.items() if family == "bd3lm"):
-            both = [rows for rows in grid.values() if {name, other} <= rows.keys()]
-            for quality, title in (("mauve", "MAUVE"), ("judge_perplexity", "Judge perplexity")):
-                pairs = [(rows[name][quality], rows[other][quality]) for rows in both]
-                pairs = [(one, two) for one, two in pairs if one and two]
-                if quality == "judge_perplexity":  # less is better: the better one is the lower
-                    pairs = [(two, one) for one, two in pairs]
-                if pairs:
-                    better = sum(one["mean"] > two["mean"] for one, two in pairs)
-                    clear = sum(apart(one, [two]) for one, two in pairs)
-                    worse = sum(apart(two, [one]) for one, two in pairs)
-                    yield (
-                        f"{title}{where}: {name} better than {other} in {better} of {len(pairs)} "
-                        f"configurations, intervals apart in {clear}; worse with intervals apart in {worse}; "
-                        f"{result['samples']} samples.{few}"
-                    )
+    ours, theirs = ([name for name in families if families[name] == one] for one in ("dadlm", "bd3lm"))
+    qualities = {"mauve": "MAUVE", "judge_perplexity": "Judge perplexity"}
+    for name, other, quality in product(ours, theirs, qualities):
+        both = [rows for rows in grid.values() if {name, other} <= rows.keys()]
+        pairs = [(rows[name][quality], rows[other][quality]) for rows in both]
+        pairs = [(one, two) for one, two in pairs if one and two]
+        if quality == "judge_perplexity":  # less is better: the better one is the lower
+            pairs = [(two, one) for one, two in pairs]
+        if pairs:
+            better = sum(one["mean"] > two["mean"] for one, two in pairs)
+            clear = sum(apart(one, [two]) for one, two in pairs)
+            worse = sum(apart(two, [one]) for one, two in pairs)
+            yield (
+                f"{qualities[quality]}{where}: {name} better than {other} in {better} of {len(pairs)} "
+                f"configurations, intervals apart in {clear}; worse with intervals apart in {worse}; "
+                f"{result['samples']} samples.{few}"
+            )
