@@ -5,10 +5,10 @@
 
 DATA holds folders xsum, cnndm and wikinews_sum, each with train.jsonl and val.jsonl. All models learn from
 the three train files together, less every 50th pair, by which the best checkpoint is chosen and thresholds
-are compared: the val files are only reported. `--only FAMILY` fine-tunes and measures one of the three and
-leaves the rest: three such processes may share a GPU. Without it all that is missing is made, single
-summaries are timed (so nothing else should run), and the tables printed: OUT/summaries.md;
-OUT/summaries.json has all numbers. Started again, it goes on where it stopped.
+and infilling are chosen: the val files are only reported. `--only FAMILY` fine-tunes one of the three and
+measures it on held-out pairs: three such processes may share a GPU. Without it all that is missing is made,
+what was chosen is measured, single summaries are timed (so nothing else should run), and the tables printed:
+OUT/summaries.md; OUT/summaries.json has all numbers. Started again, it goes on where it stopped.
 """
 
 import argparse
@@ -68,21 +68,22 @@ def split(data: Path, out: Path, pairs: int | None) -> tuple[Path, Path]:
 def train(family: str, options: argparse.Namespace) -> None:
     out = Path(options.out)
     last = out / family / "last"
-    if last.exists() and read_progress(last)["step"] >= options.steps:
+    steps = options.ar_steps if family == "ar" else options.steps
+    if last.exists() and read_progress(last)["step"] >= steps:
         return  # before all pairs are read again
     learn, choose = split(Path(options.data), out, options.train_pairs)
     base = recipe(model=getattr(options, family), data=(str(learn),), valid=(str(choose),))
     settings = {
-        "steps": options.steps,
-        "decay": options.steps // 2,
-        "warmup": min(100, options.steps // 8),
+        "steps": steps,
+        "decay": steps // 2,
+        "warmup": min(100, steps // 8),
         "batch_size": options.batch_size,
         "lr": options.lr,
-        "valid_every": max(1, options.steps // VALIDATIONS),
-        "save_every": max(1, options.steps // VALIDATIONS),
+        "valid_every": max(1, steps // VALIDATIONS),
+        "save_every": max(1, steps // VALIDATIONS),
         "device": options.device,
     }
-    # No patience: as many steps for each of the three, however ROUGE on a few pairs falls out.
+    # No patience: all steps, however ROUGE on a few pairs falls out.
     config = replace(
         base,
         out=str(out / family),
@@ -105,7 +106,7 @@ def measure(system: System, name: str, model: Model, options: argparse.Namespace
         model,
         read_documents(file, count=options.count),
         settings=system.settings,
-        batch_size=options.batch_size,
+        batch_size=options.decode_batch,
         name=NAMES[system.family],
         out=out / "evaluation" / system.label / name,
     )
@@ -162,12 +163,19 @@ def run(options: argparse.Namespace) -> None:
         train(family, options)
         model = load(out / family, options.device)
         for system in (one for one in SYSTEMS.values() if one.family == family):
-            for name in (*SETS, *([HELD_OUT] if system in SWEPT else [])):
+            # What is chosen by held-out pairs is measured on the others afterwards.
+            for name in [HELD_OUT] if system in SWEPT else SETS:
                 measure(system, name, model, options)
     if options.only:
         return
-    for system in choose(measured_on_held_out(out / "evaluation")).rows:  # last: nothing else may be at work
-        measure_times(system, load(out / system.family, options.device), options)
+    models = {family: load(out / family, options.device) for family in FAMILIES}
+    measure(System(family="ar"), HELD_OUT, models["ar"], options)
+    rows = choose(measured_on_held_out(out / "evaluation")).rows
+    for system in rows:
+        for name in SETS:
+            measure(system, name, models[system.family], options)
+    for system in rows:  # last: nothing else may be at work
+        measure_times(system, models[system.family], options)
     numbers = compare(out)
     write_json(out / "summaries.json", numbers)
     (out / "summaries.md").write_text(tables(numbers), encoding="utf-8")
@@ -183,11 +191,13 @@ def main() -> int:
         "--only", choices=FAMILIES, help="fine-tune and measure this one; no times, no tables"
     )
     parser.add_argument("--out", default="runs/summaries")
-    parser.add_argument("--steps", type=int, default=1600, help="optimiser steps of each model")
-    parser.add_argument("--batch-size", type=int, default=64, help="pairs per step, and decoded side by side")
+    parser.add_argument("--steps", type=int, default=4000, help="optimiser steps of BD3LM and DA-DLM")
+    parser.add_argument("--ar-steps", type=int, default=1600, help="of AR, which overfits much earlier")
+    parser.add_argument("--batch-size", type=int, default=64, help="pairs per step")
+    parser.add_argument("--decode-batch", type=int, default=256, help="pairs summarised side by side")
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument(
-        "--rouge-pairs", type=int, default=128, help="held-out pairs summarised at a validation"
+        "--rouge-pairs", type=int, default=350, help="held-out pairs summarised at a validation"
     )
     parser.add_argument("--train-pairs", type=int, help="so many of each train file: to try things out")
     parser.add_argument("--count", type=int, help="so many of each val file: to try things out")

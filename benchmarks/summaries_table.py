@@ -23,6 +23,8 @@ HELD_OUT, ALL = "held-out", "all"
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5)
 FAST = 1.5
 """Tokens per pass that the fast way to decode has."""
+INFILLS: dict[str, tuple[int, float]] = {"infill": SUMMARY_INFILL, "wide": (8, 0.25), "widest": (16, 0.0)}
+"""The paper's, and such as fill longer gaps sooner."""
 SCORES = ("rouge1", "rouge2", "rougeL", "average")
 
 Numbers = dict[str, Any]
@@ -35,11 +37,11 @@ class System:
     family: str
     paper: bool = False
     threshold: float = 0.9
-    infill: bool = False
+    infill: str = ""
 
     @property
     def settings(self) -> DecodeSettings:
-        infill = SUMMARY_INFILL if self.infill else None
+        infill = INFILLS.get(self.infill)
         return summary_settings(self.family, paper=self.paper, threshold=self.threshold, infill=infill)
 
     @property
@@ -48,74 +50,78 @@ class System:
         parts = [self.family]
         parts += ["paper"] if self.paper else []
         parts += [f"{self.threshold:g}"] if self.threshold != 0.9 else []
-        return "-".join([*parts, "infill"] if self.infill else parts)
+        return "-".join([*parts, self.infill] if self.infill else parts)
 
     @property
     def shown(self) -> str:
         paper = ", as in the paper" if self.paper else ""
         threshold = f", threshold {self.threshold:g}" if self.threshold != 0.9 else ""
-        return NAMES[self.family] + paper + threshold + (" + infilling" if self.infill else "")
+        infill = " + {} infilling".format(self.infill.replace("infill", "")) if self.infill else ""
+        return NAMES[self.family] + paper + threshold + infill.replace("  ", " ")
+
+    @property
+    def plain(self) -> "System":
+        return replace(self, infill="")
 
     @property
     def infilling(self) -> "System":
-        return replace(self, infill=True)
+        return replace(self, infill="infill")
 
 
 SWEPT = [
     System(family=family, threshold=threshold, infill=infill)
     for family in ("bd3lm", "dadlm")
     for threshold in THRESHOLDS
-    for infill in (False, True)
+    for infill in ("", *INFILLS)
 ]
 AS_IN_PAPER = [
     System(family=family, paper=True, infill=infill)
     for family in ("bd3lm", "dadlm")
-    for infill in (False, True)
+    for infill in ("", "infill")
 ]
 SYSTEMS = {system.label: system for system in (System(family="ar"), *AS_IN_PAPER, *SWEPT)}
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Thresholds by what the held-out pairs say: where ROUGE is best, and where DA-DLM is fast enough."""
+    """What the held-out pairs say of thresholds and infilling."""
 
     best: dict[str, System]
-    fast: dict[str, System]
+    """Of each family, without infilling: where ROUGE is highest."""
+    fast: System
+    """DA-DLM where it is fast enough, with or without infilling: where ROUGE is highest then."""
 
     @property
     def rows(self) -> list[System]:
         """What tables show."""
         shown = [System(family="ar"), *AS_IN_PAPER]
-        for family in ("bd3lm", "dadlm"):
-            for one in (System(family=family), self.best[family], self.fast[family]):
-                shown += [one, one.infilling]
-        return list(dict.fromkeys(shown))
+        for family, best in self.best.items():
+            shown += [best, best.infilling, replace(self.fast, family=family)]
+        return list(dict.fromkeys([*shown, self.fast.plain]))
 
     @property
     def differences(self) -> list[tuple[System, System]]:
-        ar, ours, theirs = System(family="ar"), System(family="dadlm"), System(family="bd3lm")
-        pairs = [(self.best["dadlm"], self.best["bd3lm"]), (self.fast["dadlm"], self.fast["bd3lm"])]
-        pairs += [(ours, theirs), (replace(ours, paper=True), replace(theirs, paper=True))]
-        pairs += [(self.best["dadlm"], ar), (self.fast["dadlm"], ar), (self.best["bd3lm"], ar)]
-        pairs += [
-            (one.infilling, one) for one in (self.best["dadlm"], self.fast["dadlm"], self.best["bd3lm"])
-        ]
-        return list(dict.fromkeys(pairs))
+        ar, ours, theirs = System(family="ar"), self.best["dadlm"], self.best["bd3lm"]
+        pairs = [(one, other) for one in (ours, self.fast) for other in (theirs, ar)]
+        pairs += [(self.fast, replace(self.fast, family="bd3lm")), (theirs, ar)]
+        pairs += [(ours.infilling, ours), (self.fast, self.fast.plain), (theirs.infilling, theirs)]
+        pairs += [(System(family="dadlm", paper=True), System(family="bd3lm", paper=True))]
+        return list(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
 
 
 def choose(held_out: Numbers) -> Chosen:
     found = held_out["systems"]
-    tried = {
+
+    def best(some: list[System]) -> System:
+        return max(some, key=lambda one: found[one.label]["average"]["mean"])
+
+    ours = [one for one in SWEPT if one.family == "dadlm"]
+    quick = [one for one in ours if found[one.label]["tpf"]["mean"] >= FAST]
+    plain = {
         family: [one for one in SWEPT if one.family == family and not one.infill]
         for family in ("bd3lm", "dadlm")
     }
-    best = {
-        family: max(some, key=lambda one: found[one.label]["average"]["mean"])
-        for family, some in tried.items()
-    }
-    ours = tried["dadlm"]
-    fast = next((one for one in ours if found[one.label]["tpf"]["mean"] >= FAST), ours[-1])
-    return Chosen(best, {"bd3lm": replace(fast, family="bd3lm"), "dadlm": fast})
+    return Chosen({family: best(some) for family, some in plain.items()}, best(quick) if quick else ours[-1])
 
 
 def compare(out: Path) -> Numbers:
@@ -141,7 +147,7 @@ def compare(out: Path) -> Numbers:
 
 
 def measured_on_held_out(folder: Path) -> Numbers:
-    rows = {system.label: _pieces(folder / system.label / HELD_OUT) for system in SWEPT}
+    rows = {one.label: _pieces(folder / one.label / HELD_OUT) for one in (System(family="ar"), *SWEPT)}
     return {
         "pairs": len(rows["dadlm"]),
         "systems": {
@@ -206,37 +212,44 @@ def _counts(pieces: list[dict[str, Any]]) -> Numbers:
 
 
 def claims(numbers: Numbers) -> list[dict[str, Any]]:
-    """What was to be shown over all pairs, and whether it holds, at the best and at the fast threshold."""
+    """What was to be shown over all pairs, where DA-DLM is best and where it is fast; whether it holds."""
     chosen, names = choose(numbers[HELD_OUT]), ("claim", "must", "measured", "holds")
-    rows = (row for which in (chosen.best, chosen.fast) for row in _claims(numbers, which))
+    ours, theirs = chosen.best["dadlm"], chosen.best["bd3lm"]
+    rows = [row for one in (ours, chosen.fast) for row in _compared(numbers, one, theirs)]
+    rows += [row for one in (ours.infilling, chosen.fast) if one.infill for row in _infilled(numbers, one)]
     return [dict(zip(names, row, strict=True)) for row in dict.fromkeys(rows)]
 
 
-def _claims(numbers: Numbers, which: dict[str, System]) -> Iterator[tuple[str, str, str, bool | None]]:
-    ours, theirs, name = which["dadlm"].label, which["bd3lm"].label, which["dadlm"].shown
+Claim = tuple[str, str, str, bool | None]
+
+
+def _compared(numbers: Numbers, ours: System, theirs: System) -> Iterator[Claim]:
     pooled, times = numbers[ALL], numbers["times"]
-    to_bd3lm, to_ar = (pooled["differences"][f"{ours} - {other}"] for other in (theirs, "ar"))
-    filled = which["dadlm"].infilling.label
-    cost = pooled["differences"][f"{filled} - {ours}"]["mean"]
-    tpf = {label: pooled["systems"][label]["tpf"] for label in (ours, theirs, filled)}
-    gain = tpf[filled]["mean"] / tpf[ours]["mean"] - 1
-    beside = which["bd3lm"].shown
+    to_bd3lm, to_ar = (pooled["differences"][f"{ours.label} - {other}"] for other in (theirs.label, "ar"))
+    own, other = (pooled["systems"][one.label]["tpf"] for one in (ours, theirs))
+    name, beside = ours.shown, theirs.shown
     yield f"{name} - {beside}: ROUGE", "≥ 0", _signed(to_bd3lm), to_bd3lm["mean"] >= 0
     yield f"{name} - {beside}: its interval", "above -1.0", _signed(to_bd3lm), to_bd3lm["low"] > -1.0
     yield f"{name} - AR: ROUGE", "≥ -0.5", _signed(to_ar), to_ar["mean"] >= -0.5
-    yield f"{name}: TPF", "≥ 1.5", told(tpf[ours], 2), tpf[ours]["mean"] >= 1.5
-    both = f"{told(tpf[ours], 2)}, {told(tpf[theirs], 2)}"
-    apart = tpf[ours]["low"] > tpf[theirs]["high"]
+    yield f"{name}: TPF", f"≥ {FAST}", told(own, 2), own["mean"] >= FAST
+    both, apart = f"{told(own, 2)}, {told(other, 2)}", own["low"] > other["high"]
     yield f"{name}: TPF", f"above that of {beside}, intervals apart", both, apart
-    yield f"{name}, infilling: TPF", "≥ +25%", f"{gain:+.0%}", gain >= 0.25
-    yield f"{name}, infilling: ROUGE lost", "< 0.3", f"{-cost:+.2f}", -cost < 0.3
     for kind in ("alone", "served"):
         claim, must = f"{name}: ms per summary, {kind}", "below AR's"
-        if ours in times:
-            own, other = times[ours][kind], times["ar"][kind]
-            yield claim, must, f"{own:.0f}, {other:.0f}", own < other
+        if ours.label in times:
+            own_ms, ar_ms = times[ours.label][kind], times["ar"][kind]
+            yield claim, must, f"{own_ms:.0f}, {ar_ms:.0f}", own_ms < ar_ms
         else:
             yield claim, must, "not measured", None
+
+
+def _infilled(numbers: Numbers, filled: System) -> Iterator[Claim]:
+    """What infilling gains, and what it costs."""
+    pooled, plain = numbers[ALL], filled.plain.label
+    tpf = [pooled["systems"][label]["tpf"]["mean"] for label in (filled.label, plain)]
+    gain, cost = tpf[0] / tpf[1] - 1, -pooled["differences"][f"{filled.label} - {plain}"]["mean"]
+    yield f"{filled.shown}: TPF", "≥ +25%", f"{gain:+.0%}", gain >= 0.25
+    yield f"{filled.shown}: ROUGE lost", "< 0.3", f"{cost:+.2f}", cost < 0.3
 
 
 def tables(numbers: Numbers) -> str:
@@ -270,7 +283,7 @@ def _table(name: str, title: str, numbers: Numbers) -> str:
             times = numbers["times"].get(label, {})
             row += [f"{times[kind]:.0f}" if times else "–" for kind in ("alone", "served")]
         elif name in PAPER and (system.paper or system.family == "ar"):
-            theirs = SUMMARISATION[PAPER[name]][system.family, system.infill]
+            theirs = SUMMARISATION[PAPER[name]][system.family, bool(system.infill)]
             row.append(f"{theirs.average:.2f}, {theirs.tpf:.2f}")
         rows.append(row)
     lines = [f"### {title}, {found['pairs']} pairs", "", _even(head, rows)]
@@ -287,10 +300,12 @@ def _thresholds(found: Numbers) -> str:
         measured = [found["systems"][one.label] for one in SWEPT if one.threshold == threshold]
         cells = (f"{told(one['average'], 2)}, {one['tpf']['mean']:.2f}" for one in measured)
         rows.append([f"{threshold:g}", *cells])
-    head = [f"{NAMES[family]}{more}" for family in ("bd3lm", "dadlm") for more in ("", " + infilling")]
-    best = ", ".join(f"{NAMES[family]} at {one.threshold:g}" for family, one in chosen.best.items())
-    title = f"### Thresholds: average ROUGE and TPF of {found['pairs']} held-out pairs"
-    said = f"Best without infilling: {best}; fast (TPF ≥ {FAST}): {chosen.fast['dadlm'].threshold:g}."
+    head = [one.shown for one in SWEPT if one.threshold == THRESHOLDS[0]]
+    title = f"### Held out from training, {found['pairs']} pairs: average ROUGE and TPF at each threshold"
+    best = " and ".join(one.shown for one in chosen.best.values())
+    said = f"Infilling (k, r): {', '.join(f'{name} {pair}' for name, pair in INFILLS.items())}. Chosen: best "
+    said += f"without infilling, {best}; best of those with a TPF of at least {FAST}, {chosen.fast.shown}. "
+    said += f"AR: {told(found['systems']['ar']['average'], 2)}."
     return "\n".join([title, "", _even(["threshold", *head], rows), "", said])
 
 

@@ -1,5 +1,6 @@
 """Whatever its company, a request's text is the one it would get alone."""
 
+from dataclasses import replace
 from functools import cache
 from random import Random
 from time import perf_counter
@@ -14,7 +15,7 @@ from tests.serve.company import alone, drain, gap_requests, requests, truth_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dadlm import DecodeSettings, Model, load
-from dadlm.decode import engine
+from dadlm.decode import engine, mixed
 from dadlm.decode.block import composite
 from dadlm.decode.sample import draw_each, draw_tokens
 from dadlm.serve import Job, Request, Scheduler, batch
@@ -69,6 +70,24 @@ def test_gaps_beside_completions(family: str):
     model = tiny(family)
     asked = [one for pair in zip(gap_requests(), requests(), strict=True) for one in pair]
     assert run_all(model, asked, 6) == [alone(model, request) for request in asked]
+
+
+@pytest.mark.parametrize("paths", [("viterbi",), ("lookahead",), ("viterbi", "lookahead")])
+@pytest.mark.parametrize("family", ("mdlm", "bd3lm", "dadlm"))
+def test_where_nobody_draws_nothing_is_drawn(
+    family: str, paths: tuple[str, ...], as_on_cuda: None, monkeypatch: pytest.MonkeyPatch
+):
+    model = tiny(family)
+    asked = [
+        replace(
+            one, settings=replace(one.settings, sampler="confidence", steps=None, path=paths[i % len(paths)])
+        )
+        for i, one in enumerate(requests(8))
+    ]
+    expected = [alone(model, request) for request in asked]
+    monkeypatch.setattr(mixed, "draw_each", lambda *_, **__: pytest.fail("a token was drawn"))
+    monkeypatch.setattr(mixed, "at_path", lambda *_: pytest.fail("a path was drawn"))
+    assert run_all(model, asked, 4) == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,7 +10,7 @@ import torch
 from tests.train.runs import FAMILIES, progress
 from tests.train.test_finetune import config_of, trained
 
-from dadlm.errors import TrainingError
+from dadlm.errors import ConfigError, TrainingError
 from dadlm.evaluate.summarisation import lengths
 from dadlm.model import Model, load
 from dadlm.noise import draw_noise
@@ -50,6 +50,7 @@ def plain_losses(config: FinetuneConfig, model: Model, steps: int) -> list[float
                 length=batch.ids.shape[1],
                 block_size=batch.ids.shape[1] if model.config.family == "mdlm" else 4,
                 maskable=batch.learned,
+                copies=train.masks,
             )
         loss = losses(model, batch.ids, noise, learned=batch.learned).train.sum() / batch.learned.sum()
         optimizer.zero_grad()
@@ -62,10 +63,14 @@ def plain_losses(config: FinetuneConfig, model: Model, steps: int) -> list[float
     return found
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("accumulate", "masks"), [(1, 1), (2, 1), (2, 3)])
 @every_family
-def test_a_step_is_what_plain_torch_makes(family: str, accumulate: int, tmp_path: Path) -> None:
-    config = trained(config_of(family, tmp_path), accumulate=accumulate)
+def test_a_step_is_what_plain_torch_makes(family: str, accumulate: int, masks: int, tmp_path: Path) -> None:
+    config = trained(config_of(family, tmp_path), accumulate=accumulate, masks=masks)
+    if family == "mdlm" and masks > 1:
+        with pytest.raises(ConfigError, match=r"leave train\.masks out"):
+            tuner(config)
+        return
     model = load(config.model)
     plain = copy.deepcopy(model)
     expected = plain_losses(config, plain, 4)

@@ -39,6 +39,19 @@ def test_a_share_that_is_none(share: float) -> None:
         TrainConfig(block_share=share)
 
 
+def test_several_masks_of_some_blocks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="choose one"):
+        TrainConfig(block_share=0.5, masks=2)
+
+
+@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
+def test_rows_may_be_masked_several_times(family: str, tmp_path: Path) -> None:
+    one = trainer(family, tmp_path, masks=3)
+    ids, noise = one.gradients.batches.take(0, one.config.noise, torch.arange(4))
+    assert noise is not None and noise.masked.shape == (4, 3 * ids.shape[1])
+    assert all(float(one.step()) > 0 for _ in range(3))
+
+
 @pytest.mark.parametrize(
     ("room", "told"), [(3, "2 do: pass --train.accumulate 2"), (1, "1 do: .*accumulate 4")]
 )

@@ -91,10 +91,12 @@ def _dtype(number: bool | int | float) -> torch.dtype:
 class Features:
     """What a step must be able to do: known before it, so that no row pays for what none asks for."""
 
-    best: bool
-    """Some row takes the best path, for which every node's tokens are looked at."""
+    drawn: bool
+    """Some row draws its path and tokens."""
+    viterbi: bool
+    """Some row takes the best path of its block, for which every node's tokens are looked at."""
     ahead: bool
-    """Some row takes it node after node."""
+    """Some row takes the best node after each node."""
     position: bool
     """Some row draws from the nucleus of positions, for which those of all candidates are."""
     wide: bool
@@ -107,7 +109,8 @@ class Features:
     @classmethod
     def of(cls, settings: Sequence[DecodeSettings]) -> "Features":
         return cls(
-            best=any(one.path != "sample" for one in settings),
+            drawn=any(one.path == "sample" for one in settings),
+            viterbi=any(one.path == "viterbi" for one in settings),
             ahead=any(one.path == "lookahead" for one in settings),
             position=any(one.of_position for one in settings),
             wide=any(one.sampler != "first-hitting" or one.infill is not None for one in settings),
@@ -159,6 +162,13 @@ def _choose(
     fixed: bool,
 ) -> Choice:
     """As `block.choose`: paths [B, N], tokens [B, N] and untempered probabilities [B, N] where wanted."""
+
+    def best(rows: Tensor | slice) -> Choice:
+        ahead = mixed.ahead[rows, None] if features.viterbi and features.ahead else features.ahead
+        return choose_best(model, prediction[rows], block.masked[rows], ahead)
+
+    if not features.drawn:
+        return best(slice(None))
     B, N = wanted.shape
     room = (B * N if features.wide else B) if fixed else None
     of_path, uniform = block.uniform(counter.PATH), block.uniform(counter.TOKEN)
@@ -176,12 +186,7 @@ def _choose(
         probability = logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
         emitted = put(probability, place, wanted)
     found: Choice = (path, tokens, emitted)
-    if features.best:
-
-        def best(rows: Tensor) -> Choice:
-            ahead = mixed.ahead[rows, None] if features.ahead else False
-            return choose_best(model, prediction[rows], block.masked[rows], ahead)
-
+    if features.viterbi or features.ahead:
         found = _replaced(found, mixed.best, fixed, best)
     if position:
 

@@ -27,7 +27,7 @@ class Prediction:
     transition_logp: Tensor
     """[B, N, K, K]."""
 
-    def __getitem__(self, rows: Tensor) -> "Prediction":
+    def __getitem__(self, rows: Tensor | slice) -> "Prediction":
         return Prediction(self.hidden[rows], self.active[rows], self.transition_logp[rows])
 
     def all_logits(self, model: Model) -> Tensor:

@@ -50,13 +50,16 @@ class NoiseConfig:
 
 @dataclass(frozen=True)
 class Noise:
-    """masked [B, L]; time and weight [B, G], or [B, J] where only J blocks of each row are learned from."""
+    """masked [B, L]; time and weight [B, G], or [B, J] where only J blocks of each row are learned from.
+
+    Where rows are masked C times, each block has C copies, next to each other: C·L for L, C·G for G.
+    """
 
     masked: Tensor
     time: Tensor
     weight: Tensor
     blocks: Tensor | None = None
-    """[B, J]: which blocks these are, in order; None: all."""
+    """[B, J]: which blocks (or copies of blocks) these are, in order; None: all."""
 
     def to(self, device: torch.device) -> "Noise":
         parts = (self.masked, self.time, self.weight, self.blocks)
@@ -100,6 +103,7 @@ def draw_noise(
     block_share: float = 1.0,
     maskable: Tensor | None = None,
     most_blocks: int | None = None,
+    copies: int = 1,
 ) -> Noise:
     """Mask each position independently with its block's probability.
 
@@ -107,8 +111,9 @@ def draw_noise(
     masked fraction falls outside is drawn again. With `maskable` [B, L] the other positions stay known, and
     of each row the blocks that hold maskable ones are learned from: `most_blocks`, which must be enough for
     every row (None: just enough); a row that needs fewer makes up the number with blocks that cost nothing.
+    With `copies` every block is masked so many times, at times of its own; the weights are shared out.
     """
-    blocks = length // block_size
+    blocks = length // block_size * copies
     time = sample_time(seed, step, rows, batch_rows, blocks, config.low, config.high)
     if block_size == 1:  # there is one way to mask a single token: at time 1 the loss is the exact likelihood
         time = torch.ones_like(time)
@@ -118,9 +123,9 @@ def draw_noise(
     allowed[0] = False
     if maskable is not None:
         allowed = allowed & maskable
-    allowed = allowed.view(-1, blocks, block_size)
+    allowed = allowed.view(-1, blocks // copies, block_size).repeat_interleave(copies, 1)
     room = torch.full_like(time, block_size) if maskable is None else allowed.sum(-1)
-    position = torch.arange(length, device=rows.device).view(blocks, block_size)
+    position = torch.arange(length * copies, device=rows.device).view(blocks, block_size)
 
     def draw(attempt: int) -> Tensor:
         u = counter.uniform(seed, step, counter.MASK, attempt, rows[:, None, None], position)
@@ -135,9 +140,9 @@ def draw_noise(
         if not outside.any():
             break
         masked = torch.where(outside, draw(attempt), masked)
-    noise = Noise(masked.flatten(1), time, schedule.weight(time))
+    noise = Noise(masked.flatten(1), time, schedule.weight(time) / copies)
     if maskable is not None:
-        return _with_open_blocks(noise, room > 0, most_blocks)
+        return _with_open_blocks(noise, room > 0, None if most_blocks is None else most_blocks * copies)
     few = max(1, round(block_share * blocks))
     return noise if few == blocks else _with_few_blocks(noise, few, seed, step, rows)
 

@@ -40,12 +40,14 @@ def cut(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows [B, L] as blocks: ids and masked [B, G, N], and each block's first position [B, G].
 
-    With `chosen` [B, J] only these blocks.
+    Of rows that are masked C times, masked [B, C·L], every block C times. With `chosen` [B, J] only these.
     """
     B, L = ids.shape
-    first = torch.arange(0, L, block_size, device=ids.device).expand(B, -1)
-    ids, masked = ids.view(B, -1, block_size), masked.view(B, -1, block_size)
-    if chosen is None:
-        return ids, masked, first
-    whole = chosen[..., None].expand(-1, -1, block_size)
-    return ids.gather(1, whole), masked.gather(1, whole), first.gather(1, chosen)
+    copies, ids, masked = masked.shape[1] // L, ids.view(B, -1, block_size), masked.view(B, -1, block_size)
+    block = torch.arange(masked.shape[1], device=ids.device).expand(B, -1)
+    if chosen is not None:
+        block, masked = chosen, masked.gather(1, chosen[..., None].expand(-1, -1, block_size))
+    block = block // copies
+    if chosen is not None or copies > 1:
+        ids = ids.gather(1, block[..., None].expand(-1, -1, block_size))
+    return ids, masked, block * block_size

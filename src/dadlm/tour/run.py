@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from dadlm.evaluate import Interval, bootstrap, score_rows
 from dadlm.model import Model, load
 from dadlm.model.files import write_json
 from dadlm.recipes import recipe
+from dadlm.threads import one_thread
 from dadlm.tokens import Rows
 from dadlm.tour.language import LENGTH, Language, make_language
 from dadlm.tour.measure import divergence, validity
@@ -34,12 +34,8 @@ def take_tour(out: Path, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
     """Train, measure, draw; returns (and writes to tour.json) every number that is shown."""
     new_figure(1, 1)  # a missing extra is told before minutes of training, not after
     console = Console(quiet=quiet)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a model this small gains little from more, and waits for busy ones
-    try:
+    with one_thread():
         return _tour(out, seed, console, quiet)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _tour(out: Path, seed: int, console: Console, quiet: bool) -> dict[str, Any]:

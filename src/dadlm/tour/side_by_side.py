@@ -4,13 +4,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from dadlm.decode.picture import new_figure
 from dadlm.errors import ConfigError
 from dadlm.model import load
 from dadlm.model.files import write_json
+from dadlm.threads import one_thread
 from dadlm.tour.comparison import compare, draw, show_text
 from dadlm.tour.completions import TEXTS, completions
 
@@ -22,12 +22,8 @@ def complete_side_by_side(out: Path, prompt: str, seed: int = 0, quiet: bool = F
     new_figure(1, 1)  # a missing extra is told at once
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose another --out")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # models this small gain little from more, and wait for busy ones
-    try:
+    with one_thread():
         return _complete(out, prompt, seed, Console(quiet=quiet, highlight=False))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _complete(out: Path, prompt: str, seed: int, console: Console) -> dict[str, Any]:

@@ -42,6 +42,9 @@ class Batches:
     sizes: ClassVar[int] = 64
     """Of rooms (`nodes.make_rooms`): times are spread evenly, so two or three of them occur."""
 
+    def __post_init__(self) -> None:
+        _check_masks(self.run)
+
     def counted(self, step: int, part: Tensor) -> Counted:
         """Of the rows at places `part` of a step's batch."""
         return Counted(torch.tensor(self.run.train.batch_size * (self.rows.context - 1)))
@@ -62,6 +65,7 @@ class Batches:
             length=self.rows.context,
             block_size=model.block,
             block_share=1.0 if model.family == "mdlm" else train.block_share,
+            copies=train.masks,
         )
 
 
@@ -74,15 +78,20 @@ class PairBatches:
     sizes: ClassVar[int] = 8
     """How much of a batch is learned varies: more sizes would save less than it takes to compile them."""
 
+    def __post_init__(self) -> None:
+        _check_masks(self.run)
+
     def counted(self, step: int, part: Tensor) -> Counted:
         learned = self.rows.batch(step, self.run.train.seed).learned
         return Counted(learned.sum(), learned[part])
 
     def take(self, step: int, noise: NoiseConfig, part: Tensor) -> tuple[Tensor, Noise | None]:
-        batch = self.rows.batch(step, self.run.train.seed)
-        return batch.ids[part], self.noise_of(batch, noise, step, part, self.run.train.seed)
+        batch, seed = self.rows.batch(step, self.run.train.seed), self.run.train.seed
+        return batch.ids[part], self.noise_of(batch, noise, step, part, seed, self.run.train.masks)
 
-    def noise_of(self, batch: Batch, noise: NoiseConfig, step: int, part: Tensor, seed: int) -> Noise | None:
+    def noise_of(
+        self, batch: Batch, noise: NoiseConfig, step: int, part: Tensor, seed: int, copies: int = 1
+    ) -> Noise | None:
         """Of the rows at places `part` of a batch: masks where they are learned (none for AR)."""
         model, length = self.run.model, batch.ids.shape[1]
         if model.family == "ar":
@@ -97,7 +106,13 @@ class PairBatches:
             block_size=length if model.family == "mdlm" else model.block,
             maskable=batch.learned[part],
             most_blocks=batch.most_blocks,
+            copies=copies,
         )
+
+
+def _check_masks(run: RunConfig) -> None:
+    if run.train.masks > 1 and run.model.family == "mdlm":
+        raise ConfigError("an MDLM has no clean text that several masks could share: leave train.masks out")
 
 
 def parts_of(run: RunConfig, ranks: Ranks) -> list[Tensor]:

@@ -91,6 +91,9 @@ class TrainConfig:
     """Under torchrun: every process has a copy of everything (ddp) or its share of it (fsdp)."""
     block_share: float = 1.0
     """Share of a row's blocks that a step learns from, drawn anew each time (bd3lm, dadlm)."""
+    masks: int = 1
+    """How many times a step masks a row, each time differently (bd3lm, dadlm): what is not masked is read
+    once for all of them. Worth it where that is most of the row: fine-tuning on long documents."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -101,6 +104,7 @@ class TrainConfig:
             "valid_rows",
             "save_every",
             "log_every",
+            "masks",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -125,6 +129,8 @@ class TrainConfig:
             raise ConfigError(f"decay {self.decay} exceeds steps {self.steps}: pass --train.decay as well")
         if not 0 < self.block_share <= 1:
             raise ConfigError(f"block_share must be in (0, 1], got {self.block_share}")
+        if self.masks > 1 and self.block_share < 1:
+            raise ConfigError("block_share learns from some blocks, masks from all several times: choose one")
         if self.parallel not in ("ddp", "fsdp"):
             raise ConfigError(f"parallel must be ddp or fsdp, got {self.parallel!r}")
         if not 0 <= self.ema < 1:

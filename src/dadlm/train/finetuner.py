@@ -18,6 +18,7 @@ from dadlm.model import Model, find_device
 from dadlm.model.checkpoint import weights
 from dadlm.model.compiled import compile_parts
 from dadlm.objective import losses
+from dadlm.threads import one_thread
 from dadlm.train.batches import PairBatches
 from dadlm.train.config import DataConfig, RunConfig
 from dadlm.train.ema import Ema
@@ -81,7 +82,9 @@ class Finetuner:
             if not self.quiet:
                 print(f"{self.out} ended at step {state.step}: nothing to do")
             return state.step, False
-        with Log(self.out, name, train.steps, state.step, self.quiet) as log, stop_on_signal() as stop:
+        on_cuda = self.device.type == "cuda"  # the host draws small numbers and launches
+        new_log = Log(self.out, name, train.steps, state.step, self.quiet)
+        with new_log as log, stop_on_signal() as stop, one_thread(on_cuda):
             since, tokens = time.perf_counter(), 0
             while not self._is_done() and not stop:
                 loss, seen = self.step()

@@ -18,6 +18,7 @@ from dadlm.model import Model, find_device
 from dadlm.model.checkpoint import weights
 from dadlm.model.compiled import compile_parts
 from dadlm.noise import best_interval
+from dadlm.threads import one_thread
 from dadlm.tokens import Rows
 from dadlm.train.batches import Batches
 from dadlm.train.config import RunConfig
@@ -96,7 +97,8 @@ class Trainer:
                 print(f"{self.out} is already at step {state.step} of {train.steps}: nothing to do")
             return Finished(self.out, state.step, False, state.best, ranks.first)
         new_log = Log(self.out, name, train.steps, started, self.quiet) if ranks.first else Unheard()
-        with new_log as log, stop_on_signal(patient=ranks.group is not None) as stop:
+        on_cuda = self.device.type == "cuda"  # the host draws small numbers and launches
+        with new_log as log, stop_on_signal(patient=ranks.group is not None) as stop, one_thread(on_cuda):
             if started:
                 log.say(f"{self.out}: going on from step {started}")
             since, logged_at = time.perf_counter(), state.step

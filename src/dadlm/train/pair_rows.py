@@ -85,6 +85,7 @@ class PairRows:
     def __init__(self, rows: Sequence[PairRow], config: ModelConfig, batch_size: int) -> None:
         self.rows, self.config, self.batch_size = rows, config, batch_size
         self._buckets = _buckets(rows, config, batch_size)
+        self._ids = [[torch.tensor(row.ids) for row in bucket] for bucket, _ in self._buckets]
         self._counts = [max(1, round(len(bucket) / batch_size)) for bucket, _ in self._buckets]
         self._blocks = [max(map(self._blocks_of, bucket)) for bucket, _ in self._buckets]
         self._last: tuple[tuple[int, int], Batch] | None = None
@@ -127,9 +128,9 @@ class PairRows:
         ids = torch.full((len(places), length), self.config.eot_id)
         learned = torch.zeros_like(ids, dtype=torch.bool)
         for row, place in enumerate(places):
-            pair = bucket[place]
-            ids[row, : len(pair.ids)] = torch.tensor(pair.ids)
-            learned[row, pair.start : len(pair.ids)] = True
+            own = self._ids[index][place]
+            ids[row, : len(own)] = own
+            learned[row, bucket[place].start : len(own)] = True
         return Batch(ids, learned, self._blocks[index])
 
     def _blocks_of(self, row: PairRow) -> int:

@@ -1,0 +1,63 @@
+"""Rows that are masked several times at once: the mean of what each mask costs alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.model.tiny import random_ids, tiny_model
+
+from dadlm.noise import Noise, NoiseConfig, draw_noise
+from dadlm.objective import losses
+
+C, N = 3, 4
+
+
+def copy_of(noise: Noise, rows: int, copy: int) -> Noise:
+    """One of the masks, as if there were no others."""
+    masked = noise.masked.view(rows, -1, C, N)[:, :, copy].flatten(1)
+    time, weight = (x.view(rows, -1, C)[:, :, copy] for x in (noise.time, noise.weight))
+    return Noise(masked, time, weight * C)
+
+
+@pytest.mark.parametrize("spans", [False, True])
+@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
+def test_the_mean_of_losses_and_gradients(family: str, spans: bool) -> None:
+    model = tiny_model(family)
+    assert model.config.block == N
+    ids = random_ids(model.config)
+    B, L = ids.shape
+    how: dict[str, Any] = {
+        "seed": 1,
+        "step": 2,
+        "rows": torch.arange(B),
+        "batch_rows": B,
+        "length": L,
+        "block_size": N,
+    }
+    maskable = (torch.arange(L) >= 5) & (torch.arange(L) < 11) if spans else torch.arange(L) > 0
+    noise = draw_noise(NoiseConfig(), maskable=maskable.expand(B, L), copies=C, **how)
+    assert (noise.blocks is not None) == spans
+    everywhere = draw_noise(NoiseConfig(), copies=C, **how)
+    fits = maskable.view(-1, 1, N).expand(-1, C, N).flatten()
+    assert torch.equal(noise.masked, everywhere.masked & fits) and noise.masked.any()
+
+    model.train()
+    together = losses(model, ids, noise).train.sum()
+    together.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    masks = [copy_of(Noise(noise.masked, everywhere.time, everywhere.weight), B, copy) for copy in range(C)]
+    assert not torch.equal(masks[0].masked, masks[1].masked), "each time differently"
+    mean = torch.stack([losses(model, ids, mask).train.sum() for mask in masks]).mean()
+    mean.backward()
+    torch.testing.assert_close(together, mean)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(gradients[name], parameter.grad, msg=name, rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_has_the_same_masks_in_any_batch() -> None:
+    how: dict[str, Any] = {"seed": 1, "step": 2, "batch_rows": 8, "length": 16, "block_size": N, "copies": C}
+    together = draw_noise(NoiseConfig(), rows=torch.arange(8), **how)
+    alone = draw_noise(NoiseConfig(), rows=torch.tensor([5]), **how)
+    assert torch.equal(together.masked[5:6], alone.masked) and torch.equal(together.time[5:6], alone.time)
