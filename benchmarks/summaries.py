@@ -4,8 +4,8 @@
         --dadlm runs/study/dadlm-16-long
 
 DATA holds folders xsum, cnndm and wikinews_sum, each with train.jsonl and val.jsonl. All models learn from
-the three train files together, less every 50th pair, by which the best checkpoint is chosen and thresholds
-and infilling are chosen: the val files are only reported. `--only FAMILY` fine-tunes one of the three and
+the three train files together, less every 50th pair: by these the best checkpoint, threshold and infilling
+are chosen; the val files are only reported. `--only FAMILY` fine-tunes one of the three and
 measures it on held-out pairs: three such processes may share a GPU. Without it all that is missing is made,
 what was chosen is measured, single summaries are timed (so nothing else should run), and the tables printed:
 OUT/summaries.md; OUT/summaries.json has all numbers. Started again, it goes on where it stopped.
@@ -45,18 +45,17 @@ from dadlm.serve import Finished, Request, Scheduler
 from dadlm.train.finetune import finetune
 from dadlm.train.progress import read_progress
 
-HOLD_OUT = 50  # every so many-th training pair chooses the best checkpoint
 CHOOSE = "choose.jsonl"
 VALIDATIONS = 8
 
 
-def split(data: Path, out: Path, pairs: int | None) -> tuple[Path, Path]:
+def split(data: Path, out: Path, pairs: int | None, every: int) -> tuple[Path, Path]:
     """One file to learn from and one to choose by, the same whichever process writes them."""
     files = out / "train.jsonl", out / CHOOSE
     lines = []
     for name in SETS:
         lines += (data / name / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:pairs]
-    every = min(HOLD_OUT, max(2, len(lines) // 8))
+    every = min(every, max(2, len(lines) // 8))
     for place, file in enumerate(files):
         some = [line for number, line in enumerate(lines) if (number % every == 0) == bool(place)]
         own = file.with_suffix(f".{os.getpid()}")
@@ -71,7 +70,7 @@ def train(family: str, options: argparse.Namespace) -> None:
     steps = options.ar_steps if family == "ar" else options.steps
     if last.exists() and read_progress(last)["step"] >= steps:
         return  # before all pairs are read again
-    learn, choose = split(Path(options.data), out, options.train_pairs)
+    learn, choose = split(Path(options.data), out, options.train_pairs, options.hold_out)
     base = recipe(model=getattr(options, family), data=(str(learn),), valid=(str(choose),))
     settings = {
         "steps": steps,
@@ -79,6 +78,7 @@ def train(family: str, options: argparse.Namespace) -> None:
         "warmup": min(100, steps // 8),
         "batch_size": options.batch_size,
         "lr": options.lr,
+        "masks": 1 if family == "ar" else options.masks,
         "valid_every": max(1, steps // VALIDATIONS),
         "save_every": max(1, steps // VALIDATIONS),
         "device": options.device,
@@ -87,6 +87,7 @@ def train(family: str, options: argparse.Namespace) -> None:
     config = replace(
         base,
         out=str(out / family),
+        dropout=options.dropout,
         rouge_pairs=options.rouge_pairs,
         patience=0,
         train=replace(base.train, **settings),
@@ -196,6 +197,9 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=64, help="pairs per step")
     parser.add_argument("--decode-batch", type=int, default=256, help="pairs summarised side by side")
     parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--masks", type=int, default=1, help="of a summary in a step (not AR)")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--hold-out", type=int, default=50, help="every so many-th pair chooses, not trains")
     parser.add_argument(
         "--rouge-pairs", type=int, default=350, help="held-out pairs summarised at a validation"
     )

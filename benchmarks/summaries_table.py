@@ -23,8 +23,8 @@ HELD_OUT, ALL = "held-out", "all"
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5)
 FAST = 1.5
 """Tokens per pass that the fast way to decode has."""
-INFILLS: dict[str, tuple[int, float]] = {"infill": SUMMARY_INFILL, "wide": (8, 0.25), "widest": (16, 0.0)}
-"""The paper's, and such as fill longer gaps sooner."""
+INFILLS = (SUMMARY_INFILL, (8, 0.25), (16, 0.0))
+"""The paper's k and r, and such as fill longer gaps sooner."""
 SCORES = ("rouge1", "rouge2", "rougeL", "average")
 
 Numbers = dict[str, Any]
@@ -37,12 +37,12 @@ class System:
     family: str
     paper: bool = False
     threshold: float = 0.9
-    infill: str = ""
+    infill: tuple[int, float] | None = None
 
     @property
     def settings(self) -> DecodeSettings:
-        infill = INFILLS.get(self.infill)
-        return summary_settings(self.family, paper=self.paper, threshold=self.threshold, infill=infill)
+        how = {"threshold": self.threshold, "infill": self.infill}
+        return summary_settings(self.family, paper=self.paper, **how)
 
     @property
     def label(self) -> str:
@@ -50,34 +50,40 @@ class System:
         parts = [self.family]
         parts += ["paper"] if self.paper else []
         parts += [f"{self.threshold:g}"] if self.threshold != 0.9 else []
-        return "-".join([*parts, self.infill] if self.infill else parts)
+        parts += ["infill"] if self.infill else []
+        return "-".join([*parts, *self._filled])
 
     @property
     def shown(self) -> str:
         paper = ", as in the paper" if self.paper else ""
         threshold = f", threshold {self.threshold:g}" if self.threshold != 0.9 else ""
-        infill = " + {} infilling".format(self.infill.replace("infill", "")) if self.infill else ""
-        return NAMES[self.family] + paper + threshold + infill.replace("  ", " ")
+        infill = " ".join([" + infilling", *self._filled]) if self.infill else ""
+        return NAMES[self.family] + paper + threshold + infill
+
+    @property
+    def _filled(self) -> list[str]:
+        """k and r, if they are not the paper's."""
+        return [] if self.infill in (None, SUMMARY_INFILL) else [f"{number:g}" for number in self.infill]
 
     @property
     def plain(self) -> "System":
-        return replace(self, infill="")
+        return replace(self, infill=None)
 
     @property
     def infilling(self) -> "System":
-        return replace(self, infill="infill")
+        return replace(self, infill=SUMMARY_INFILL)
 
 
 SWEPT = [
     System(family=family, threshold=threshold, infill=infill)
     for family in ("bd3lm", "dadlm")
     for threshold in THRESHOLDS
-    for infill in ("", *INFILLS)
+    for infill in (None, *INFILLS)
 ]
 AS_IN_PAPER = [
     System(family=family, paper=True, infill=infill)
     for family in ("bd3lm", "dadlm")
-    for infill in ("", "infill")
+    for infill in (None, SUMMARY_INFILL)
 ]
 SYSTEMS = {system.label: system for system in (System(family="ar"), *AS_IN_PAPER, *SWEPT)}
 
@@ -303,7 +309,9 @@ def _thresholds(found: Numbers) -> str:
     head = [one.shown for one in SWEPT if one.threshold == THRESHOLDS[0]]
     title = f"### Held out from training, {found['pairs']} pairs: average ROUGE and TPF at each threshold"
     best = " and ".join(one.shown for one in chosen.best.values())
-    said = f"Infilling (k, r): {', '.join(f'{name} {pair}' for name, pair in INFILLS.items())}. Chosen: best "
+    said = (
+        f"Infilling: k and r; {SUMMARY_INFILL[0]} and {SUMMARY_INFILL[1]} where none are named. Chosen: best "
+    )
     said += f"without infilling, {best}; best of those with a TPF of at least {FAST}, {chosen.fast.shown}. "
     said += f"AR: {told(found['systems']['ar']['average'], 2)}."
     return "\n".join([title, "", _even(["threshold", *head], rows), "", said])

@@ -108,11 +108,11 @@ def stopping_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.Finetuner, "step", stop)
 
 
-@pytest.mark.parametrize("family", ["ar", "dadlm"])
+@pytest.mark.parametrize(("family", "changes"), [("ar", {}), ("dadlm", {}), ("dadlm", {"dropout": 0.3})])
 def test_an_interrupted_run_ends_with_the_same_bits(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    straight, broken = config_of(family, tmp_path / "straight"), config_of(family, tmp_path / "broken")
+    straight, broken = (config_of(family, tmp_path / name, **changes) for name in ("straight", "broken"))
     broken = replace(broken, data=straight.data, valid=straight.valid, model=straight.model)
     assert not finetune(straight, quiet=True).interrupted
     with monkeypatch.context() as context:
@@ -124,6 +124,23 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     assert_same_bits(state_tensors(one / "last"), state_tensors(other / "last"))
     assert progress(one / "last")["best"] == progress(other / "last")["best"]
     assert metrics(one) == metrics(other)
+
+
+def test_dropout_is_of_the_fine_tuning(tmp_path: Path) -> None:
+    plain = config_of("bd3lm", tmp_path, patience=0)
+    dropped = replace(plain, dropout=0.5, out=str(tmp_path / "dropped"))
+    for config in (plain, dropped):
+        finetune(config, quiet=True)
+    one, other = (
+        [entry["loss"] for entry in metrics(tmp_path / name) if "loss" in entry]
+        for name in ("run", "dropped")
+    )
+    assert one != other
+    assert load(tmp_path / "dropped").config == replace(load(plain.model).config, dropout=0.5)
+    with pytest.raises(ConfigError, match=r"dropout: 0\.5 there, 0\.0 now"):
+        finetune(replace(plain, out=dropped.out), quiet=True)
+    with pytest.raises(ConfigError, match="dropout must be in"):
+        finetune(replace(plain, dropout=1.0, out=str(tmp_path / "none")), quiet=True)
 
 
 def test_parts_of_a_batch_give_the_same_loss(tmp_path: Path) -> None:

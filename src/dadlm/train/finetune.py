@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dadlm.errors import ConfigError
 from dadlm.evaluate.rouge import rouge_scorer
@@ -14,6 +14,7 @@ from dadlm.train.finetuner import Finetuner
 from dadlm.train.pair_rows import Encoded, encode_pairs
 from dadlm.train.pairs import read_pairs
 from dadlm.train.progress import read_progress
+from dadlm.train.start import model_from
 
 _SHOWN = 5  # lines left out that are named; the result names all
 
@@ -46,6 +47,9 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
     rouge_scorer()  # a package that is missing must be told now, not at the first validation
     data, valid = (read_pairs(files, strict=config.strict) for files in (config.data, config.valid))
     model = load(config.model)
+    if config.dropout is not None:
+        changed = replace(model.config, dropout=config.dropout)
+        model = model_from(config.model, changed, config.train.seed)
     sizes = lengths(model, config.document_tokens, config.summary_tokens)
     encoded = encode_pairs(model, data, *sizes)
     skipped = data.skipped + valid.skipped

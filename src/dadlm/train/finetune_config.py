@@ -25,6 +25,8 @@ class FinetuneConfig:
     """Tokens of a document that are read, the end-of-text after it included; none: 3/4 of the context."""
     summary_tokens: int | None = None
     """Tokens of a summary at most; none: the rest of the context."""
+    dropout: float | None = None
+    """Share of each layer's output that training leaves out at random; none: as the model has it."""
     rouge_pairs: int = 64
     """Validation pairs, spread evenly over all, that are summarised at each validation."""
     patience: int = 3
