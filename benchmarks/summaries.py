@@ -198,7 +198,7 @@ def main() -> int:
     parser.add_argument("--decode-batch", type=int, default=256, help="pairs summarised side by side")
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--masks", type=int, default=1, help="of a summary in a step (not AR)")
-    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--dropout", type=float, help="none: as the models have it")
     parser.add_argument("--hold-out", type=int, default=50, help="every so many-th pair chooses, not trains")
     parser.add_argument(
         "--rouge-pairs", type=int, default=350, help="held-out pairs summarised at a validation"

@@ -147,7 +147,7 @@ def summaries() -> str:
         for label, found in pooled["systems"].items()
         if not (SYSTEMS[label].paper and SYSTEMS[label].infill)
     ]
-    return table(["", "ROUGE", "TPF", "tokens of a summary", "ms, served alone"], rows)
+    return table(["", "ROUGE", "TPF", "tokens of a summary", "ms, served"], rows)
 
 
 TABLES = {

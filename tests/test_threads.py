@@ -1,9 +1,15 @@
-"""One thread where that is wanted, as many as before afterwards."""
+"""One thread where that is wanted, as many as before afterwards; training asks for it on a GPU."""
+
+from pathlib import Path
 
 import pytest
 import torch
+from tests.train.test_finetune import config_of
+from tests.train.test_finetune_steps import tuner
+from tests.train.test_memory import trainer
 
 from dadlm.threads import one_thread
+from dadlm.train import finetuner, loop
 
 
 @pytest.fixture
@@ -27,3 +33,20 @@ def test_threads_come_back_after_an_error() -> None:
     with pytest.raises(ValueError), one_thread():
         raise ValueError
     assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("module", [loop, finetuner])
+def test_training_asks_for_one_thread_on_a_gpu(
+    kind: str, module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = trainer("bd3lm", tmp_path) if module is loop else tuner(config_of("bd3lm", tmp_path))
+    one.device = torch.device(kind)
+
+    def ask(wanted: bool) -> None:
+        assert wanted == (kind == "cuda")
+        raise RuntimeError("here the steps would begin")
+
+    monkeypatch.setattr(module, "one_thread", ask)
+    with pytest.raises(RuntimeError, match="here the steps would begin"):
+        one.run()

@@ -31,7 +31,7 @@ def small_model(family: str, **changes) -> Model:
     return model
 
 
-def batch(model: Model, rows: int = 4, device: str = "cpu"):
+def batch(model: Model, rows: int = 4, device: str = "cpu", copies: int = 1):
     ids = torch.randint(0, 58, (rows, model.config.context), generator=torch.Generator().manual_seed(1))
     noise = None
     if model.config.family != "ar":
@@ -44,6 +44,7 @@ def batch(model: Model, rows: int = 4, device: str = "cpu"):
             batch_rows=rows,
             length=model.config.context,
             block_size=model.config.block,
+            copies=copies,
         )
     return ids.to(device), noise
 
@@ -83,13 +84,13 @@ def test_flex_prefix_equals_the_dense_twin(block_size, candidates):
         torch.testing.assert_close(fast, slow, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_losses_and_gradients_equal_the_cpu(family):
+@pytest.mark.parametrize(("family", "copies"), [*((one, 1) for one in FAMILIES), ("bd3lm", 3), ("dadlm", 3)])
+def test_losses_and_gradients_equal_the_cpu(family, copies):
     model = small_model(family, expand_at=1 if family == "dadlm" else 0)
     twin = copy.deepcopy(model).cuda()
     results = []
     for one, device in ((model, "cpu"), (twin, "cuda")):
-        loss = losses(one, *batch(one, device=device)).train.mean()
+        loss = losses(one, *batch(one, device=device, copies=copies)).train.mean()
         loss.backward()
         results.append((loss.detach().cpu(), [p.grad.cpu() for p in one.parameters()]))
     torch.testing.assert_close(results[0][0], results[1][0], atol=1e-3, rtol=1e-3)
@@ -97,13 +98,15 @@ def test_losses_and_gradients_equal_the_cpu(family):
         torch.testing.assert_close(a, b, atol=2e-3 * float(a.abs().max() + 1e-3), rtol=2e-2)
 
 
-@pytest.mark.parametrize(("share", "late", "transition"), [(1.0, 0, "single"), (0.5, 1, "gated")])
-def test_room_decided_before_changes_nothing(share, late, transition):
+@pytest.mark.parametrize(
+    ("share", "copies", "late", "transition"),
+    [(1.0, 1, 0, "single"), (0.5, 1, 1, "gated"), (1.0, 3, 1, "single")],
+)
+def test_room_decided_before_changes_nothing(share, copies, late, transition):
     model = small_model("dadlm", expand_at=late, transition=transition).cuda()
     ids, rows = torch.randint(0, 58, (4, 256), generator=torch.Generator().manual_seed(1)), torch.arange(4)
-    noise = draw_noise(
-        NoiseConfig(), seed=3, step=5, rows=rows, batch_rows=4, length=256, block_size=8, block_share=share
-    )
+    how = {"seed": 3, "step": 5, "rows": rows, "batch_rows": 4, "length": 256, "block_size": 8}
+    noise = draw_noise(NoiseConfig(), block_share=share, copies=copies, **how)
     learned, found = cut(ids, noise.masked, 8, noise.blocks)[1].flatten(1), []
     for rooms in (None, make_rooms(learned, 8, 3, True)):
         loss = losses(model, ids.cuda(), noise.to(torch.device("cuda")), rooms=rooms).train.sum()
@@ -122,6 +125,7 @@ def test_room_decided_before_changes_nothing(share, late, transition):
         {"sampler": "random"},
         {"sampler": "random", "nucleus": "position"},
         {"sampler": "confidence", "path": "viterbi"},
+        {"sampler": "confidence", "path": "lookahead", "padded": True, "infill": (4, 0.25)},
     ],
 )
 def test_samples_equal_the_cpu(family, options):

@@ -8,7 +8,8 @@ import torch
 from tests.train.runs import FAMILIES, config, text, tokenizer
 
 from dadlm.errors import ConfigError, TrainingError
-from dadlm.train import TrainConfig
+from dadlm.model import ModelConfig
+from dadlm.train import RunConfig, TrainConfig
 from dadlm.train.loop import Trainer
 from dadlm.train.start import fresh_model
 
@@ -42,6 +43,14 @@ def test_a_share_that_is_none(share: float) -> None:
 def test_several_masks_of_some_blocks_are_refused() -> None:
     with pytest.raises(ConfigError, match="choose one"):
         TrainConfig(block_share=0.5, masks=2)
+
+
+@pytest.mark.parametrize(
+    "model", [{"family": "ar"}, {"family": "mdlm"}, {"family": "bd3lm", "block_size": 1}]
+)
+def test_several_masks_need_blocks(model: dict) -> None:
+    with pytest.raises(ConfigError, match="leave it out for this"):
+        RunConfig(model=ModelConfig(**model), train=TrainConfig(masks=2))
 
 
 @pytest.mark.parametrize("family", ["bd3lm", "dadlm"])

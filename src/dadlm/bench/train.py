@@ -18,6 +18,7 @@ from dadlm.bench.machine import describe_machine, measure_ceilings
 from dadlm.bench.progress import tell
 from dadlm.model import Model, ModelConfig
 from dadlm.recipes import recipe
+from dadlm.threads import one_thread
 from dadlm.tokens import Rows
 from dadlm.train import RunConfig, Trainer
 
@@ -82,9 +83,10 @@ def _step_ms(run: RunConfig, groups: int, warmup: int, place: torch.device) -> f
         for _ in range(_TOGETHER):
             trainer.step()
 
-    for _ in range(warmup):
-        trainer.step()
-    return statistics.median(timed_ms(together, place) / _TOGETHER for _ in range(groups))
+    with one_thread(place.type == "cuda"):  # as in training
+        for _ in range(warmup):
+            trainer.step()
+        return statistics.median(timed_ms(together, place) / _TOGETHER for _ in range(groups))
 
 
 def step_flops(config: ModelConfig, rows: int) -> float:

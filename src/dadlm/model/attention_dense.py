@@ -14,13 +14,18 @@ def attend_nodes(
     q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None, nodes: Nodes
 ) -> Tensor:
     """Same contract as `attention.attend_nodes`."""
-    same_block = nodes.visible[:, :, None] == nodes.visible[:, None, :]
+    B, G = nodes.first.shape
+    block = torch.arange(G, device=q.device)[None, :, None].expand(B, G, nodes.slots)
+    block = nodes.from_slots(
+        block
+    )  # not `visible`: copies of a block see the same prefix, but not one another
+    same_block = block[:, :, None] == block[:, None, :]
     is_key = nodes.from_slots(nodes.is_key)
     mask = same_block & is_key[:, None, :]
     if prefix is not None:
         key = torch.arange(prefix[0].shape[1], device=q.device)
         mask = torch.cat([key < nodes.visible[..., None], mask], -1)
         k, v = torch.cat([prefix[0], k], 1), torch.cat([prefix[1], v], 1)
-    # Padding nodes claim visible = 0 and so share block 0's keys: their output is never read.
+    # Padding nodes claim to be of block 0 and so share its keys: their output is never read.
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None]).transpose(1, 2)

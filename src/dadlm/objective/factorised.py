@@ -43,7 +43,9 @@ def cut(
     Of rows that are masked C times, masked [B, C·L], every block C times. With `chosen` [B, J] only these.
     """
     B, L = ids.shape
-    copies, ids, masked = masked.shape[1] // L, ids.view(B, -1, block_size), masked.view(B, -1, block_size)
+    copies = masked.shape[1] // L
+    assert masked.shape[1] == copies * L, "masks of whole rows"
+    ids, masked = ids.view(B, -1, block_size), masked.view(B, -1, block_size)
     block = torch.arange(masked.shape[1], device=ids.device).expand(B, -1)
     if chosen is not None:
         block, masked = chosen, masked.gather(1, chosen[..., None].expand(-1, -1, block_size))

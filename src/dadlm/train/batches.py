@@ -42,9 +42,6 @@ class Batches:
     sizes: ClassVar[int] = 64
     """Of rooms (`nodes.make_rooms`): times are spread evenly, so two or three of them occur."""
 
-    def __post_init__(self) -> None:
-        _check_masks(self.run)
-
     def counted(self, step: int, part: Tensor) -> Counted:
         """Of the rows at places `part` of a step's batch."""
         return Counted(torch.tensor(self.run.train.batch_size * (self.rows.context - 1)))
@@ -78,9 +75,6 @@ class PairBatches:
     sizes: ClassVar[int] = 8
     """How much of a batch is learned varies: more sizes would save less than it takes to compile them."""
 
-    def __post_init__(self) -> None:
-        _check_masks(self.run)
-
     def counted(self, step: int, part: Tensor) -> Counted:
         learned = self.rows.batch(step, self.run.train.seed).learned
         return Counted(learned.sum(), learned[part])
@@ -108,11 +102,6 @@ class PairBatches:
             most_blocks=batch.most_blocks,
             copies=copies,
         )
-
-
-def _check_masks(run: RunConfig) -> None:
-    if run.train.masks > 1 and run.model.family == "mdlm":
-        raise ConfigError("an MDLM has no clean text that several masks could share: leave train.masks out")
 
 
 def parts_of(run: RunConfig, ranks: Ranks) -> list[Tensor]:

@@ -93,7 +93,7 @@ class TrainConfig:
     """Share of a row's blocks that a step learns from, drawn anew each time (bd3lm, dadlm)."""
     masks: int = 1
     """How many times a step masks a row, each time differently (bd3lm, dadlm): what is not masked is read
-    once for all of them. Worth it where that is most of the row: fine-tuning on long documents."""
+    once for all of them."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -168,3 +168,11 @@ class RunConfig:
     """Folder of the run; an unfinished run found there is continued."""
     init_from: str | None = None
     """Model to start from: MDLM before BD3LM before DA-DLM."""
+
+    def __post_init__(self) -> None:
+        blockwise = self.model.family in ("bd3lm", "dadlm") and self.model.block_size > 1
+        if self.train.masks > 1 and not blockwise:
+            raise ConfigError(
+                "train.masks needs blocks of several tokens and a clean text, as bd3lm and dadlm have them: "
+                f"leave it out for this {self.model.family}"
+            )

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from dadlm.errors import ConfigError
 from dadlm.evaluate.rouge import rouge_scorer
 from dadlm.evaluate.summarisation import lengths
-from dadlm.model import load
-from dadlm.model.checkpoint import locate
+from dadlm.model import Model, load
+from dadlm.model.checkpoint import locate, set_weights, weights
 from dadlm.train.finetune_config import FinetuneConfig
 from dadlm.train.finetuner import Finetuner
 from dadlm.train.pair_rows import Encoded, encode_pairs
 from dadlm.train.pairs import read_pairs
 from dadlm.train.progress import read_progress
-from dadlm.train.start import model_from
 
 _SHOWN = 5  # lines left out that are named; the result names all
 
@@ -48,8 +47,7 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
     data, valid = (read_pairs(files, strict=config.strict) for files in (config.data, config.valid))
     model = load(config.model)
     if config.dropout is not None:
-        changed = replace(model.config, dropout=config.dropout)
-        model = model_from(config.model, changed, config.train.seed)
+        model = _with_dropout(model, config)
     sizes = lengths(model, config.document_tokens, config.summary_tokens)
     encoded = encode_pairs(model, data, *sizes)
     skipped = data.skipped + valid.skipped
@@ -68,6 +66,14 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
         cut_summaries=encoded.cut_summaries,
         skipped_lines=skipped,
     )
+
+
+def _with_dropout(model: Model, config: FinetuneConfig) -> Model:
+    """The same weights in layers that leave out another share."""
+    assert config.dropout is not None
+    changed = Model(replace(model.config, dropout=config.dropout), model.tokenizer)
+    set_weights(changed, weights(model), config.model)
+    return changed
 
 
 def learned_lengths(model: str) -> tuple[int, int] | None:

@@ -85,7 +85,8 @@ class PairRows:
     def __init__(self, rows: Sequence[PairRow], config: ModelConfig, batch_size: int) -> None:
         self.rows, self.config, self.batch_size = rows, config, batch_size
         self._buckets = _buckets(rows, config, batch_size)
-        self._ids = [[torch.tensor(row.ids) for row in bucket] for bucket, _ in self._buckets]
+        # Lists would have to be read number by number at every step.
+        self._ids = [[torch.tensor(row.ids, dtype=torch.int32) for row in some] for some, _ in self._buckets]
         self._counts = [max(1, round(len(bucket) / batch_size)) for bucket, _ in self._buckets]
         self._blocks = [max(map(self._blocks_of, bucket)) for bucket, _ in self._buckets]
         self._last: tuple[tuple[int, int], Batch] | None = None
