@@ -43,7 +43,6 @@ from dadlm.model.files import write_json
 from dadlm.recipes import finetune as recipe
 from dadlm.serve import Finished, Request, Scheduler
 from dadlm.train.finetune import finetune
-from dadlm.train.progress import read_progress
 
 CHOOSE = "choose.jsonl"
 VALIDATIONS = 8
@@ -66,10 +65,7 @@ def split(data: Path, out: Path, pairs: int | None, every: int) -> tuple[Path, P
 
 def train(family: str, options: argparse.Namespace) -> None:
     out = Path(options.out)
-    last = out / family / "last"
     steps = options.ar_steps if family == "ar" else options.steps
-    if last.exists() and read_progress(last)["step"] >= steps:
-        return  # before all pairs are read again
     learn, choose = split(Path(options.data), out, options.train_pairs, options.hold_out)
     base = recipe(model=getattr(options, family), data=(str(learn),), valid=(str(choose),))
     settings = {
@@ -94,7 +90,10 @@ def train(family: str, options: argparse.Namespace) -> None:
     )
     start = time.perf_counter()
     done = finetune(config)
-    told = f"step {done.step}, ROUGE {done.rouge:.2f} on held-out pairs"
+    if done.interrupted:
+        print(f"stopped at step {done.step}; the same command goes on from there")
+        raise SystemExit(130)
+    told = f"step {done.step}, best ROUGE {done.rouge:.2f} on held-out pairs at step {done.best_step}"
     print(f"{family}: {told}, {time.perf_counter() - start:.0f} s", flush=True)
 
 
@@ -149,7 +148,7 @@ def _alone(model: Model, prompts: list[list[int]], settings: DecodeSettings) -> 
 def _served(model: Model, prompts: list[list[int]], settings: DecodeSettings) -> float:
     scheduler = Scheduler(model, max_rows=1).start()
     took = []
-    for prompt in [*prompts[:2], *prompts]:  # two for the graphs: one launched, one captured
+    for prompt in [prompts[0], prompts[0], *prompts]:  # for the graphs: one launched, one captured
         start = time.perf_counter()
         events = list(scheduler.submit(Request(ids=tuple(prompt), settings=settings, seed=0)))
         took.append(1000 * (time.perf_counter() - start))
@@ -183,8 +182,12 @@ def run(options: argparse.Namespace) -> None:
     print(tables(numbers))
 
 
+class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """The description as it is written, and every default."""
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Help)
     parser.add_argument("--data", required=True, help="folder with xsum, cnndm and wikinews_sum")
     for family in FAMILIES:
         parser.add_argument(f"--{family}", default=family, help="model to start from (the shipped one)")
@@ -208,6 +211,11 @@ def main() -> int:
     parser.add_argument("--timed", type=int, default=48, help="pairs timed at batch 1")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
+    files = [Path(options.data) / name / file for name in SETS for file in ("train.jsonl", "val.jsonl")]
+    if missing := [str(file) for file in files if not file.is_file()]:
+        parser.error(f"--data lacks {', '.join(missing)}")
+    if options.hold_out < 2 or options.timed < 1:
+        parser.error("--hold-out must be at least 2 and --timed at least 1")
     Path(options.out).mkdir(parents=True, exist_ok=True)
     try:
         run(options)

@@ -147,7 +147,8 @@ def compare(out: Path) -> Numbers:
     }
     files = {label: folder / label / "times.json" for label in labels}
     numbers["times"] = {label: json.loads(file.read_text()) for label, file in files.items() if file.exists()}
-    numbers["models"] = {family: _model(folder / family / "xsum") for family in FAMILIES}
+    first = {family: next(one.label for one in chosen.rows if one.family == family) for family in FAMILIES}
+    numbers["models"] = {family: _model(folder / label / "xsum") for family, label in first.items()}
     numbers["tuning"] = {family: _validations(out / family / "metrics.jsonl") for family in FAMILIES}
     numbers[HELD_OUT] = held_out
     return numbers | {"claims": claims(numbers)}

@@ -164,7 +164,7 @@ def test_it_ends_when_rouge_rises_no_more(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "summarisation", score)
     config = trained(config_of("bd3lm", tmp_path, patience=2), steps=40, valid_every=2)
     done = finetune(config, quiet=True)
-    assert (done.step, done.rouge, done.interrupted) == (8, 30.0, False)
+    assert (done.step, done.rouge, done.best_step, done.interrupted) == (8, 30.0, 4, False)
     assert (tmp_path / "run" / "best").resolve().name == "step-00000004"
     assert (tmp_path / "run" / "last").resolve().name == "step-00000008"
     assert finetune(config, quiet=True).step == 8
@@ -174,9 +174,11 @@ def test_it_ends_when_rouge_rises_no_more(tmp_path: Path, monkeypatch: pytest.Mo
 def test_other_pairs_are_another_run(tmp_path: Path) -> None:
     config = config_of("ar", tmp_path)
     finetune(config, quiet=True)
-    for changes in ({"document_tokens": 4}, {"data": config.valid}):
-        with pytest.raises(ConfigError, match="choose another --out"):
-            finetune(replace(config, **changes), quiet=True)
+    told = ("document_tokens 12, now it is 4", "summary_tokens 10, now it is 9", "rouge_pairs 6, now it is 5")
+    changes = ({"document_tokens": 4}, {"summary_tokens": 9}, {"rouge_pairs": 5}, {"data": config.valid})
+    for changed, why in zip(changes, (*told, "other settings"), strict=True):
+        with pytest.raises(ConfigError, match=f"{why}.*choose another --out"):
+            finetune(replace(config, **changed), quiet=True)
 
 
 BAD = (
@@ -257,6 +259,19 @@ def test_summarize_reads_and_writes_as_much_as_was_learned(
         out = generate(model, [prompt], seed=0, settings=replace(how, max_new_tokens=sizes[1]))
         assert told.out == out.texts[0].strip() + "\n"
         assert (f"cut to {sizes[0]} tokens" in told.err) == cut and "note:" not in told.err
+    evaluate = [
+        "evaluate",
+        "summarisation",
+        "--model",
+        config.out,
+        "--data",
+        *config.valid,
+        "--device",
+        "cpu",
+    ]
+    assert main([*evaluate, "--json", "--out", str(tmp_path / "evaluation")]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert (measured["document_tokens"], measured["summary_tokens"]) == (12, 10)
     assert main([*words[:3], config.model, *words[4:]]) == 0
     assert "never fine-tuned on summaries" in capsys.readouterr().err
 

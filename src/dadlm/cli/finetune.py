@@ -54,7 +54,8 @@ def run(words: list[str]) -> int:
     elif done.interrupted:
         print(f"stopped at step {done.step}; saved in {done.folder}. The same command goes on from there.")
     else:
-        rouge = "" if done.rouge is None else f"best ROUGE {done.rouge:.2f}, "
-        print(f"finished at step {done.step}; {rouge}model in {done.folder}/best")
+        early = f", {config.patience} validations after the best" if done.step < config.train.steps else ""
+        rouge = "" if done.rouge is None else f"best ROUGE {done.rouge:.2f} at step {done.best_step}, "
+        print(f"finished at step {done.step}{early}; {rouge}model in {done.folder}/best")
         print(f"dadlm summarize --model {done.folder} FILE")
     return 130 if done.interrupted else 0

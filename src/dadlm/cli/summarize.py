@@ -15,9 +15,9 @@ from rich.text import Text
 from dadlm.cli.models import open_model
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.summarisation import lengths, prompt_of, summary_settings
+from dadlm.evaluate.summarisation import prompt_of, summary_settings
 from dadlm.model import Model
-from dadlm.train.finetune import learned_lengths
+from dadlm.train.finetune import learned_lengths, lengths_as_learned
 from dadlm.train.pairs import lines_of, record_of, text_of
 
 _STDIN = "-"
@@ -73,7 +73,10 @@ def run(words: list[str]) -> int:
         )
     documents, skipped = _read(options)
     model = open_model(options.model, options.device, options.dtype)
-    sizes = _sizes(model, options)
+    if learned_lengths(options.model) is None:
+        told = "was never fine-tuned on summaries (dadlm finetune does that): expect no summary of it"
+        print(f"note: {options.model} {told}", file=sys.stderr)
+    sizes = lengths_as_learned(model, options.model, options.document_tokens, options.summary_tokens)
     how = summary_settings(
         model.config.family, paper=options.paper, threshold=options.threshold, infill=options.infill
     )
@@ -88,22 +91,6 @@ def run(words: list[str]) -> int:
     else:
         _tell(written, skipped, sizes[0])
     return 0
-
-
-def _sizes(model: Model, options: Options) -> tuple[int, int]:
-    """Tokens to read and to write: what was asked for, or what the model has learned from."""
-    learned = learned_lengths(options.model)
-    document, summary = options.document_tokens, options.summary_tokens
-    if learned is None:
-        told = "was never fine-tuned on summaries (dadlm finetune does that): expect no summary of it"
-        print(f"note: {options.model} {told}", file=sys.stderr)
-    else:  # what is not asked for, as far as it fits beside what is
-        context = model.config.context
-        if document is None:
-            document = min(learned[0], context - (summary or learned[1]))
-        if summary is None:
-            summary = min(learned[1], context - document)
-    return lengths(model, document, summary)
 
 
 def _read(options: Options) -> tuple[list[Document], list[str]]:

@@ -26,6 +26,8 @@ class Finetuned:
     step: int
     rouge: float | None
     """Average ROUGE of the best checkpoint on the validation pairs that were summarised."""
+    best_step: int | None
+    """The step of that checkpoint."""
     interrupted: bool
     pairs: int
     cut_documents: int
@@ -60,6 +62,7 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
         folder=config.out,
         step=step,
         rouge=None if best == float("inf") else -best,
+        best_step=tuner.best_step,
         interrupted=interrupted,
         pairs=len(encoded.rows),
         cut_documents=encoded.cut_documents,
@@ -85,6 +88,18 @@ def learned_lengths(model: str) -> tuple[int, int] | None:
     if "document_tokens" not in progress or "summary_tokens" not in progress:
         return None
     return int(progress["document_tokens"]), int(progress["summary_tokens"])
+
+
+def lengths_as_learned(model: Model, name: str, document: int | None, summary: int | None) -> tuple[int, int]:
+    """Tokens to read and to write: what was asked for, or what the model of that name has learned from."""
+    learned = learned_lengths(name)
+    if learned is not None:  # what is not asked for, as far as it fits beside what is
+        context = model.config.context
+        if document is None:
+            document = min(learned[0], context - (summary or learned[1]))
+        if summary is None:
+            summary = min(learned[1], context - document)
+    return lengths(model, document, summary)
 
 
 def _told(

@@ -13,6 +13,7 @@ from dadlm.evaluate.documents import read_documents
 from dadlm.evaluate.intervals import caution
 from dadlm.evaluate.summarisation import summary_settings
 from dadlm.model.pretrained import DEFAULT
+from dadlm.train.finetune import lengths_as_learned
 
 _SCORES = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "average": "average"}
 _SHOWN = 5  # lines left out that are named; the result names all
@@ -28,9 +29,10 @@ class Options(Common):
     pairs: int | None = None
     """Use the first so many pairs; none: all."""
     document_tokens: int | None = None
-    """Tokens of the document that are read, the end-of-text after it included; none: 3/4 of the context."""
+    """Tokens of a document that are read, the end-of-text after it included; none: as many as in fine-tuning,
+    or 3/4 of the context."""
     summary_tokens: int | None = None
-    """Tokens of the summary at most; none: the rest of the context."""
+    """Tokens of the summary at most; none: as many as in fine-tuning, or the rest of the context."""
     paper: bool = False
     """Decode as the paper does: DA-DLM along the best path of a block, end-of-text like any other token. Such
     summaries are short."""
@@ -46,14 +48,15 @@ def measure(options: Options, folder: Path) -> dict[str, Any]:
     if options.pairs is not None and options.pairs < 1:
         raise ConfigError(f"--pairs must be at least 1, got {options.pairs}")
     model = load_model(options.model, options)
+    sizes = lengths_as_learned(model, options.model, options.document_tokens, options.summary_tokens)
     return summarisation(
         model,
         read_documents(options.data, count=options.pairs),
         settings=summary_settings(
             model.config.family, paper=options.paper, threshold=options.threshold, infill=options.infill
         ),
-        document_tokens=options.document_tokens,
-        summary_tokens=options.summary_tokens,
+        document_tokens=sizes[0],
+        summary_tokens=sizes[1],
         seed=options.seed,
         batch_size=options.batch_size,
         name=names_of([options.model])[0],
