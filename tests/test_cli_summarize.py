@@ -56,6 +56,19 @@ def test_files_as_json(model: Model, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert told["skipped"] == [f"{lines}, line 2: the document is empty"]
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_infilling_before_and_behind_files(
+    first: bool, model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, _ = files(tmp_path)
+    infill, how = ["--infill", "8", "0.25"], summary_settings("dadlm", infill=(8, 0.25))
+    assert main(command(tmp_path, *([*infill, text] if first else [text, *infill]), "--json")) == 0
+    prompt, _ = prompt_of(model, DOCUMENTS[0], 24)
+    out = generate(model, [prompt], seed=0, settings=replace(how, max_new_tokens=8))
+    (told,) = json.loads(capsys.readouterr().out)["summaries"]
+    assert (told["summary"], told["forward_passes"]) == (out.texts[0].strip(), out.forward_passes[0])
+
+
 def test_for_people(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, lines = files(tmp_path)
     assert main(command(tmp_path, text, lines, "--batch-size", "1")) == 0

@@ -65,8 +65,17 @@ class Document:
     text: str
 
 
+def _infill_last(words: list[str]) -> list[str]:
+    """`--infill K R` behind the files: the parser would take the name that follows it for one more number."""
+    if "--infill" not in words or "--" in words:
+        return words
+    at = words.index("--infill")
+    return [*words[:at], *words[at + 3 :], *words[at : at + 3]]
+
+
 def run(words: list[str]) -> int:
-    options = tyro.cli(Options, args=words, prog="dadlm summarize", config=(tyro.conf.FlagCreatePairsOff,))
+    plain = (tyro.conf.FlagCreatePairsOff,)
+    options = tyro.cli(Options, args=_infill_last(words), prog="dadlm summarize", config=plain)
     if not options.model:
         raise ConfigError(
             "no model: pass --model FOLDER, one that was fine-tuned on summaries (dadlm finetune makes it)"
