@@ -242,13 +242,15 @@ def test_unusable_lines_are_named(tmp_path: Path) -> None:
     assert result["skipped"] == 4 and result["skipped_lines"] == list(documents.skipped)
 
 
-def test_a_line_that_is_not_json_stops_the_reading(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"d\.jsonl, line 3: not valid JSON"):
-        read_documents(lines(tmp_path / "d.jsonl", GOOD, GOOD, '{"document": "w1'))
-    file = tmp_path / "e.jsonl"
-    file.write_bytes(json.dumps(GOOD).encode() + b'\n{"document": "\xff"}\n')
-    with pytest.raises(DataError, match=r"e\.jsonl, line 2: not valid JSON"):
-        read_documents(file)
+def test_a_line_that_is_not_json_is_left_out_or_stops_the_reading(tmp_path: Path) -> None:
+    broken = lines(tmp_path / "d.jsonl", GOOD, GOOD, '{"document": "w1'), "line 3: not valid JSON"
+    odd = tmp_path / "e.jsonl", "line 2: not UTF-8"
+    odd[0].write_bytes(json.dumps(GOOD).encode() + b'\n{"document": "\xff"}\n')
+    for (file, why), good in zip((broken, odd), (2, 1), strict=True):
+        found = read_documents(file)
+        assert len(found.pairs) == good and len(found.skipped) == 1 and why in found.skipped[0]
+        with pytest.raises(DataError, match=f"{why}.*leave out --strict"):
+            read_documents(file, strict=True)
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
@@ -264,7 +266,7 @@ def test_endless_lines_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_nothing_usable(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no line with both.*line 1: no document"):
+    with pytest.raises(DataError, match=r"no line has \"document\" and \"summary\".*line 1: no document"):
         read_documents(lines(tmp_path / "d.jsonl", {"text": "w1"}))
     with pytest.raises(DataError, match="no file or folder"):
         read_documents(tmp_path / "nothing.jsonl")

@@ -20,13 +20,13 @@ from tests.train.runs import (
 from dadlm import ModelConfig, generate, load
 from dadlm.cli import main
 from dadlm.errors import ConfigError, DataError
+from dadlm.evaluate.documents import read_documents
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
 from dadlm.model.checkpoint import save
 from dadlm.train import TrainConfig
 from dadlm.train import finetuner as module
 from dadlm.train.finetune import finetune, learned_lengths
 from dadlm.train.finetune_config import FinetuneConfig
-from dadlm.train.pairs import read_pairs
 from dadlm.train.start import fresh_model
 
 LONG, SHORT = "w1 w2 w3 w4 w5", "w7 w8"  # the summary of a document that begins with w10, and with w11
@@ -201,15 +201,15 @@ WORDS_OF_BAD = (
 def test_lines_that_are_no_pairs_are_named_and_counted(tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_bytes(BAD)
-    found = read_pairs([str(file)])
+    found = read_documents([str(file)])
     assert found.pairs == (("w1 w2", "w3"),)
     assert len(found.skipped) == len(WORDS_OF_BAD)
     for number, (told, word) in enumerate(zip(found.skipped, WORDS_OF_BAD, strict=True), 1):
         assert f"line {number}:" in told and word in told
     with pytest.raises(DataError, match=r"line 1: not UTF-8.*--strict"):
-        read_pairs([str(file)], strict=True)
+        read_documents([str(file)], strict=True)
     with pytest.raises(DataError, match=r"no line has .*line 1: no document"):
-        read_pairs([write(tmp_path / "none.jsonl", [{"text": "w1"}])])
+        read_documents([write(tmp_path / "none.jsonl", [{"text": "w1"}])])
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from tests.train.runs import FAMILIES, progress
 from tests.train.test_finetune import config_of, trained
 
 from dadlm.errors import ConfigError, TrainingError
+from dadlm.evaluate.documents import read_documents
 from dadlm.evaluate.summarisation import lengths
 from dadlm.model import Model, load
 from dadlm.noise import draw_noise
@@ -20,7 +21,6 @@ from dadlm.train.finetune_config import FinetuneConfig
 from dadlm.train.finetuner import Finetuner
 from dadlm.train.graphs import StepGraphs
 from dadlm.train.pair_rows import PairRows, encode_pairs
-from dadlm.train.pairs import read_pairs
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
@@ -28,7 +28,7 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 def tuner(config: FinetuneConfig, model: Model | None = None) -> Finetuner:
     model = model or load(config.model)
     sizes = lengths(model, config.document_tokens, config.summary_tokens)
-    data, valid = read_pairs(config.data), read_pairs(config.valid)
+    data, valid = read_documents(config.data), read_documents(config.valid)
     return Finetuner(config, model, encode_pairs(model, data, *sizes), valid, quiet=True)
 
 
@@ -36,7 +36,9 @@ def plain_losses(config: FinetuneConfig, model: Model, steps: int) -> list[float
     """One whole batch after another through torch's own AdamW."""
     train, found = config.train, []
     sizes = lengths(model, config.document_tokens, config.summary_tokens)
-    rows = PairRows(encode_pairs(model, read_pairs(config.data), *sizes).rows, model.config, train.batch_size)
+    rows = PairRows(
+        encode_pairs(model, read_documents(config.data), *sizes).rows, model.config, train.batch_size
+    )
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=0.0, betas=train.betas, weight_decay=0.0)
     for step in range(steps):
         batch, noise = rows.batch(step, train.seed), None

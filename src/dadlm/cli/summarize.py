@@ -15,10 +15,11 @@ from rich.text import Text
 from dadlm.cli.models import open_model
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
+from dadlm.evaluate.documents import text_of
+from dadlm.evaluate.jsonl import lines_of, record_of
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
 from dadlm.model import Model
 from dadlm.train.finetune import learned_lengths, lengths_as_learned
-from dadlm.train.pairs import lines_of, record_of, text_of
 
 _STDIN = "-"
 
@@ -138,7 +139,8 @@ def _has_lines(name: str) -> bool:
 def _text(content: bytes, source: str, name: str) -> str:
     if _has_lines(name):
         record = record_of(content, source)
-        return text_of(record, "prompt" if "prompt" in record else "document", source)
+        is_prompt = isinstance(record, dict) and "prompt" in record
+        return text_of(record, "prompt" if is_prompt else "document", source)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

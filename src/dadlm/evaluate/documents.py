@@ -1,16 +1,20 @@
-"""Documents with their summaries from JSON Lines of {"document", "summary"}.
+"""Documents with their summaries: JSON Lines of {"document", "summary"} or {"prompt", "completion"}.
 
-A line that lacks either, or whose text is empty, is left out and its number kept; a line that is not JSON
-stops the reading. Knows nothing of tokens or models.
+A line that is no such pair (not UTF-8, not JSON, a text missing or empty) is left out and named, or stops the
+reading where that is wished. Knows nothing of tokens or models.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dadlm.errors import DataError
-from dadlm.evaluate.jsonl import find_jsonl, read_jsonl
+from dadlm.evaluate.jsonl import find_jsonl, lines_of, record_of
 from dadlm.tokens.records import field_of
+
+_NAMES = (("document", "summary"), ("prompt", "completion"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,27 +36,44 @@ class Documents:
         return digest.hexdigest()[:16]
 
 
-def read_documents(source: str | Path, *, count: int | None = None) -> Documents:
-    """The first `count` usable pairs of a file or folder."""
+def read_documents(
+    sources: str | Path | Sequence[str], *, count: int | None = None, strict: bool = False
+) -> Documents:
+    """The first `count` pairs of files or folders; `strict` stops at the first line that is none."""
+    names = [str(sources)] if isinstance(sources, str | Path) else list(sources)
     pairs: list[tuple[str, str]] = []
     skipped: list[str] = []
-    for file in find_jsonl(source):
-        for number, record in read_jsonl(file):
+    for file in [file for name in names for file in find_jsonl(name)]:
+        for number, line in lines_of(file):
             if len(pairs) == count:
                 break
             try:
-                where = f"{file}, line {number}"
-                pairs.append((_text(record, "document", where), _text(record, "summary", where)))
+                pairs.append(_pair(line, f"{file}, line {number}"))
             except DataError as error:
+                if strict:
+                    raise DataError(f"{error}; mend or remove the line, or leave out --strict") from None
                 skipped.append(str(error))
     if not pairs:
         first = f"; the first line left out: {skipped[0]}" if skipped else ""
-        raise DataError(f'{source} holds no line with both "document" and "summary"{first}')
-    return Documents(pairs=tuple(pairs), source=str(source), skipped=tuple(skipped))
+        raise DataError(
+            f'{" ".join(names)}: no line has "document" and "summary", or "prompt" and "completion"{first}'
+        )
+    return Documents(pairs=tuple(pairs), source=" ".join(names), skipped=tuple(skipped))
 
 
-def _text(record: object, name: str, where: str) -> str:
-    if not isinstance(record, dict) or record.get(name) is None:
+def _pair(line: bytes, where: str) -> tuple[str, str]:
+    record = record_of(line, where)
+    given = record if isinstance(record, dict) else ()
+    names = next((names for names in _NAMES if any(name in given for name in names)), _NAMES[0])
+    document, summary = (text_of(record, name, where) for name in names)
+    return document, summary
+
+
+def text_of(record: Any, name: str, where: str) -> str:
+    """A text of a record, which must be there and say something."""
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: not an object but {type(record).__name__}")
+    if record.get(name) is None:
         raise DataError(f"{where}: no {name}")
     text = field_of(record, name, where)
     if not text.strip():

@@ -1,4 +1,4 @@
-"""JSON Lines for evaluations: record after record with its line number, plain or packed with zstd.
+"""JSON Lines: line after line, or record after record, with its number; plain or packed with zstd.
 
 Every complaint names the file and the line; lines beyond 10 MB are refused, not read. Knows nothing of what
 the records mean.
@@ -32,7 +32,16 @@ def find_jsonl(source: str | Path) -> list[Path]:
 
 
 def read_jsonl(file: Path) -> Iterator[tuple[int, Any]]:
-    """(line number, record); blank lines are passed over."""
+    """(line number, record); the first line that is no JSON stops the reading."""
+    for number, line in lines_of(file):
+        try:
+            yield number, record_of(line, f"{file}, line {number}")
+        except DataError as error:
+            raise DataError(f"{error}; mend or remove the line") from None
+
+
+def lines_of(file: Path) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines that are not blank, as bytes: one in another encoding must not hide those after it."""
     with file.open("rb") as raw:
         stream = io.BufferedReader(ZstdReader(raw)) if file.suffix == ".zst" else raw
         try:
@@ -40,13 +49,16 @@ def read_jsonl(file: Path) -> Iterator[tuple[int, Any]]:
                 if len(line.rstrip(b"\r\n")) > LONGEST:
                     raise DataError(f"{file}, line {number}: longer than {LONGEST} bytes; cut or remove it")
                 if line.strip():
-                    yield number, _record(line, f"{file}, line {number}")
+                    yield number, line
         except EOFError as error:
             raise DataError(f"{file} is damaged or cut short: {error}; fetch it again") from error
 
 
-def _record(line: bytes, where: str) -> Any:
+def record_of(line: bytes, where: str) -> Any:
+    """What a line holds."""
     try:
         return json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # a wrong byte is a ValueError too
-        raise DataError(f"{where}: not valid JSON ({error}); mend or remove the line") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not valid JSON ({error})") from None

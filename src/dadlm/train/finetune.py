@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dadlm.errors import ConfigError
+from dadlm.evaluate.documents import read_documents
 from dadlm.evaluate.rouge import rouge_scorer
 from dadlm.evaluate.summarisation import lengths
 from dadlm.model import Model, load
@@ -12,7 +13,6 @@ from dadlm.model.checkpoint import locate, set_weights, weights
 from dadlm.train.finetune_config import FinetuneConfig
 from dadlm.train.finetuner import Finetuner
 from dadlm.train.pair_rows import Encoded, encode_pairs
-from dadlm.train.pairs import read_pairs
 from dadlm.train.progress import read_progress
 
 _SHOWN = 5  # lines left out that are named; the result names all
@@ -46,7 +46,7 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("fine-tuning runs in one process: start it without torchrun")
     rouge_scorer()  # a package that is missing must be told now, not at the first validation
-    data, valid = (read_pairs(files, strict=config.strict) for files in (config.data, config.valid))
+    data, valid = (read_documents(files, strict=config.strict) for files in (config.data, config.valid))
     model = load(config.model)
     if config.dropout is not None:
         model = _with_dropout(model, config)

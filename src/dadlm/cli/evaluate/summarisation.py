@@ -25,7 +25,8 @@ class Options(Common):
     """One that ships with dadlm (dadlm, bd3lm, ar), a folder of a model or of a training run (its best
     checkpoint), or a Hugging Face name."""
     data: str = ""
-    """JSON Lines (.jsonl, also .zst) of {"document", "summary"}, or a folder of them."""
+    """JSON Lines (.jsonl, also .zst) of {"document", "summary"} or {"prompt", "completion"}, or a folder of
+    them."""
     pairs: int | None = None
     """Use the first so many pairs; none: all."""
     document_tokens: int | None = None
@@ -33,6 +34,8 @@ class Options(Common):
     or 3/4 of the context."""
     summary_tokens: int | None = None
     """Tokens of the summary at most; none: as many as in fine-tuning, or the rest of the context."""
+    strict: bool = False
+    """Stop at the first line that is no pair, instead of leaving it out."""
     paper: bool = False
     """Decode as the paper does: DA-DLM along the best path of a block, end-of-text like any other token. Such
     summaries are short."""
@@ -51,7 +54,7 @@ def measure(options: Options, folder: Path) -> dict[str, Any]:
     sizes = lengths_as_learned(model, options.model, options.document_tokens, options.summary_tokens)
     return summarisation(
         model,
-        read_documents(options.data, count=options.pairs),
+        read_documents(options.data, count=options.pairs, strict=options.strict),
         settings=summary_settings(
             model.config.family, paper=options.paper, threshold=options.threshold, infill=options.infill
         ),
