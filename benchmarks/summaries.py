@@ -5,9 +5,9 @@
 
 DATA holds folders xsum, cnndm and wikinews_sum, each with train.jsonl and val.jsonl. All models learn from
 the three train files together, less every 50th pair: by these the best checkpoint, threshold and infilling
-are chosen; the val files are only reported. `--only FAMILY` fine-tunes one of the three and
-measures it on held-out pairs: three such processes may share a GPU. Without it all that is missing is made,
-what was chosen is measured, single summaries are timed (so nothing else should run), and the tables printed:
+are chosen; the val files are only reported. `--only FAMILY` fine-tunes one of the three and measures it on
+held-out pairs: three such processes may share a GPU. Without it all that is missing is made, what was chosen
+is measured, single summaries are timed (so nothing else should run), and the tables printed:
 OUT/summaries.md; OUT/summaries.json has all numbers. Started again, it goes on where it stopped.
 """
 

@@ -41,8 +41,7 @@ class System:
 
     @property
     def settings(self) -> DecodeSettings:
-        how = {"threshold": self.threshold, "infill": self.infill}
-        return summary_settings(self.family, paper=self.paper, **how)
+        return summary_settings(self.family, paper=self.paper, threshold=self.threshold, infill=self.infill)
 
     @property
     def label(self) -> str:

@@ -15,8 +15,8 @@ from rich.text import Text
 from dadlm.cli.models import open_model
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.documents import text_of
-from dadlm.evaluate.jsonl import lines_of, record_of
+from dadlm.evaluate.documents import object_of, text_of
+from dadlm.evaluate.jsonl import lines_of
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
 from dadlm.model import Model
 from dadlm.train.finetune import learned_lengths, lengths_as_learned
@@ -83,10 +83,11 @@ def run(words: list[str]) -> int:
         )
     documents, skipped = _read(options)
     model = open_model(options.model, options.device, options.dtype)
-    if learned_lengths(options.model) is None:
+    learned = learned_lengths(options.model)
+    if learned is None:
         told = "was never fine-tuned on summaries (dadlm finetune does that): expect no summary of it"
         print(f"note: {options.model} {told}", file=sys.stderr)
-    sizes = lengths_as_learned(model, options.model, options.document_tokens, options.summary_tokens)
+    sizes = lengths_as_learned(model, learned, options.document_tokens, options.summary_tokens)
     how = summary_settings(
         model.config.family, paper=options.paper, threshold=options.threshold, infill=options.infill
     )
@@ -138,9 +139,8 @@ def _has_lines(name: str) -> bool:
 
 def _text(content: bytes, source: str, name: str) -> str:
     if _has_lines(name):
-        record = record_of(content, source)
-        is_prompt = isinstance(record, dict) and "prompt" in record
-        return text_of(record, "prompt" if is_prompt else "document", source)
+        record = object_of(content, source)
+        return text_of(record, "prompt" if "prompt" in record else "document", source)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -62,17 +62,22 @@ def read_documents(
 
 
 def _pair(line: bytes, where: str) -> tuple[str, str]:
-    record = record_of(line, where)
-    given = record if isinstance(record, dict) else ()
-    names = next((names for names in _NAMES if any(name in given for name in names)), _NAMES[0])
+    record = object_of(line, where)
+    names = next((names for names in _NAMES if any(name in record for name in names)), _NAMES[0])
     document, summary = (text_of(record, name, where) for name in names)
     return document, summary
 
 
-def text_of(record: Any, name: str, where: str) -> str:
-    """A text of a record, which must be there and say something."""
+def object_of(line: bytes, where: str) -> dict[str, Any]:
+    """The JSON object of a line."""
+    record = record_of(line, where)
     if not isinstance(record, dict):
         raise DataError(f"{where}: not an object but {type(record).__name__}")
+    return record
+
+
+def text_of(record: dict[str, Any], name: str, where: str) -> str:
+    """A text of a record, which must be there and say something."""
     if record.get(name) is None:
         raise DataError(f"{where}: no {name}")
     text = field_of(record, name, where)

@@ -49,7 +49,7 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
     data, valid = (read_documents(files, strict=config.strict) for files in (config.data, config.valid))
     model = load(config.model)
     if config.dropout is not None:
-        model = _with_dropout(model, config)
+        model = _with_dropout(model, config.dropout, config.model)
     sizes = lengths(model, config.document_tokens, config.summary_tokens)
     encoded = encode_pairs(model, data, *sizes)
     skipped = data.skipped + valid.skipped
@@ -71,11 +71,10 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
     )
 
 
-def _with_dropout(model: Model, config: FinetuneConfig) -> Model:
+def _with_dropout(model: Model, dropout: float, origin: str) -> Model:
     """The same weights in layers that leave out another share."""
-    assert config.dropout is not None
-    changed = Model(replace(model.config, dropout=config.dropout), model.tokenizer)
-    set_weights(changed, weights(model), config.model)
+    changed = Model(replace(model.config, dropout=dropout), model.tokenizer)
+    set_weights(changed, weights(model), origin)
     return changed
 
 
@@ -90,9 +89,10 @@ def learned_lengths(model: str) -> tuple[int, int] | None:
     return int(progress["document_tokens"]), int(progress["summary_tokens"])
 
 
-def lengths_as_learned(model: Model, name: str, document: int | None, summary: int | None) -> tuple[int, int]:
-    """Tokens to read and to write: what was asked for, or what the model of that name has learned from."""
-    learned = learned_lengths(name)
+def lengths_as_learned(
+    model: Model, learned: tuple[int, int] | None, document: int | None, summary: int | None
+) -> tuple[int, int]:
+    """Tokens to read and to write: what was asked for, or what the model has learned from."""
     if learned is not None:  # what is not asked for, as far as it fits beside what is
         context = model.config.context
         if document is None:

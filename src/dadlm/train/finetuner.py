@@ -7,12 +7,10 @@ so stopping and resuming changes nothing.
 
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dadlm.errors import ConfigError
 from dadlm.evaluate.documents import Documents
 from dadlm.evaluate.scores import evaluating
 from dadlm.evaluate.summarisation import lengths, summarisation
@@ -28,7 +26,6 @@ from dadlm.train.finetune_config import FinetuneConfig
 from dadlm.train.gradients import Gradients
 from dadlm.train.log import Log
 from dadlm.train.pair_rows import Encoded, PairRows, encode_pairs
-from dadlm.train.progress import read_progress
 from dadlm.train.ranks import Ranks
 from dadlm.train.spread import spread
 from dadlm.train.state import TrainState, load_state, save_state, start_optimizer
@@ -69,23 +66,16 @@ class Finetuner:
         ema = Ema(weights(model), config.train.ema)
         self.state = TrainState(model, ema, start_optimizer(model, self.run_config), config.noise)
         self.state.data = [self.rows.fingerprint(), self.shown.fingerprint]
-        self.state.facts = {"document_tokens": self.sizes[0], "summary_tokens": self.sizes[1]}
-        self.state.facts["rouge_pairs"] = config.rouge_pairs
+        self.state.facts = {
+            "document_tokens": self.sizes[0],
+            "summary_tokens": self.sizes[1],
+            "rouge_pairs": config.rouge_pairs,
+        }
         self.batches = PairBatches(self.run_config, self.rows)
         self.gradients = Gradients(whole, model, self.batches, Ranks(), self.bf16)
         self.updates = Updates(self.state, self.gradients, self.out, lambda: self._save(False), _ADVICE)
         if (self.out / "last").exists():
-            self._compare_facts(read_progress(self.out / "last"))
             load_state(self.state, self.run_config, self.out / "last")
-
-    def _compare_facts(self, before: dict[str, Any]) -> None:
-        """Other lengths make other rows, and other pairs another ROUGE: that would be another run."""
-        for name, now in self.state.facts.items():
-            if before.get(name, now) != now:
-                raise ConfigError(
-                    f"{self.out} holds a run with {name} {before[name]}, now it is {now}: "
-                    "choose another --out or keep it"
-                )
 
     def run(self) -> tuple[int, bool]:
         """Train until the last step, until ROUGE rises no more, or until asked to stop: the step it ended at,

@@ -115,6 +115,12 @@ def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks | N
     """Bring a freshly built state to where the checkpoint left off; refuse another run's checkpoint."""
     compare_runs(run, folder)
     progress = read_progress(folder)
+    for name, now in state.facts.items():
+        if progress.get(name, now) != now:
+            raise ConfigError(
+                f"{folder.parent} holds a run with {name} {progress[name]}, now it is {now}: "
+                "choose another --out or keep it"
+            )
     if progress.get("data") != state.data:
         raise ConfigError(
             f"the text is not the one that the run in {folder.parent} began with; choose another --out"

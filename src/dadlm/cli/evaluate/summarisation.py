@@ -13,7 +13,7 @@ from dadlm.evaluate.documents import read_documents
 from dadlm.evaluate.intervals import caution
 from dadlm.evaluate.summarisation import summary_settings
 from dadlm.model.pretrained import DEFAULT
-from dadlm.train.finetune import lengths_as_learned
+from dadlm.train.finetune import learned_lengths, lengths_as_learned
 
 _SCORES = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "average": "average"}
 _SHOWN = 5  # lines left out that are named; the result names all
@@ -51,7 +51,8 @@ def measure(options: Options, folder: Path) -> dict[str, Any]:
     if options.pairs is not None and options.pairs < 1:
         raise ConfigError(f"--pairs must be at least 1, got {options.pairs}")
     model = load_model(options.model, options)
-    sizes = lengths_as_learned(model, options.model, options.document_tokens, options.summary_tokens)
+    learned = learned_lengths(options.model)
+    sizes = lengths_as_learned(model, learned, options.document_tokens, options.summary_tokens)
     return summarisation(
         model,
         read_documents(options.data, count=options.pairs, strict=options.strict),
