@@ -122,12 +122,12 @@ class Chosen:
 def choose(held_out: Numbers) -> Chosen:
     found = held_out["systems"]
 
-    def best(some: list[System]) -> System | None:
-        return max(some, key=lambda one: found[one.label]["average"]["mean"], default=None)
+    def best(some: list[System]) -> System:
+        return max(some, key=lambda one: found[one.label]["average"]["mean"])
 
     families = {family: [one for one in SWEPT if one.family == family] for family in ("bd3lm", "dadlm")}
     fast = [one for one in families["dadlm"] if found[one.label]["tpf"]["mean"] >= FAST]
-    return Chosen({family: best(some) or some[0] for family, some in families.items()}, best(fast))
+    return Chosen({family: best(some) for family, some in families.items()}, best(fast) if fast else None)
 
 
 def compare(out: Path) -> Numbers:

@@ -15,10 +15,8 @@ def attend_nodes(
 ) -> Tensor:
     """Same contract as `attention.attend_nodes`."""
     B, G = nodes.first.shape
-    block = torch.arange(G, device=q.device)[None, :, None].expand(B, G, nodes.slots)
-    block = nodes.from_slots(
-        block
-    )  # not `visible`: copies of a block see the same prefix, but not one another
+    # Not by `visible`: copies of a block see the same prefix, but not one another.
+    block = nodes.from_slots(torch.arange(G, device=q.device)[None, :, None].expand(B, G, nodes.slots))
     same_block = block[:, :, None] == block[:, None, :]
     is_key = nodes.from_slots(nodes.is_key)
     mask = same_block & is_key[:, None, :]

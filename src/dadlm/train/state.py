@@ -44,7 +44,7 @@ class TrainState:
     numbers: frozenset[str] = frozenset()
     """Weights without a dimension; where the model is sharded they are rows of one."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What else is to be known of a run's models; saved beside the step."""
+    """What else is to be known of a run's models; saved beside the step. A run goes on only with the same."""
 
     def begin_step(self, train: TrainConfig, rank: int = 0) -> None:
         """Set what is a function of the step's number: learning rates and dropout."""
