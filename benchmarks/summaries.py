@@ -1,10 +1,9 @@
 """Summaries on real pairs: three models fine-tuned alike, decoded in several ways, compared pair by pair.
 
-    python benchmarks/summaries.py --data news --ar runs/study/ar --bd3lm runs/study/bd3lm-16-long \\
-        --dadlm runs/study/dadlm-16-long
+    python benchmarks/summaries.py --data news
 
 DATA holds folders xsum, cnndm and wikinews_sum, each with train.jsonl and val.jsonl. All models learn from
-the three train files together, less every 50th pair: by these the best checkpoint, threshold and infilling
+the three train files together, less every 35th pair: by these the best checkpoint, threshold and infilling
 are chosen; the val files are only reported. `--only FAMILY` fine-tunes one of the three and measures it on
 held-out pairs: three such processes may share a GPU. Without it all that is missing is made, what was chosen
 is measured, single summaries are timed (so nothing else should run), and the tables printed:
@@ -23,6 +22,7 @@ import torch
 from summaries_table import (
     FAMILIES,
     HELD_OUT,
+    RECIPE,
     SETS,
     SWEPT,
     SYSTEMS,
@@ -46,6 +46,8 @@ from dadlm.train.finetune import finetune
 
 CHOOSE = "choose.jsonl"
 VALIDATIONS = 8
+TOLD = ("steps", "ar_steps", "batch_size", "lr", "masks", "dropout", "hold_out")
+"""Options that the tables tell."""
 
 
 def split(data: Path, out: Path, pairs: int | None, every: int) -> tuple[Path, Path]:
@@ -74,7 +76,7 @@ def train(family: str, options: argparse.Namespace) -> None:
         "warmup": min(100, steps // 8),
         "batch_size": options.batch_size,
         "lr": options.lr,
-        "masks": 1 if family == "ar" else options.masks,
+        "masks": options.masks,
         "valid_every": max(1, steps // VALIDATIONS),
         "save_every": max(1, steps // VALIDATIONS),
         "device": options.device,
@@ -176,6 +178,7 @@ def run(options: argparse.Namespace) -> None:
             measure(system, name, models[system.family], options)
     for system in rows:  # last: nothing else may be at work
         measure_times(system, models[system.family], options)
+    write_json(out / RECIPE, {name: getattr(options, name) for name in TOLD})
     numbers = compare(out)
     write_json(out / "summaries.json", numbers)
     (out / "summaries.md").write_text(tables(numbers), encoding="utf-8")
@@ -200,9 +203,9 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=64, help="pairs per step")
     parser.add_argument("--decode-batch", type=int, default=256, help="pairs summarised side by side")
     parser.add_argument("--lr", type=float, default=5e-4)
-    parser.add_argument("--masks", type=int, default=1, help="of a summary in a step (not AR)")
+    parser.add_argument("--masks", type=int, default=4, help="of a summary in a step (not AR)")
     parser.add_argument("--dropout", type=float, help="none: as the models have it")
-    parser.add_argument("--hold-out", type=int, default=50, help="every so many-th pair chooses, not trains")
+    parser.add_argument("--hold-out", type=int, default=35, help="every so many-th pair chooses, not trains")
     parser.add_argument(
         "--rouge-pairs", type=int, default=350, help="held-out pairs summarised at a validation"
     )

@@ -1,6 +1,12 @@
-"""What `summaries.py` measured → numbers of each set and of all pairs together → tables and claims."""
+"""What `summaries.py` measured → numbers of each set and of all pairs together → tables and claims.
+
+    python benchmarks/summaries_table.py runs/summaries/evaluation/dadlm runs/dropout/evaluation/ar
+
+prints the paired difference of two systems, also of different runs.
+"""
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,10 +26,13 @@ SETS = {"xsum": "XSum", "cnndm": "CNN/DailyMail", "wikinews_sum": "Wikinews"}
 PAPER = {"xsum": "XSum", "cnndm": "CNN/DailyMail"}
 FAMILIES = ("ar", "bd3lm", "dadlm")
 HELD_OUT, ALL = "held-out", "all"
+RECIPE = "recipe.json"
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5)
 FAST = 1.5
 """Tokens per pass that the fast way to decode has."""
-INFILLS = (SUMMARY_INFILL, (8, 0.25), (16, 0.0))
+GAIN = 0.25
+"""Share of tokens per pass that infilling is to gain."""
+INFILLS = (SUMMARY_INFILL, (4, 0.25), (8, 0.25))
 """The paper's k and r, and such as fill longer gaps sooner."""
 SCORES = ("rouge1", "rouge2", "rougeL", "average")
 
@@ -93,13 +102,16 @@ class Chosen:
 
     best: dict[str, System]
     """Of each family: where ROUGE is highest."""
+    filled: System | None
+    """DA-DLM at the threshold that is best without infilling: where that gains enough, and ROUGE is highest
+    then. None: nowhere."""
     fast: System | None
     """DA-DLM where it is fast enough: where ROUGE is highest then. None: nowhere."""
 
     @property
     def ours(self) -> list[System]:
         """What of DA-DLM is compared with the others."""
-        return list(dict.fromkeys([self.best["dadlm"], *([self.fast] if self.fast else [])]))
+        return list(dict.fromkeys(one for one in (self.best["dadlm"], self.filled, self.fast) if one))
 
     @property
     def rows(self) -> list[System]:
@@ -125,9 +137,19 @@ def choose(held_out: Numbers) -> Chosen:
     def best(some: list[System]) -> System:
         return max(some, key=lambda one: found[one.label]["average"]["mean"])
 
+    def tpf(one: System) -> float:
+        return found[one.label]["tpf"]["mean"]
+
     families = {family: [one for one in SWEPT if one.family == family] for family in ("bd3lm", "dadlm")}
-    fast = [one for one in families["dadlm"] if found[one.label]["tpf"]["mean"] >= FAST]
-    return Chosen({family: best(some) for family, some in families.items()}, best(fast) if fast else None)
+    ours = families["dadlm"]
+    plain = best([one for one in ours if not one.infill])
+    filled = [one for one in ours if one.plain == plain and tpf(one) >= (1 + GAIN) * tpf(plain)]
+    fast = [one for one in ours if tpf(one) >= FAST]
+    return Chosen(
+        best={family: best(some) for family, some in families.items()},
+        filled=best(filled) if filled else None,
+        fast=best(fast) if fast else None,
+    )
 
 
 def compare(out: Path) -> Numbers:
@@ -146,6 +168,7 @@ def compare(out: Path) -> Numbers:
     }
     files = {label: folder / label / "times.json" for label in labels}
     numbers["times"] = {label: json.loads(file.read_text()) for label, file in files.items() if file.exists()}
+    numbers["recipe"] = json.loads((out / RECIPE).read_text())
     first = {family: next(one.label for one in chosen.rows if one.family == family) for family in FAMILIES}
     numbers["models"] = {family: _model(folder / label / "xsum") for family, label in first.items()}
     numbers["tuning"] = {family: _validations(out / family / "metrics.jsonl") for family in FAMILIES}
@@ -255,14 +278,15 @@ def _infilled(numbers: Numbers, filled: System) -> Iterator[Claim]:
     pooled, plain = numbers[ALL], filled.plain.label
     tpf = [pooled["systems"][label]["tpf"]["mean"] for label in (filled.label, plain)]
     gain, cost = tpf[0] / tpf[1] - 1, -pooled["differences"][f"{filled.label} - {plain}"]["mean"]
-    yield f"{filled.shown}: TPF", "≥ +25%", f"{gain:+.0%}", gain >= 0.25
+    yield f"{filled.shown}: TPF", f"≥ {GAIN:+.0%}", f"{gain:+.0%}", gain >= GAIN
     yield f"{filled.shown}: ROUGE lost", "< 0.3", f"{cost:+.2f}", cost < 0.3
 
 
 def tables(numbers: Numbers) -> str:
     """Markdown: a table for each set and for all pairs, the paper's rows beside; what the held-out pairs say;
     the claims."""
-    parts = [_table(name, SETS.get(name, "All sets"), numbers) for name in (*SETS, ALL)]
+    parts = [_recipe(numbers["recipe"])]
+    parts += [_table(name, SETS.get(name, "All sets"), numbers) for name in (*SETS, ALL)]
     parts += [_thresholds(numbers[HELD_OUT]), _tuning(numbers["tuning"])]
     verdicts = {True: "yes", False: "**no**", None: "–"}
     rows = [[row["claim"], row["must"], row["measured"], verdicts[row["holds"]]] for row in numbers["claims"]]
@@ -274,6 +298,16 @@ def tables(numbers: Numbers) -> str:
         "ones. The paper's rows are of models of another size, trained on other text."
     )
     return "\n\n".join(parts) + "\n"
+
+
+def _recipe(recipe: Numbers) -> str:
+    """How the three were fine-tuned, in a sentence or two."""
+    masks = f", each masked {recipe['masks']} times" if recipe["masks"] > 1 else ""
+    dropout = f" Dropout {recipe['dropout']:g}." if recipe["dropout"] else ""
+    return (
+        f"BD3LM and DA-DLM were fine-tuned for {recipe['steps']:,} steps of {recipe['batch_size']} pairs"
+        f"{masks}; AR for {recipe['ar_steps']:,}.{dropout}"
+    )
 
 
 def _table(name: str, title: str, numbers: Numbers) -> str:
@@ -312,7 +346,10 @@ def _thresholds(found: Numbers) -> str:
     best = " and ".join(one.shown for one in chosen.best.values())
     said = f"Infilling: k and r; {SUMMARY_INFILL[0]} and {SUMMARY_INFILL[1]} where none are named. Chosen as "
     said += f"best: {best}; as best of those of DA-DLM with a TPF of at least {FAST}: "
-    said += f"{chosen.fast.shown if chosen.fast else 'none has it'}. "
+    said += f"{chosen.fast.shown if chosen.fast else 'none has it'}; as best of those whose infilling gains "
+    said += (
+        f"{GAIN:.0%} where DA-DLM is best without: {chosen.filled.shown if chosen.filled else 'none does'}. "
+    )
     said += f"AR: {told(found['systems']['ar']['average'], 2)}."
     return "\n".join([title, "", _even(["threshold", *head], rows), "", said])
 
@@ -342,3 +379,16 @@ def _even(head: list[str], rows: list[list[str]]) -> str:
 
 def _signed(value: dict[str, float]) -> str:
     return "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**value)
+
+
+def difference(one: Path, other: Path) -> dict[str, float]:
+    """In average ROUGE over all pairs, of two folders of the same pairs."""
+    first, second = (
+        _scores([piece for name in SETS for piece in _pieces(folder / name)], "rouge")[:, 3]
+        for folder in (one, other)
+    )
+    return asdict(bootstrap(first - second))
+
+
+if __name__ == "__main__":
+    print(_signed(difference(Path(sys.argv[1]), Path(sys.argv[2]))))

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.decode.tiny import silence_eot, tiny
 
 from dadlm import Model, generate, stream
 from dadlm.cli import main
+from dadlm.evaluate.documents import read_documents
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
 from dadlm.model.checkpoint import save
 from dadlm.tokens import word_level
@@ -54,6 +56,22 @@ def test_files_as_json(model: Model, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [piece["source"] for piece in told["summaries"]] == [text, f"{lines}, line 1", f"{lines}, line 3"]
     assert [piece["truncated"] for piece in told["summaries"]] == [False, False, True]
     assert told["skipped"] == [f"{lines}, line 2: the document is empty"]
+
+
+def test_pairs_to_learn_from(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Just what `dadlm finetune` reads, in the order of the documents; an empty summary is no pair."""
+    pairs, (text, lines) = tmp_path / "pairs.jsonl", files(tmp_path)
+    assert main(command(tmp_path, text, lines, "--pairs", str(pairs), "--batch-size", "2")) == 0
+    shown, summaries = capsys.readouterr(), [expected(model, one) for one in DOCUMENTS]
+    assert all(summaries) and read_documents(pairs).pairs == tuple(zip(DOCUMENTS, summaries, strict=True))
+    assert not shown.out and f"3 pairs in {pairs}\n" in shown.err
+    assert [path.name for path in tmp_path.iterdir() if "pairs" in path.name] == ["pairs.jsonl"]
+    with torch.no_grad():  # nothing but end-of-text is ever likely
+        model.backbone.embedding.weight.zero_()
+        model.backbone.embedding.weight[model.config.eot_id] = 1
+    save(model, tmp_path / "model")
+    assert main(command(tmp_path, text, "--pairs", str(pairs))) == 2
+    assert "all 1 summaries are empty" in capsys.readouterr().err and len(read_documents(pairs).pairs) == 3
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -103,9 +121,13 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ):
         assert main(words) == 2, words
         assert told in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(command(tmp_path, text, "--batch-size", "0"))
-    assert "--batch-size must be at least 1" in capsys.readouterr().err
+    for wrong, told in (
+        (["--batch-size", "0"], "--batch-size must be at least 1"),
+        (["--json", "--pairs", "pairs.jsonl"], "not both"),
+    ):
+        with pytest.raises(SystemExit):
+            main(command(tmp_path, text, *wrong))
+        assert told in capsys.readouterr().err
     assert main(command(tmp_path, text, str(latin))) == 0
     assert "left out:" in capsys.readouterr().err
 

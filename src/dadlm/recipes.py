@@ -122,18 +122,19 @@ def paper(family: Family) -> RunConfig:
 
 
 def finetune(**changes: Any) -> FinetuneConfig:
-    """A few passes over some ten thousand pairs, at a lower rate than before, falling to zero at the end."""
+    """Fifteen passes over some ten thousand pairs, at a lower rate than before, falling to zero."""
     train = TrainConfig(
-        steps=2000,
-        batch_size=32,
-        lr=3e-4,
+        steps=4000,
+        batch_size=64,
+        lr=5e-4,
         warmup=100,
-        decay=1000,
+        decay=2000,
         ema=0.99,
-        valid_every=200,
-        save_every=200,
+        masks=4,
+        valid_every=500,
+        save_every=500,
     )
-    return FinetuneConfig(train=train, **changes)
+    return FinetuneConfig(**({"train": train, "rouge_pairs": 256} | changes))
 
 
 _SCALES: dict[str, Callable[[Family], RunConfig]] = {"tour": tour, "small": small, "lab": lab, "paper": paper}

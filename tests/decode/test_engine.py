@@ -18,6 +18,7 @@ from dadlm.decode import DecodeSettings, Generated, engine, generate, stream
 from dadlm.decode.generate import decode, start_rows
 from dadlm.errors import ConfigError
 from dadlm.model import Model
+from dadlm.model import capture as capturing
 
 WAYS = [
     {},
@@ -109,28 +110,27 @@ def test_finished_rows_leave_when_that_halves_the_batch(
 
 
 class Refuses:
-    """A capture that cannot be."""
+    """A graph that cannot be captured."""
 
-    def __init__(self, graph: object, **_: object) -> None: ...
-
-    def __enter__(self) -> None:
+    def capture_begin(self, **_: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
-
-    def __exit__(self, *error: object) -> None: ...
 
 
 def test_a_capture_that_fails_is_told_once_and_decoding_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "graph", Refuses)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Refuses)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 1))
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(capturing, "_stream", lambda _: None)
     calls: list[int] = []
-    act = engine.Act(graphs=True)
+    act = engine.Act(graphs=True, launches=2)
+    act(lambda: calls.append(1))
     act(lambda: calls.append(1))
     with pytest.warns(UserWarning, match="without CUDA graphs.*not permitted") as told:
         act(lambda: calls.append(1))
     act(lambda: calls.append(1))
-    assert len(calls) == 3 and len(told) == 1
+    assert len(calls) == 4 and len(told) == 1
 
 
 def test_out_of_memory_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:

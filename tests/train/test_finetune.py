@@ -23,6 +23,7 @@ from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import read_documents
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
 from dadlm.model.checkpoint import save
+from dadlm.recipes import finetune as recipe
 from dadlm.train import TrainConfig
 from dadlm.train import finetuner as module
 from dadlm.train.finetune import finetune, learned_lengths
@@ -124,6 +125,17 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     assert_same_bits(state_tensors(one / "last"), state_tensors(other / "last"))
     assert progress(one / "last")["best"] == progress(other / "last")["best"]
     assert metrics(one) == metrics(other)
+
+
+@pytest.mark.parametrize(("family", "masks"), [("ar", 1), ("mdlm", 1), ("bd3lm", 4), ("dadlm", 4)])
+def test_the_recipe_masks_several_times_where_there_are_blocks(
+    family: str, masks: int, tmp_path: Path
+) -> None:
+    """One command for every family: what has no blocks is masked once, or not at all."""
+    config = config_of(family, tmp_path)
+    config = trained(config, masks=recipe().train.masks, steps=1, decay=0, warmup=0)
+    assert finetune(config, quiet=True).step == 1
+    assert progress(tmp_path / "run" / "last")["run"]["train"]["masks"] == masks
 
 
 def test_dropout_is_of_the_fine_tuning(tmp_path: Path) -> None:

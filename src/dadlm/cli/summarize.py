@@ -1,6 +1,7 @@
 """dadlm summarize: documents → summaries, by a model that was fine-tuned for it."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -53,10 +54,14 @@ class Options:
     """Stop at the first document that cannot be read, instead of leaving it out."""
     json: bool = False
     """Print one JSON object."""
+    pairs: str | None = None
+    """A file: documents and summaries go there instead, a pair a line, for `dadlm finetune` to learn from."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ConfigError(f"--batch-size must be at least 1, got {self.batch_size}")
+        if self.json and self.pairs:
+            raise ConfigError("give --json or --pairs, not both")
 
 
 @dataclass(frozen=True)
@@ -95,8 +100,10 @@ def run(words: list[str]) -> int:
     written = []
     for batch in _batches(documents, options.batch_size, options.json):
         written += _write(model, batch, how, sizes[0])
-        if not options.json:
+        if not options.json and not options.pairs:
             _show(written[-len(batch) :], alone=len(documents) == 1)
+    if options.pairs:
+        _save_pairs(Path(options.pairs), documents, written)
     if options.json:
         print(json.dumps({"summaries": written, "skipped": skipped}, ensure_ascii=False))
     else:
@@ -178,6 +185,23 @@ def _write(
         }
         for row, document in enumerate(documents)
     ]
+
+
+def _save_pairs(file: Path, documents: list[Document], written: list[dict[str, Any]]) -> None:
+    """As `dadlm finetune` reads them; there is nothing to learn from an empty summary."""
+    pairs = [
+        {"document": document.text, "summary": piece["summary"]}
+        for document, piece in zip(documents, written, strict=True)
+        if piece["summary"]
+    ]
+    if not pairs:
+        raise DataError(f"all {len(written)} summaries are empty: {file} is not written")
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_text("".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs), "utf-8")
+    os.replace(temporary, file)
+    empty = len(written) - len(pairs)
+    told = f"; {empty} empty summaries are left out" if empty else ""
+    print(f"{len(pairs)} pairs in {file}{told}", file=sys.stderr)
 
 
 def _show(written: list[dict[str, Any]], alone: bool) -> None:

@@ -3,7 +3,8 @@
 Each act is a function of state on the device that changes it in place. On CUDA an act is launched kernel by
 kernel the first time, captured the second time, and replayed from then on: a decoding step is a few hundred
 small kernels, and launching them one by one takes many times longer than running them. The lengths of the
-texts are read on the device, so one capture serves the whole text; only a smaller batch needs a new one.
+texts are read on the device, so one capture serves the whole text; only a smaller batch needs a new one. What
+is done once in a block is captured later: short texts have too few blocks to make up for it.
 """
 
 from collections import defaultdict
@@ -22,25 +23,27 @@ from dadlm.decode.predict import Predictor
 from dadlm.decode.rows import Rows
 from dadlm.decode.settings import DecodeSettings
 from dadlm.model import Model
-from dadlm.model.capture import capture
+from dadlm.model.capture import capture, lasting_pool
 from dadlm.model.layer import Modulation
 
 Result = TypeVar("Result")
 _FEW = 64  # tokens: to draw fewer saves less than to capture one more size costs
 _TOKENS_BETWEEN_LOOKS = 16
+_LAUNCHES = 3  # of what is done once in a block, before it is captured: that takes as long as several
 
 
 class Act(Generic[Result]):
-    """A function without arguments, replayed as a CUDA graph from its second call on if `graphs`."""
+    """A function without arguments: launched so many times, and from then on, if `graphs`, replayed as a CUDA
+    graph."""
 
-    def __init__(self, graphs: bool, pool: Any = None) -> None:
-        self.graphs, self.pool, self.calls = graphs, pool, 0
+    def __init__(self, graphs: bool, pool: Any = None, launches: int = 1) -> None:
+        self.graphs, self.pool, self.launches, self.calls = graphs, pool, launches, 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, function: Callable[[], Result]) -> Result:
         """The same function every time. It is not kept: a circle would keep the cache until gc finds it."""
         self.calls += 1
-        if not self.graphs or self.calls == 1:
+        if not self.graphs or self.calls <= self.launches:
             return function()
         if self.graph is None and not self._captured(function):
             return function()
@@ -74,17 +77,20 @@ class Engine:
         self._start(rows.next_block())
 
     def _start(self, block: Block) -> None:
-        self.block, graphs = block, self.graphs
-        self.acts: dict[Any, Act[Any]] = defaultdict(lambda: Act(graphs))
+        self.block, device = block, self.model.device
+        pool = lasting_pool(device.index) if self.graphs and device.type == "cuda" else None
+        self._begins, self._commits, self._writes = (Act(self.graphs, pool, _LAUNCHES) for _ in range(3))
+        self._counts = Act(self.graphs, pool)
+        self._steps: dict[int | None, Act[Step]] = defaultdict(partial(Act, self.graphs, pool))
 
     def begin(self) -> None:
-        self.acts["begin"](self._begin)
+        self._begins(self._begin)
 
     def commit(self) -> None:
-        self.acts["commit"](self._commit)
+        self._commits(self._commit)
 
     def write(self) -> None:
-        self.acts["write"](self._write)
+        self._writes(self._write)
 
     def passes(self) -> Iterator[int | None]:
         """Once for each forward pass that the block in work needs: room for the tokens that it keeps.
@@ -104,12 +110,12 @@ class Engine:
             while bool(self.block.masked.any()):
                 yield self._room(B * N)
         else:  # infilling: the masks tell what is kept, so that is counted first, and nothing else is drawn
-            while kept := int(self.acts["count"](self._count)):
+            while kept := int(self._counts(self._count)):
                 yield self._room(kept)
 
     def step(self, room: int | None) -> Step:
         """One forward pass and what follows from it; see `passes`."""
-        return self.acts["step", room](partial(self._step, room))
+        return self._steps[room](partial(self._step, room))
 
     def _room(self, kept: int) -> int | None:
         """Few different sizes are captured; without graphs exactly what is kept is drawn."""

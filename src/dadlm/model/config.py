@@ -140,6 +140,11 @@ class ModelConfig:
         return {"ar": 1, "mdlm": self.context}.get(self.family, self.block_size)
 
     @property
+    def denoises_blocks(self) -> bool:
+        """Whether blocks of several tokens are denoised after clean text."""
+        return self.family in ("bd3lm", "dadlm") and self.block_size > 1
+
+    @property
     def query_width(self) -> int:
         """E, the size of an attention head."""
         return self.head_width or self.width // self.heads

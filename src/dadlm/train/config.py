@@ -170,8 +170,7 @@ class RunConfig:
     """Model to start from: MDLM before BD3LM before DA-DLM."""
 
     def __post_init__(self) -> None:
-        blockwise = self.model.family in ("bd3lm", "dadlm") and self.model.block_size > 1
-        if self.train.masks > 1 and not blockwise:
+        if self.train.masks > 1 and not self.model.denoises_blocks:
             raise ConfigError(
                 "train.masks needs blocks of several tokens and a clean text, as bd3lm and dadlm have them: "
                 f"leave it out for this {self.model.family}"

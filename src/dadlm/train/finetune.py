@@ -50,6 +50,8 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
     model = load(config.model)
     if config.dropout is not None:
         model = _with_dropout(model, config.dropout, config.model)
+    if not model.config.denoises_blocks:  # the recipe is for all families
+        config = replace(config, train=replace(config.train, masks=1))
     sizes = lengths(model, config.document_tokens, config.summary_tokens)
     encoded = encode_pairs(model, data, *sizes)
     skipped = data.skipped + valid.skipped
