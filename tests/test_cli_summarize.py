@@ -66,12 +66,23 @@ def test_pairs_to_learn_from(model: Model, tmp_path: Path, capsys: pytest.Captur
     assert all(summaries) and read_documents(pairs).pairs == tuple(zip(DOCUMENTS, summaries, strict=True))
     assert not shown.out and f"3 pairs in {pairs}\n" in shown.err
     assert [path.name for path in tmp_path.iterdir() if "pairs" in path.name] == ["pairs.jsonl"]
-    with torch.no_grad():  # nothing but end-of-text is ever likely
+    speechless(model, tmp_path)
+    assert main(command(tmp_path, text, "--pairs", str(pairs))) == 2
+    assert "all 1 summaries are empty" in capsys.readouterr().err and len(read_documents(pairs).pairs) == 3
+
+
+def test_empty_summaries_are_told(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    speechless(model, tmp_path)
+    assert main(command(tmp_path, *files(tmp_path))) == 0
+    assert "3 of 3 summaries are empty" in capsys.readouterr().err
+
+
+def speechless(model: Model, tmp_path: Path) -> None:
+    """Nothing but end-of-text is likely."""
+    with torch.no_grad():
         model.backbone.embedding.weight.zero_()
         model.backbone.embedding.weight[model.config.eot_id] = 1
     save(model, tmp_path / "model")
-    assert main(command(tmp_path, text, "--pairs", str(pairs))) == 2
-    assert "all 1 summaries are empty" in capsys.readouterr().err and len(read_documents(pairs).pairs) == 3
 
 
 @pytest.mark.parametrize("first", [False, True])

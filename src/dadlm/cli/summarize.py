@@ -1,7 +1,6 @@
 """dadlm summarize: documents → summaries, by a model that was fine-tuned for it."""
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import object_of, text_of
 from dadlm.evaluate.jsonl import lines_of
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
+from dadlm.evaluate.work import whole_file
 from dadlm.model import Model
 from dadlm.train.finetune import learned_lengths, lengths_as_learned
 
@@ -196,12 +196,9 @@ def _save_pairs(file: Path, documents: list[Document], written: list[dict[str, A
     ]
     if not pairs:
         raise DataError(f"all {len(written)} summaries are empty: {file} is not written")
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text("".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs), "utf-8")
-    os.replace(temporary, file)
-    empty = len(written) - len(pairs)
-    told = f"; {empty} empty summaries are left out" if empty else ""
-    print(f"{len(pairs)} pairs in {file}{told}", file=sys.stderr)
+    with whole_file(file) as handle:
+        handle.writelines((json.dumps(pair, ensure_ascii=False) + "\n").encode() for pair in pairs)
+    print(f"{len(pairs)} pairs in {file}", file=sys.stderr)
 
 
 def _show(written: list[dict[str, Any]], alone: bool) -> None:
@@ -221,5 +218,7 @@ def _tell(written: list[dict[str, Any]], skipped: list[str], document_tokens: in
         console.print(f"{cut} of {len(written)} documents were cut to {document_tokens} tokens")
     if going_on := sum(not piece["ended"] for piece in written):
         console.print(f"{going_on} of {len(written)} summaries were cut off before their end")
+    if empty := sum(not piece["summary"] for piece in written):
+        console.print(f"{empty} of {len(written)} summaries are empty")
     for line in skipped:
         console.print(f"left out: {line}")
