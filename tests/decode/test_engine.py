@@ -8,6 +8,7 @@ import importlib
 import weakref
 from contextlib import nullcontext
 from itertools import zip_longest
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,6 +132,20 @@ def test_a_capture_that_fails_is_told_once_and_decoding_goes_on(monkeypatch: pyt
         act(lambda: calls.append(1))
     act(lambda: calls.append(1))
     assert len(calls) == 4 and len(told) == 1
+
+
+def test_memory_of_large_graphs_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small graphs share a pool that stays; it must not grow with the largest batch there ever was."""
+    given_back: list[int] = []
+    handles = iter(("first", "second"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(1))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr(engine, "lasting_pool", lambda device: f"lasting {device}")
+    on_cuda: Any = SimpleNamespace(graphs=True, model=SimpleNamespace(device=torch.device("cuda", 1)))
+    pools = [engine.Engine._pool(on_cuda, positions) for positions in (16, 128, 129, 4096)]
+    assert pools == ["lasting 1", "lasting 1", "first", "second"] and len(given_back) == 2
+    on_cpu: Any = SimpleNamespace(graphs=True, model=SimpleNamespace(device=torch.device("cpu")))
+    assert engine.Engine._pool(on_cpu, 16) is None
 
 
 def test_out_of_memory_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:

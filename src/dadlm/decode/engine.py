@@ -29,6 +29,7 @@ from dadlm.model.layer import Modulation
 Result = TypeVar("Result")
 _FEW = 64  # tokens: to draw fewer saves less than to capture one more size costs
 _TOKENS_BETWEEN_LOOKS = 16
+_SMALL = 128  # positions in work: their graphs share memory with those before and after them
 _LAUNCHES = 3  # of what is done once in a block, before it is captured: that takes as long as several
 
 
@@ -77,11 +78,21 @@ class Engine:
         self._start(rows.next_block())
 
     def _start(self, block: Block) -> None:
-        self.block, device = block, self.model.device
-        pool = lasting_pool(device.index) if self.graphs and device.type == "cuda" else None
+        self.block, pool = block, self._pool(block.ids.numel())
         self._begins, self._commits, self._writes = (Act(self.graphs, pool, _LAUNCHES) for _ in range(3))
         self._counts = Act(self.graphs, pool)
         self._steps: dict[int | None, Act[Step]] = defaultdict(partial(Act, self.graphs, pool))
+
+    def _pool(self, positions: int) -> Any:
+        """Memory for graphs. Small ones take what others have left, and leave it to the next; what large ones
+        need is too much to hold on to, and goes back to the driver before the next."""
+        device = self.model.device
+        if not self.graphs or device.type != "cuda":
+            return None
+        if positions <= _SMALL:
+            return lasting_pool(device.index)
+        torch.cuda.empty_cache()
+        return torch.cuda.graph_pool_handle()
 
     def begin(self) -> None:
         self._begins(self._begin)
