@@ -122,7 +122,7 @@ def paper(family: Family) -> RunConfig:
 
 
 def finetune(**changes: Any) -> FinetuneConfig:
-    """Fifteen passes over some ten thousand pairs, at a lower rate than before, falling to zero."""
+    """Fifteen passes over 17,000 pairs, at a lower rate than before, falling to zero."""
     train = TrainConfig(
         steps=4000,
         batch_size=64,

@@ -41,6 +41,13 @@ def piece(system: str, row: int) -> dict[str, Any]:
     }
 
 
+def write_pieces(place: Path, system: str, count: int) -> None:
+    place.mkdir(parents=True)
+    lines = [json.dumps([str(row), piece(system, row)]) for row in reversed(range(count))]
+    (place / "summarisation.pieces.jsonl").write_text("\n".join(["{}", *lines]) + "\n")
+    (place / "summarisation.json").write_text(json.dumps({"model": {"name": system}}))
+
+
 @pytest.fixture(scope="module")
 def numbers(page: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     tmp_path = tmp_path_factory.mktemp("summaries")
@@ -50,11 +57,7 @@ def numbers(page: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[
         for name, count in pairs.items():
             if system == "bd3lm" and name != "held-out":
                 continue  # what was not chosen is not measured
-            place = folder / system / name
-            place.mkdir(parents=True)
-            lines = [json.dumps([str(row), piece(system, row)]) for row in reversed(range(count))]
-            (place / "summarisation.pieces.jsonl").write_text("\n".join(["{}", *lines]) + "\n")
-            (place / "summarisation.json").write_text(json.dumps({"model": {"name": system}}))
+            write_pieces(folder / system / name, system, count)
     for system, ms in TIMES.items():
         times = {"alone": 2 * ms, "served": ms, "machine": "a machine"}
         (folder / system / "times.json").write_text(json.dumps(times))
@@ -80,6 +83,14 @@ def test_numbers_by_hand(numbers: dict[str, Any]) -> None:
     assert numbers["cnndm"]["differences"]["dadlm - ar"]["mean"] == pytest.approx(-1.0)
     assert numbers["cnndm"]["lead"]["average"]["mean"] == pytest.approx(15.5)
     assert numbers["tuning"]["ar"] == [{"step": 50, "valid_loss": 2.5, "valid_rouge": 7.0}]
+
+
+def test_systems_of_two_runs_pair_by_pair(page: ModuleType, tmp_path: Path) -> None:
+    for run, system in (("one", "dadlm"), ("two", "ar")):
+        for count, name in enumerate(page.SETS, start=2):
+            write_pieces(tmp_path / run / system / name, system, count)
+    found = page.difference(tmp_path / "one" / "dadlm", tmp_path / "two" / "ar")
+    assert found == pytest.approx({"mean": -1.0, "low": -1.0, "high": -1.0})
 
 
 def test_what_is_shown_is_chosen_by_the_held_out_pairs(page: ModuleType, numbers: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ Capturing needs CUDA; what surrounds it does not. Here an act is called instead 
 import gc
 import importlib
 import weakref
+from collections import defaultdict
 from contextlib import nullcontext
 from itertools import zip_longest
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from dadlm.decode.generate import decode, start_rows
 from dadlm.errors import ConfigError
 from dadlm.model import Model
 from dadlm.model import capture as capturing
+from dadlm.model.capture import capture, lend_pool
 
 WAYS = [
     {},
@@ -110,28 +112,85 @@ def test_finished_rows_leave_when_that_halves_the_batch(
     assert sizes == [5, 5, 5, 2, 1]
 
 
-class Refuses:
-    """A graph that cannot be captured."""
+class Graph:
+    """In the place of CUDA's: captures what its class lets it."""
 
-    def capture_begin(self, **_: object) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+    fails: list[Exception]
+    """Of the next captures, one each."""
+
+    def capture_begin(self, *pool: object, **_: object) -> None:
+        self.own = pool[0] if pool else object()
+        if self.fails:
+            raise self.fails.pop(0)
+
+    def capture_end(self) -> None: ...
+
+    def replay(self) -> None: ...
+
+    def pool(self) -> object:
+        return self.own
 
 
-def test_a_capture_that_fails_is_told_once_and_decoding_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Refuses)
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Captures without a device; returns a list that tells of memory given back."""
+    told: list[str] = []
+    Graph.fails = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 1))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("given back"))
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
     monkeypatch.setattr(capturing, "_stream", lambda _: None)
+    monkeypatch.setattr(capturing, "_idle", defaultdict(list))
+    monkeypatch.setattr(capturing, "_spoilt", set())
+    return told
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_a_capture_that_fails_is_told_once_and_decoding_goes_on() -> None:
     calls: list[int] = []
     act = engine.Act(graphs=True, launches=2)
     act(lambda: calls.append(1))
     act(lambda: calls.append(1))
+    Graph.fails = [RuntimeError("operation not permitted when stream is capturing\nand more")]
     with pytest.warns(UserWarning, match="without CUDA graphs.*not permitted") as told:
         act(lambda: calls.append(1))
     act(lambda: calls.append(1))
     assert len(calls) == 4 and len(told) == 1
+
+
+def test_a_capture_that_finds_no_memory_is_made_again_with_what_is_cached(fake_cuda: list[str]) -> None:
+    Graph.fails = [torch.OutOfMemoryError("full")]
+    assert capture("decoding", lambda: 7) is not None and fake_cuda == ["given back"]
+    Graph.fails = [torch.OutOfMemoryError("full"), torch.OutOfMemoryError("still full")]
+    with pytest.raises(torch.OutOfMemoryError, match="still full"):
+        capture("decoding", lambda: 7)
+
+
+class Borrower: ...
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_a_pool_has_one_borrower_at_a_time() -> None:
+    one, two = Borrower(), Borrower()
+    first, second = lend_pool(0, one), lend_pool(0, two)
+    assert first is not second
+    del one
+    three = Borrower()
+    assert lend_pool(0, three) is first and lend_pool(1, Borrower()) is not first
+    Graph.fails = [RuntimeError("not permitted")]
+    with pytest.warns(UserWarning, match="without CUDA graphs"):
+        assert capture("decoding", lambda: 7, first) is None
+    del three  # what a failed capture has left in the middle is lent to nobody
+    assert lend_pool(0, Borrower()) not in (first, second)
+    Graph.fails = [RuntimeError("another thread captures")]
+    del two
+    assert lend_pool(0, Borrower()) is not None, "an idle one needs no capture"
+    assert lend_pool(2, Borrower()) is None
 
 
 def test_memory_of_large_graphs_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,10 +199,12 @@ def test_memory_of_large_graphs_is_given_back(monkeypatch: pytest.MonkeyPatch) -
     handles = iter(("first", "second"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(1))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
-    monkeypatch.setattr(engine, "lasting_pool", lambda device: f"lasting {device}")
-    on_cuda: Any = SimpleNamespace(graphs=True, model=SimpleNamespace(device=torch.device("cuda", 1)))
-    pools = [engine.Engine._pool(on_cuda, positions) for positions in (16, 128, 129, 4096)]
-    assert pools == ["lasting 1", "lasting 1", "first", "second"] and len(given_back) == 2
+    monkeypatch.setattr(engine, "lend_pool", lambda device, _: f"lent on {device}")
+    on_cuda: Any = SimpleNamespace(
+        graphs=True, lent=None, model=SimpleNamespace(device=torch.device("cuda", 1))
+    )
+    pools = [engine.Engine._pool(on_cuda, positions) for positions in (4096, 129, 128, 16)]
+    assert pools == ["first", "second", "lent on 1", "lent on 1"] and len(given_back) == 2
     on_cpu: Any = SimpleNamespace(graphs=True, model=SimpleNamespace(device=torch.device("cpu")))
     assert engine.Engine._pool(on_cpu, 16) is None
 

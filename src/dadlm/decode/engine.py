@@ -7,7 +7,6 @@ texts are read on the device, so one capture serves the whole text; only a small
 is done once in a block is captured later: short texts have too few blocks to make up for it.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
@@ -23,14 +22,15 @@ from dadlm.decode.predict import Predictor
 from dadlm.decode.rows import Rows
 from dadlm.decode.settings import DecodeSettings
 from dadlm.model import Model
-from dadlm.model.capture import capture, lasting_pool
+from dadlm.model.capture import capture, lend_pool
 from dadlm.model.layer import Modulation
 
 Result = TypeVar("Result")
 _FEW = 64  # tokens: to draw fewer saves less than to capture one more size costs
 _TOKENS_BETWEEN_LOOKS = 16
 _SMALL = 128  # positions in work: their graphs share memory with those before and after them
-_LAUNCHES = 3  # of what is done once in a block, before it is captured: that takes as long as several
+LAUNCHES = 3
+"""Of what is done once in a block, before it is captured: that takes as long as several of them."""
 
 
 class Act(Generic[Result]):
@@ -69,7 +69,7 @@ class Engine:
         self, model: Model, rows: Rows, predictor: Predictor, settings: DecodeSettings, graphs: bool
     ) -> None:
         self.model, self.rows, self.predictor, self.settings = model, rows, predictor, settings
-        self.graphs, self.blocks = graphs, 0
+        self.graphs, self.blocks, self.lent = graphs, 0, None
         # Graphs know addresses only: what the model keeps for decoding must live as long as they do.
         self.constants = (
             model.head.kept,
@@ -78,10 +78,9 @@ class Engine:
         self._start(rows.next_block())
 
     def _start(self, block: Block) -> None:
-        self.block, pool = block, self._pool(block.ids.numel())
-        self._begins, self._commits, self._writes = (Act(self.graphs, pool, _LAUNCHES) for _ in range(3))
-        self._counts = Act(self.graphs, pool)
-        self._steps: dict[int | None, Act[Step]] = defaultdict(partial(Act, self.graphs, pool))
+        self.block = block
+        self.acts: dict[Any, Act[Any]] = {}  # graphs before go first: what they held can be given back
+        self.pool = self._pool(block.ids.numel())
 
     def _pool(self, positions: int) -> Any:
         """Memory for graphs. Small ones take what others have left, and leave it to the next; what large ones
@@ -89,19 +88,23 @@ class Engine:
         device = self.model.device
         if not self.graphs or device.type != "cuda":
             return None
-        if positions <= _SMALL:
-            return lasting_pool(device.index)
-        torch.cuda.empty_cache()
-        return torch.cuda.graph_pool_handle()
+        if positions > _SMALL:
+            torch.cuda.empty_cache()
+            return torch.cuda.graph_pool_handle()
+        self.lent = self.lent or lend_pool(device.index, self)
+        return self.lent
+
+    def _act(self, name: Any, launches: int = 1) -> Act[Any]:
+        return self.acts.setdefault(name, Act(self.graphs, self.pool, launches))
 
     def begin(self) -> None:
-        self._begins(self._begin)
+        self._act("begin", LAUNCHES)(self._begin)
 
     def commit(self) -> None:
-        self._commits(self._commit)
+        self._act("commit", LAUNCHES)(self._commit)
 
     def write(self) -> None:
-        self._writes(self._write)
+        self._act("write", LAUNCHES)(self._write)
 
     def passes(self) -> Iterator[int | None]:
         """Once for each forward pass that the block in work needs: room for the tokens that it keeps.
@@ -121,12 +124,12 @@ class Engine:
             while bool(self.block.masked.any()):
                 yield self._room(B * N)
         else:  # infilling: the masks tell what is kept, so that is counted first, and nothing else is drawn
-            while kept := int(self._counts(self._count)):
+            while kept := int(self._act("count")(self._count)):
                 yield self._room(kept)
 
     def step(self, room: int | None) -> Step:
         """One forward pass and what follows from it; see `passes`."""
-        return self._steps[room](partial(self._step, room))
+        return self._act(("step", room))(partial(self._step, room))
 
     def _room(self, kept: int) -> int | None:
         """Few different sizes are captured; without graphs exactly what is kept is drawn."""

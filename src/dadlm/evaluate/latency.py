@@ -21,6 +21,7 @@ import torch
 
 from dadlm import counter
 from dadlm.decode import DecodeSettings
+from dadlm.decode.engine import LAUNCHES
 from dadlm.decode.generate import decode, start_rows
 from dadlm.errors import ConfigError
 from dadlm.evaluate.presets import Configuration, default_prompt_tokens
@@ -29,7 +30,6 @@ from dadlm.evaluate.work import Work
 from dadlm.model import Model
 
 _MIB = 2**20
-_PREPARING = 2  # updates of a text that launch, then capture, what the others replay (CUDA graphs)
 _ATTEMPTS = 20  # texts that may end at once before we give up
 _STATM = Path("/proc/self/statm")
 
@@ -127,6 +127,7 @@ def _updates(
     """Milliseconds of the updates of one batch of texts that do not begin a block, while all texts go on."""
     # With one update a block there are no others: all are timed, by every model alike.
     single = settings.steps == 1 or model.config.block == 1
+    preparing = 1 + (LAUNCHES if single else 1)  # updates that launch, then capture, what the others replay
     stepping = decode(model, start_rows(model, prompts, settings, seed), settings)
     for number in count():
         _wait(model)
@@ -139,7 +140,7 @@ def _updates(
         begins = not step.block.step.any()
         if begins and int(step.block.masked.any(1).sum()) < len(prompts):  # some text is over
             return
-        if number >= _PREPARING and (single or not begins):
+        if number >= preparing and (single or not begins):
             yield took
 
 

@@ -1,6 +1,8 @@
 """Work captured as a CUDA graph, or left as it is where that cannot be done."""
 
 import warnings
+import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -18,35 +20,62 @@ def capture(
 
     The call must have been made before: kernels are compiled then, and memory is measured (`_make_room`).
     """
-    graph = torch.cuda.CUDAGraph()
     try:
-        with _capturing(graph, pool):
-            result = function()
+        try:
+            return _captured(function, pool)
+        except torch.OutOfMemoryError as error:
+            error.with_traceback(None)  # whose frames would hold on to the memory
+        torch.cuda.empty_cache()  # a capture cannot do that on its own
+        return _captured(function, pool)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         first_line = str(error).split("\n")[0]
         warnings.warn(f"{what} without CUDA graphs, more slowly: {first_line}", stacklevel=3)
+        _spoilt.add(pool)
         with suppress(RuntimeError):
             _end_capture()
         return None
+
+
+def _captured(function: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
+    graph = torch.cuda.CUDAGraph()
+    with _capturing(graph, pool):
+        result = function()
     return graph, result
 
 
-@cache
-def lasting_pool(device: int) -> Any:
-    """Memory for graphs that come and go one after the other: what one leaves, the next one takes.
+_idle: dict[int, list[torch.cuda.CUDAGraph]] = defaultdict(list)
+"""On each device: graphs that do next to nothing, but keep a pool of memory that nobody uses now."""
+_spoilt: set[Any] = set()
+"""Pools that a failed capture has left in the middle."""
 
-    A pool lasts as long as a graph that uses it: this one is held by a graph that does next to nothing.
+
+def lend_pool(device: int, borrower: object) -> Any:
+    """Memory for the graphs of a borrower alone; who borrows after it is gone takes what it has left.
+
+    None where there is none to be had: then each graph has its own.
     """
-    pool, holder = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-    with torch.cuda.device(device), _capturing(holder, pool):
+    idle = _idle[device]
+    try:
+        holder = idle.pop() if idle else _new_pool(device)
+    except RuntimeError:
+        return None
+    weakref.finalize(borrower, _hand_back, idle, holder).atexit = False
+    return holder.pool()
+
+
+def _new_pool(device: int) -> torch.cuda.CUDAGraph:
+    """A pool lasts as long as a graph that uses it."""
+    holder = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device), _capturing(holder, None):
         torch.zeros(1, device="cuda")  # an empty graph would warn
-    _holders.append(holder)
-    return pool
+    return holder
 
 
-_holders: list[torch.cuda.CUDAGraph] = []
+def _hand_back(idle: list[torch.cuda.CUDAGraph], holder: torch.cuda.CUDAGraph) -> None:
+    if holder.pool() not in _spoilt:
+        idle.append(holder)
 
 
 @contextmanager
