@@ -217,8 +217,11 @@ def main() -> int:
     files = [Path(options.data) / name / file for name in SETS for file in ("train.jsonl", "val.jsonl")]
     if missing := [str(file) for file in files if not file.is_file()]:
         parser.error(f"--data lacks {', '.join(missing)}")
-    if options.hold_out < 2 or options.timed < 1:
-        parser.error("--hold-out must be at least 2 and --timed at least 1")
+    for name in ("steps", "ar_steps", "batch_size", "decode_batch", "masks", "rouge_pairs", "timed"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    if options.hold_out < 2 or 0 in (options.train_pairs, options.count):
+        parser.error("--hold-out must be at least 2; --train-pairs and --count, where given, at least 1")
     Path(options.out).mkdir(parents=True, exist_ok=True)
     try:
         run(options)

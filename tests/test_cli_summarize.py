@@ -58,17 +58,28 @@ def test_files_as_json(model: Model, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert told["skipped"] == [f"{lines}, line 2: the document is empty"]
 
 
-def test_pairs_to_learn_from(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Just what `dadlm finetune` reads, in the order of the documents; an empty summary is no pair."""
+def test_pairs_to_learn_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Just what `dadlm finetune` reads, in the order of the documents: only whole summaries are pairs."""
+    model = tiny("dadlm", context=32, tokenizer=word_level(WORDS), seed=21)
+    save(model, tmp_path / "model")
     pairs, (text, lines) = tmp_path / "pairs.jsonl", files(tmp_path)
-    assert main(command(tmp_path, text, lines, "--pairs", str(pairs), "--batch-size", "2")) == 0
-    shown, summaries = capsys.readouterr(), [expected(model, one) for one in DOCUMENTS]
-    assert all(summaries) and read_documents(pairs).pairs == tuple(zip(DOCUMENTS, summaries, strict=True))
-    assert not shown.out and f"3 pairs in {pairs}\n" in shown.err
-    assert [path.name for path in tmp_path.iterdir() if "pairs" in path.name] == ["pairs.jsonl"]
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(pairs)
+    options = ("--summary-tokens", "6", "--document-tokens", "24", "--batch-size", "2")
+    assert main(command(tmp_path, text, lines, *options, "--json")) == 0
+    told = json.loads(capsys.readouterr().out)["summaries"]
+    cut_off, empty, whole = ((piece["ended"], bool(piece["summary"])) for piece in told)
+    assert (cut_off, empty, whole) == ((False, True), (True, False), (True, True))
+    assert main(command(tmp_path, text, lines, *options, "--pairs", str(link))) == 0
+    shown = capsys.readouterr()
+    assert read_documents(pairs).pairs == ((DOCUMENTS[2], told[2]["summary"]),) and link.is_symlink()
+    assert not shown.out and f"1 pairs in {link}; 2 summaries that are empty or were cut off" in shown.err
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    before = pairs.read_bytes()
     speechless(model, tmp_path)
     assert main(command(tmp_path, text, "--pairs", str(pairs))) == 2
-    assert "all 1 summaries are empty" in capsys.readouterr().err and len(read_documents(pairs).pairs) == 3
+    assert "all summaries are empty or were cut off" in capsys.readouterr().err
+    assert pairs.read_bytes() == before
 
 
 def test_empty_summaries_are_told(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,16 +140,16 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (command(tmp_path, text, lines, "--strict"), "line 2: the document is empty"),
         (command(tmp_path, str(tmp_path / "gone.txt")), "No such file"),
         (command(tmp_path, text, "--summary-tokens", "40"), "must fit into the context of 32"),
+        (command(tmp_path, text, "--json", "--pairs", "pairs.jsonl"), "not both"),
+        (command(tmp_path, text, "--pairs", str(tmp_path)), "needs the name of a .jsonl file"),
+        (command(tmp_path, text, "--pairs", "/dev/stdout"), "needs the name of a .jsonl file"),
+        (command(tmp_path, text, lines, "--pairs", lines), "would replace what is read"),
     ):
         assert main(words) == 2, words
         assert told in capsys.readouterr().err
-    for wrong, told in (
-        (["--batch-size", "0"], "--batch-size must be at least 1"),
-        (["--json", "--pairs", "pairs.jsonl"], "not both"),
-    ):
-        with pytest.raises(SystemExit):
-            main(command(tmp_path, text, *wrong))
-        assert told in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(command(tmp_path, text, "--batch-size", "0"))
+    assert "--batch-size must be at least 1" in capsys.readouterr().err
     assert main(command(tmp_path, text, str(latin))) == 0
     assert "left out:" in capsys.readouterr().err
 

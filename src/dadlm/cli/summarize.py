@@ -55,13 +55,12 @@ class Options:
     json: bool = False
     """Print one JSON object."""
     pairs: str | None = None
-    """A file: documents and summaries go there instead, a pair a line, for `dadlm finetune` to learn from."""
+    """A .jsonl file: documents and summaries go there instead, a pair a line, for `dadlm finetune` to learn
+    from. Summaries that are empty or were cut off are left out."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ConfigError(f"--batch-size must be at least 1, got {self.batch_size}")
-        if self.json and self.pairs:
-            raise ConfigError("give --json or --pairs, not both")
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,8 @@ def run(words: list[str]) -> int:
         raise ConfigError(
             "no model: pass --model FOLDER, one that was fine-tuned on summaries (dadlm finetune makes it)"
         )
+    if options.pairs is not None:  # now, not when all is summarised
+        _check_target(Path(options.pairs), options)
     documents, skipped = _read(options)
     model = open_model(options.model, options.device, options.dtype)
     learned = learned_lengths(options.model)
@@ -111,6 +112,15 @@ def run(words: list[str]) -> int:
     return 0
 
 
+def _check_target(target: Path, options: Options) -> None:
+    if options.json:
+        raise ConfigError("give --json or --pairs, not both")
+    if target.suffix != ".jsonl" or (target.exists() and not target.is_file()):
+        raise ConfigError(f"--pairs needs the name of a .jsonl file, got {str(target)!r}")
+    if target.resolve() in [Path(file).resolve() for file in options.files]:
+        raise ConfigError(f"--pairs {target} would replace what is read: name another file")
+
+
 def _read(options: Options) -> tuple[list[Document], list[str]]:
     """All documents, and what was wrong with those that are left out."""
     documents: list[Document] = []
@@ -124,7 +134,8 @@ def _read(options: Options) -> tuple[list[Document], list[str]]:
                     raise
                 skipped.append(str(error))
     if not documents:
-        raise DataError("no document to summarise" + (f": {skipped[0]}" if skipped else ""))
+        names = " ".join(options.files or ("standard input",))
+        raise DataError(f"{names}: no document to summarise" + (f"; {skipped[0]}" if skipped else ""))
     return documents, skipped
 
 
@@ -188,17 +199,19 @@ def _write(
 
 
 def _save_pairs(file: Path, documents: list[Document], written: list[dict[str, Any]]) -> None:
-    """As `dadlm finetune` reads them; there is nothing to learn from an empty summary."""
+    """As `dadlm finetune` reads them: whole summaries, since it learns where they end."""
     pairs = [
         {"document": document.text, "summary": piece["summary"]}
         for document, piece in zip(documents, written, strict=True)
-        if piece["summary"]
+        if piece["summary"] and piece["ended"]
     ]
     if not pairs:
-        raise DataError(f"all {len(written)} summaries are empty: {file} is not written")
-    with whole_file(file) as handle:
+        raise DataError(f"all summaries are empty or were cut off: {file} is not written")
+    with whole_file(file.resolve()) as handle:  # through a link, not over it
         handle.writelines((json.dumps(pair, ensure_ascii=False) + "\n").encode() for pair in pairs)
-    print(f"{len(pairs)} pairs in {file}", file=sys.stderr)
+    left_out = len(written) - len(pairs)
+    told = f"; {left_out} summaries that are empty or were cut off are left out" if left_out else ""
+    print(f"{len(pairs)} pairs in {file}{told}", file=sys.stderr)
 
 
 def _show(written: list[dict[str, Any]], alone: bool) -> None:

@@ -121,9 +121,9 @@ def lengths(model: Model, document: int | None, summary: int | None) -> tuple[in
     """How many ids to read and to write; what one of them does not use is left to the other."""
     context = model.config.context
     if document is None:
-        document = context * 3 // 4 if summary is None else context - summary
+        document = context * 3 // 4 if summary is None else max(2, context - summary)
     if summary is None:
-        summary = context - document
+        summary = max(1, context - document)
     if document < 2 or summary < 1 or document + summary > context:
         raise ConfigError(
             f"document_tokens {document} (at least 2) and summary_tokens {summary} (at least 1) "
