@@ -198,12 +198,13 @@ def main() -> int:
         "--only", choices=FAMILIES, help="fine-tune and measure this one; no times, no tables"
     )
     parser.add_argument("--out", default="runs/summaries")
-    parser.add_argument("--steps", type=int, default=4000, help="optimiser steps of BD3LM and DA-DLM")
+    usual = recipe().train
+    parser.add_argument("--steps", type=int, default=usual.steps, help="optimiser steps of BD3LM and DA-DLM")
     parser.add_argument("--ar-steps", type=int, default=1600, help="of AR, which overfits much earlier")
-    parser.add_argument("--batch-size", type=int, default=64, help="pairs per step")
+    parser.add_argument("--batch-size", type=int, default=usual.batch_size, help="pairs per step")
     parser.add_argument("--decode-batch", type=int, default=256, help="pairs summarised side by side")
-    parser.add_argument("--lr", type=float, default=5e-4)
-    parser.add_argument("--masks", type=int, default=4, help="of a summary in a step (not AR)")
+    parser.add_argument("--lr", type=float, default=usual.lr)
+    parser.add_argument("--masks", type=int, default=usual.masks, help="of a summary in a step (not AR)")
     parser.add_argument("--dropout", type=float, help="none: as the models have it")
     parser.add_argument("--hold-out", type=int, default=35, help="every so many-th pair chooses, not trains")
     parser.add_argument(

@@ -7,6 +7,7 @@ texts are read on the device, so one capture serves the whole text; only a small
 is done once in a block is captured later: short texts have too few blocks to make up for it.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
@@ -80,7 +81,9 @@ class Engine:
     def _start(self, block: Block) -> None:
         self.block = block
         self.acts: dict[Any, Act[Any]] = {}  # graphs before go first: what they held can be given back
-        self.pool = self._pool(block.ids.numel())
+        pool = self._pool(block.ids.numel())
+        self.acts = defaultdict(partial(Act, self.graphs, pool))
+        self.acts |= {name: Act(self.graphs, pool, LAUNCHES) for name in ("begin", "commit", "write")}
 
     def _pool(self, positions: int) -> Any:
         """Memory for graphs. Small ones take what others have left, and leave it to the next; what large ones
@@ -94,17 +97,14 @@ class Engine:
         self.lent = self.lent or lend_pool(device.index, self)
         return self.lent
 
-    def _act(self, name: Any, launches: int = 1) -> Act[Any]:
-        return self.acts.setdefault(name, Act(self.graphs, self.pool, launches))
-
     def begin(self) -> None:
-        self._act("begin", LAUNCHES)(self._begin)
+        self.acts["begin"](self._begin)
 
     def commit(self) -> None:
-        self._act("commit", LAUNCHES)(self._commit)
+        self.acts["commit"](self._commit)
 
     def write(self) -> None:
-        self._act("write", LAUNCHES)(self._write)
+        self.acts["write"](self._write)
 
     def passes(self) -> Iterator[int | None]:
         """Once for each forward pass that the block in work needs: room for the tokens that it keeps.
@@ -124,12 +124,12 @@ class Engine:
             while bool(self.block.masked.any()):
                 yield self._room(B * N)
         else:  # infilling: the masks tell what is kept, so that is counted first, and nothing else is drawn
-            while kept := int(self._act("count")(self._count)):
+            while kept := int(self.acts["count"](self._count)):
                 yield self._room(kept)
 
     def step(self, room: int | None) -> Step:
         """One forward pass and what follows from it; see `passes`."""
-        return self._act(("step", room))(partial(self._step, room))
+        return self.acts["step", room](partial(self._step, room))
 
     def _room(self, kept: int) -> int | None:
         """Few different sizes are captured; without graphs exactly what is kept is drawn."""

@@ -21,10 +21,8 @@ def capture(
     The call must have been made before: kernels are compiled then, and memory is measured (`_make_room`).
     """
     try:
-        try:
+        with suppress(torch.OutOfMemoryError):
             return _captured(function, pool)
-        except torch.OutOfMemoryError as error:
-            error.with_traceback(None)  # whose frames would hold on to the memory
         torch.cuda.empty_cache()  # a capture cannot do that on its own
         return _captured(function, pool)
     except torch.OutOfMemoryError:
@@ -58,19 +56,20 @@ def lend_pool(device: int, borrower: object) -> Any:
     """
     idle = _idle[device]
     try:
-        holder = idle.pop() if idle else _new_pool(device)
+        with torch.cuda.device(device):
+            holder = idle.pop() if idle else _next_to_nothing()
     except RuntimeError:
         return None
     weakref.finalize(borrower, _hand_back, idle, holder).atexit = False
     return holder.pool()
 
 
-def _new_pool(device: int) -> torch.cuda.CUDAGraph:
-    """A pool lasts as long as a graph that uses it."""
-    holder = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device), _capturing(holder, None):
+def _next_to_nothing(mode: str = "global") -> torch.cuda.CUDAGraph:
+    """A graph with a pool of its own, which lasts as long as a graph that uses it."""
+    graph = torch.cuda.CUDAGraph()
+    with _capturing(graph, None, mode):
         torch.zeros(1, device="cuda")  # an empty graph would warn
-    return holder
+    return graph
 
 
 def _hand_back(idle: list[torch.cuda.CUDAGraph], holder: torch.cuda.CUDAGraph) -> None:
@@ -111,5 +110,4 @@ def _end_capture() -> None:
 
     It is not replaced: graphs captured before know it, and would no longer hear of a new seed.
     """
-    with _capturing(torch.cuda.CUDAGraph(), None, mode="relaxed"):
-        torch.zeros(1, device="cuda")  # an empty graph would warn
+    _next_to_nothing(mode="relaxed")
