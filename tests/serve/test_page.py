@@ -261,6 +261,36 @@ def test_stop_cancels_at_the_server(browser, models) -> None:
         assert page.get_by_text("half a text").is_visible()
 
 
+def test_write_before_the_models_are_known(browser, models) -> None:
+    """The page asks for them once. When they come, nothing typed is lost, and one run begins, not two."""
+    held: list = []
+
+    def hold_first(route) -> None:
+        held.append(route)
+        if len(held) > 1:
+            route.continue_()
+
+    scheduler = FakeScheduler(committed("half a text"))
+    with (
+        running(fake_service(models["dadlm"], scheduler)) as server,
+        visit(browser, f"{server.url}/") as page,
+    ):
+        page.route("**/v1/models", hold_first)
+        page.reload()
+        page.get_by_label("Tokens", exact=True).fill("5")
+        page.get_by_role("button", name="Write").click()
+        page.get_by_text("Waiting for the server").wait_for()
+        page.evaluate("new Promise((done) => setTimeout(done, 500))")  # a second question has its answer
+        with page.expect_response("**/v1/models"):
+            held[0].continue_()
+        page.get_by_text("half a text").wait_for()
+        page.evaluate("new Promise((done) => setTimeout(done, 500))")  # another run would have begun
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_text("Stopped.").wait_for()
+        until(lambda: all(scheduler.cancelled))
+        assert [job.request.settings.max_new_tokens for job in scheduler.jobs] == [5]
+
+
 def test_exports(browser, url, models, tmp_path: Path) -> None:
     def saved(name: str) -> Path:
         with page.expect_download() as download:

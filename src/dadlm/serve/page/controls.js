@@ -17,6 +17,7 @@ const TOKENS = 64; // to write, unless the context is short
 
 export class Controls {
   models = [];
+  #loading = null;
 
   constructor(page) {
     this.page = page;
@@ -34,16 +35,24 @@ export class Controls {
     return valuesOf(this.form);
   }
 
-  /** Ask the server for its models, once. */
-  async load(key) {
-    if (this.models.length) return;
+  /** Ask the server for its models, once, however many wait for them; again only after a refusal. */
+  load(key) {
+    this.#loading ??= this.#load(key).catch((error) => {
+      this.#loading = null;
+      throw error;
+    });
+    return this.#loading;
+  }
+
+  async #load(key) {
     this.models = await listModels(key);
     const { model, max_tokens: tokens } = this.form.elements;
     model.replaceChildren(
       ...this.models.map(({ id, dadlm }) => make("option", { value: id, text: `${id} (${dadlm.family})` })),
     );
     const context = Math.min(...this.models.map(({ dadlm }) => dadlm.context));
-    tokens.value = Math.min(TOKENS, Math.floor(context / 2));
+    const some = Math.min(TOKENS, Math.floor(context / 2));
+    if (tokens.value === tokens.defaultValue) tokens.value = some; // who was quicker has typed another
     this.show();
   }
 

@@ -42,12 +42,13 @@ followLink();
 
 /** A link holds all settings; whoever opens one sees the run made again. */
 async function followLink() {
+  const { hash } = location; // as it was opened: whoever writes while the models load changes it
   try {
     await controls.load(page.key.value);
   } catch (error) {
     return tell(error);
   }
-  const link = controls.follow(location.hash);
+  const link = controls.follow(hash);
   if (link) await start(link.step);
 }
 
@@ -61,6 +62,7 @@ async function start(step = Infinity) {
   page.text.ariaBusy = "true";
   try {
     await controls.load(page.key.value);
+    mine.signal.throwIfAborted();
     asked = controls.values;
     history.replaceState(null, "", controls.link(asked, null));
     begun = performance.now();
