@@ -52,7 +52,10 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
         model = _with_dropout(model, config.dropout, config.model)
     if not model.config.denoises_blocks:  # the recipe is for all families
         config = replace(config, train=replace(config.train, masks=1))
-    sizes = lengths(model, config.document_tokens, config.summary_tokens)
+    sizes = lengths_as_learned(
+        model, learned_lengths(config.model), config.document_tokens, config.summary_tokens
+    )
+    config = replace(config, document_tokens=sizes[0], summary_tokens=sizes[1])
     encoded = encode_pairs(model, data, *sizes)
     skipped = data.skipped + valid.skipped
     tuner = Finetuner(config, model, encoded, valid, quiet=quiet)

@@ -22,9 +22,11 @@ class FinetuneConfig:
     out: str = "runs/finetuned"
     """Folder of the run; an unfinished run found there is continued."""
     document_tokens: int | None = None
-    """Tokens of a document that are read, the end-of-text after it included; none: 3/4 of the context."""
+    """Tokens of a document that are read, the end-of-text after it included; none: what the model was
+    fine-tuned on before, or 3/4 of the context."""
     summary_tokens: int | None = None
-    """Tokens of a summary at most; none: the rest of the context."""
+    """Tokens of a summary at most; none: what the model was fine-tuned on before, or the rest of the
+    context."""
     dropout: float | None = None
     """Share of each layer's output that training leaves out at random; none: as the model has it."""
     rouge_pairs: int = 64
