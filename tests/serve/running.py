@@ -43,6 +43,7 @@ class Running(NamedTuple):
     host: str
     port: int
     service: Service
+    server: Server
 
     @property
     def url(self) -> str:
@@ -75,6 +76,11 @@ class Running(NamedTuple):
     def connect(self) -> socket.socket:
         return socket.create_connection((self.host, self.port), timeout=WAIT)
 
+    def drop_connections(self) -> None:
+        """As when the network fails."""
+        for one in list(self.server.server_state.connections):
+            one.loop.call_soon_threadsafe(one.transport.abort)  # type: ignore[union-attr]
+
 
 def events(content: bytes) -> list[Any]:
     lines = [line for line in content.decode().split("\n\n") if line and not line.startswith(":")]
@@ -93,7 +99,7 @@ def running(service: Service, api_key: str | None = None) -> Iterator[Running]:
     thread.start()
     try:
         until(lambda: server.started)
-        yield Running(*opened.getsockname()[:2], service)
+        yield Running(*opened.getsockname()[:2], service, server)
     finally:
         server.should_exit = True
         thread.join(WAIT)

@@ -21,6 +21,7 @@ from tests.serve.running import WAIT, events, letter_model, until
 import dadlm
 from dadlm import Model
 from dadlm.cli import main
+from dadlm.cli.serve import _read_key, _sources
 
 PROMPT = "the cat "
 
@@ -181,3 +182,15 @@ def test_open_to_others_without_a_key_is_warned_of(
 
 def test_environment_has_no_key() -> None:
     assert "DADLM_API_KEY" not in os.environ, "these tests want none"
+
+
+def test_a_folder_may_have_an_equals_sign_in_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "lr=3e-4" / "best"
+    folder.mkdir(parents=True)
+    assert _sources((str(folder), "name=dadlm")) == {"best": str(folder), "name": "dadlm"}
+
+
+def test_a_key_is_the_same_with_a_space_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DADLM_API_KEY", "open sesame ")
+    (tmp_path / "key").write_text("open sesame\n", encoding="utf-8")
+    assert _read_key(None) == _read_key(tmp_path / "key") == "open sesame"

@@ -372,6 +372,21 @@ def test_slow_heads_and_bodies_are_given_up() -> None:
         assert time.monotonic() - begin > 0.9
 
 
+def test_who_is_refused_before_the_body_has_come_cannot_stay() -> None:
+    with serving(FakeScheduler(), api_key="open sesame", patience=1.0) as server, server.connect() as opened:
+        opened.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999\r\n\r\n{")
+        assert opened.recv(1000).startswith(b"HTTP/1.1 401")
+
+        def closed() -> bool:
+            time.sleep(0.1)
+            try:
+                return bool(opened.sendall(b" "))
+            except ConnectionError:
+                return True
+
+        until(closed)
+
+
 def test_a_client_that_does_not_read_is_given_up() -> None:
     scheduler = FakeScheduler(*[committed("x" * 100_000)] * 100)
     with serving(scheduler, patience=1.0) as server, server.connect() as opened:
@@ -386,7 +401,9 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
 def test_connections_are_bounded() -> None:
     with serving(FakeScheduler(finished()), max_connections=3) as server:
         with server.connect(), server.connect():
-            assert server.ask("GET", "/healthz")[0] == 503
+            assert server.ask("GET", "/healthz")[0] == 200
+            with server.connect():
+                assert server.ask("GET", "/healthz")[0] == 503
         until(lambda: server.ask("GET", "/healthz")[0] == 200)
 
 

@@ -12,6 +12,8 @@ from tests.serve.running import WAIT, Running, letter_model, letters, running, s
 
 import dadlm
 from dadlm.decode import fill
+from dadlm.serve.completions import Answer, Choice
+from dadlm.serve.request import TokenLogprob
 from dadlm.serve.service import Service
 
 FAMILIES = ("dadlm", "bd3lm", "ar")
@@ -137,7 +139,8 @@ def test_logprobs(client: openai.OpenAI, stream: bool) -> None:
     texts = [letters().decode([id_]) for id_ in want.tokens[0]]
     whole = [i for i, text in enumerate(texts) if "\ufffd" not in text]
     assert whole and [tokens[i] for i in whole] == [texts[i] for i in whole]
-    assert offsets == [len("".join(texts[:i])) for i in range(6)]
+    before = [letters().decode(want.tokens[0][:i]).rstrip("\ufffd") for i in range(6)]
+    assert offsets == [len(text) for text in before]
     model = letter_model("ar")
     with torch.inference_mode():
         hidden = model.read(torch.tensor([letters().encode(PROMPT)]))
@@ -255,3 +258,17 @@ def test_a_crowd_gets_what_each_would_get_alone(server: Running) -> None:
 
     with ThreadPoolExecutor(16) as pool:
         assert all(pool.map(ask, range(24)))
+
+
+def test_places_of_tokens_are_those_in_the_text() -> None:
+    """Characters that tokens cut in two count once, and at the place where they begin."""
+    text = " in 日本 the cat 🙂 went"
+    ids = letters().encode(text)
+    answer = Answer.__new__(Answer)
+    answer.tokenizer = letters()
+    tokens = [TokenLogprob(id_, letters().decode([id_]), -1.0, []) for id_ in ids]
+    choice = Choice(offset=7)
+    told = answer._logprobs(choice, tokens[:5]), answer._logprobs(choice, tokens[5:])
+    for token, at in zip(tokens, [at for part in told for at in part["text_offset"]], strict=True):
+        half = "\ufffd" in token.text
+        assert text[at - 7] in "日本🙂" if half else text[at - 7 :].startswith(token.text)

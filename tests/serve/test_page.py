@@ -7,13 +7,14 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-from tests.serve.fakes import FakeScheduler, committed, fake_service
+from tests.serve.fakes import FakeScheduler, committed, fake_service, finished
 from tests.serve.page_browser import chromium, visit
 from tests.serve.page_server import SCRIPT, serving, tiny_models
 from tests.serve.running import running, until
 
 from dadlm import Model, StepEvent, generate, stream
 from dadlm.decode import fill
+from dadlm.serve.request import Traced
 
 PROMPT = "the red fox "
 RANDOM = {"sampler": "random", "steps": 2, "infill": (1, 0.5)}
@@ -363,6 +364,128 @@ def test_links_from_elsewhere_do_no_harm(browser, url) -> None:
         page.get_by_label("Sampler").select_option("random")
         page.get_by_role("button", name="Write").click()
         page.wait_for_selector(f"{DONE} #save-svg:enabled")
+
+
+def sent_by(page) -> list[dict]:
+    """What the page asks for from now on."""
+    bodies: list[dict] = []
+    page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
+    return bodies
+
+
+def test_a_link_is_followed_once_the_key_is_there(browser, models) -> None:
+    with serving(models, api_key="open sesame") as url, visit(browser, url, hash_of(seed=77), True) as page:
+        bodies = sent_by(page)
+        page.get_by_label("API key").fill("open sesame")
+        page.get_by_role("button", name="Write").click()
+        page.wait_for_selector(f"{DONE} #save-svg:enabled")
+        assert [(body["prompt"], body["seed"], body["steps"]) for body in bodies] == [(PROMPT, 77, 2)]
+
+
+def test_a_link_holds_all_and_only_what_it_says(browser, url) -> None:
+    with visit(browser, url, hash_of()) as page:
+        until_done(page)
+        bodies = sent_by(page)
+        page.evaluate("hash => { location.hash = hash }", "#mode=write&model=dadlm&seed=6&sampler=random")
+        page.wait_for_selector(DONE, state="hidden")
+        until_done(page)
+        assert bodies[0]["seed"] == 6 and not {"steps", "infill"} & set(bodies[0])
+        page.get_by_label("Tokens", exact=True).fill("")
+        page.get_by_role("button", name="Write").click()
+        page.wait_for_selector(DONE, state="hidden")
+        until_done(page)
+        link = page.url.removeprefix(url)
+    with visit(browser, url) as page:
+        again = sent_by(page)
+        page.goto(url + link)
+        until_done(page)
+        assert "max_tokens" not in again[0] and again[0] == bodies[1]
+
+
+def test_a_link_to_no_step_shows_the_first(browser, url) -> None:
+    for step in ("x", "1.5"):
+        with visit(browser, url, hash_of(step=step)) as page:
+            until_done(page)
+            assert page.locator("#count").inner_text().startswith("1 /" if step == "x" else "2 /")
+
+
+def test_copied_is_the_link_of_what_is_shown(browser, url) -> None:
+    with visit(browser, url, hash_of()) as page:
+        until_done(page)
+        page.evaluate("hash => { location.hash = hash }", hash_of(model="unicorn", seed=99))
+        page.get_by_text("The model of this link is not served here.").wait_for()
+        page.get_by_role("button", name="Copy link").click()
+        page.wait_for_function("() => location.hash.includes('seed=5')")
+
+
+def test_a_fault_in_a_hidden_control_does_not_hold_the_button(browser, url) -> None:
+    with visit(browser, url) as page:
+        bodies = sent_by(page)
+        page.get_by_label("Model").select_option("dadlm")
+        page.get_by_label("Sampler").select_option("random")
+        page.get_by_label("Steps per block").fill("0")
+        page.get_by_role("button", name="Write").click()
+        assert page.evaluate("document.activeElement.name") == "steps" and not bodies  # the browser says why
+        page.get_by_label("Sampler").select_option("confidence")
+        page.get_by_role("button", name="Write").click()
+        until_done(page)
+        assert bodies[0]["sampler"] == "confidence"
+
+
+def test_steps_of_a_lane_are_those_of_its_race(browser, url) -> None:
+    with visit(browser, url, hash_of("race")) as page:
+        until_done(page)
+        lane = page.get_by_role("article", name="dadlm")
+        raced = lane.locator(".prose").text_content()
+        page.get_by_label("Prompt").fill("one blue owl ")
+        lane.get_by_role("button").click()
+        page.wait_for_selector("#steps-card svg")
+        until_done(page)
+        assert page.locator("#text").text_content() == raced
+
+
+def test_who_looks_back_is_left_there_when_the_run_ends(browser, models) -> None:
+    events = steps_of(models["dadlm"], **RANDOM)
+    scheduler = FakeScheduler(*[Traced(event) for event in events[:3]])
+    with (
+        running(fake_service(models["dadlm"], scheduler)) as server,
+        visit(browser, f"{server.url}/") as page,
+    ):
+        page.get_by_role("button", name="Write").click()
+        page.wait_for_function("() => document.querySelector('#count').textContent === '3 / 3'")
+        page.keyboard.press("ArrowLeft")
+        for event in (Traced(events[3]), finished("stop")):
+            scheduler.jobs[0].put(event)
+        until_done(page)
+        assert page.locator("#count").inner_text() == "2 / 4"
+
+
+def test_a_gap_that_cannot_be_filled_is_not_drawn(browser, url) -> None:
+    with visit(browser, url, hash_of("infill", prompt="2026 [[99999999999]] fox")) as page:
+        page.get_by_text("A gap is longer than the context").wait_for()
+        page.locator("#prompt").fill("the red [[2]] fox")
+        page.get_by_role("button", name="Fill the gaps").click()
+        page.get_by_text("Done: the gaps are filled.").wait_for()
+
+
+def test_a_connection_that_breaks_is_told_in_words(browser, models) -> None:
+    scheduler = FakeScheduler(committed("half a text"))
+    with (
+        running(fake_service(models["dadlm"], scheduler)) as server,
+        visit(browser, f"{server.url}/", refused=True) as page,
+    ):
+        page.get_by_role("button", name="Write").click()
+        page.get_by_text("half a text").wait_for()
+        server.drop_connections()
+        page.get_by_text("The connection ended before the text did.").wait_for()
+        page.get_by_role("button", name="Dark").click()  # drawn again
+        page.evaluate("new Promise(requestAnimationFrame)")
+        seconds = page.locator("#figures div").filter(has_text="seconds")
+        before = seconds.inner_text()
+        page.evaluate("new Promise((done) => setTimeout(done, 300))")
+        page.get_by_role("button", name="Dark").click()
+        page.evaluate("new Promise(requestAnimationFrame)")
+        assert seconds.inner_text() == before  # the run is over, and so is its time
 
 
 @pytest.mark.acceptance

@@ -2,8 +2,10 @@
 
 import asyncio
 import threading
+from functools import cache
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,7 +98,7 @@ def pieces_of(tokenizer: Tokenizer, blocks: list[list[int]], stop: tuple[str, ..
         text, used = pieces.add(block)
         given.append(text)
         if used is not None:
-            return given
+            break
     return [*given, pieces.end()[0]]
 
 
@@ -118,6 +120,34 @@ def test_pieces_of_any_bytes_joined_are_the_whole_text(blocks: list[list[int]]):
     assert "".join(pieces_of(BYTES, blocks)) == BYTES.decode([id_ for block in blocks for id_ in block])
 
 
+@cache
+def byte_fallback() -> Tokenizer:
+    """As Llama 2's: characters that are no tokens become bytes, whose decoder wants all of a run or none."""
+    names = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b"]
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.BPE({name: id_ for id_, name in enumerate(names)}, [], byte_fallback=True)
+    )
+    inner.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    )
+    inner.add_special_tokens(["</s>"])
+    return Tokenizer(inner)
+
+
+@given(text=st.text("ab€🙂日本語", max_size=120), cut=st.integers(1, 20))
+@settings(max_examples=200)
+def test_pieces_of_a_tokenizer_with_byte_fallback_are_the_whole_text(text: str, cut: int):
+    ids = byte_fallback().encode(text)
+    blocks = [ids[i : i + cut] for i in range(0, len(ids), cut)]
+    assert "".join(pieces_of(byte_fallback(), blocks)) == text
+
+
+def test_nothing_follows_a_stop_text_not_even_half_a_character():
+    pairs = train_bpe(["\u2009" * 50 + " 🙂" * 200], 300, show_progress=False)
+    half = next(id_ for id_ in range(257, pairs.vocab_size) if pairs.decode([id_]).startswith(" \ufffd"))
+    assert "".join(pieces_of(pairs, [[*pairs.encode("a"), half]], (" ",))) == "a"
+
+
 def test_words_are_joined_as_the_tokenizer_joins_them():
     words = word_level(["one", "two", "three"])
     ids = words.encode("one two three " * 60)
@@ -126,7 +156,7 @@ def test_words_are_joined_as_the_tokenizer_joins_them():
 
 def test_what_may_become_a_stop_text_waits():
     blocks = [BYTES.encode(text) for text in ("one EN", "E END", "X")]
-    assert pieces_of(BYTES, blocks, ("END",)) == ["one ", "ENE "]
+    assert pieces_of(BYTES, blocks, ("END",)) == ["one ", "ENE ", ""]
     assert pieces_of(BYTES, blocks, ("ENDY",)) == ["one ", "ENE ", "ENDX", ""]
 
 

@@ -116,6 +116,22 @@ def test_a_full_queue_says_when_to_come_back(model):
     assert scheduler.stats().refused == 2
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(0.5, 1.0), (12, 12.0), (500, 120.0)])
+def test_how_long_to_stay_away_is_how_long_texts_take(model, seconds: float, told: float):
+    clock = Clock()
+    scheduler = Scheduler(model, max_rows=1, max_queue=1, clock=clock)
+    for _ in range(3):
+        scheduler.submit(ask(8))
+        scheduler.tick()
+        clock.now += seconds
+        drain(scheduler)
+        clock.now += 1000  # nobody asks for anything: that says nothing
+    scheduler.submit(ask())
+    with pytest.raises(QueueFull) as full:
+        scheduler.submit(ask())
+    assert full.value.retry_after == told
+
+
 def test_deadlines_end_those_who_wait_and_those_who_run(model):
     clock = Clock()
     scheduler = Scheduler(model, max_rows=1, clock=clock)
@@ -188,6 +204,8 @@ def test_stop_texts_cut_the_text_wherever_they_lie(family: str):
         assert text_of(events) == whole[: whole.find(job.request.stop[1])]
         end = finished(events)
         assert (end.reason, end.completion_tokens < 30) == ("stop", True)
+        blocks = sum(bool(event.tokens) for event in events if isinstance(event, Committed))
+        assert end.cache_passes == (0 if family == "ar" else blocks - 1)  # nobody reads the last
 
 
 def test_the_reason_is_stop_at_end_of_text_and_length_without(model):

@@ -94,7 +94,7 @@ def _sources(given: tuple[str, ...]) -> dict[str, str]:
     sources: dict[str, str] = {}
     for one in given:
         name, equals, source = one.partition("=")
-        if not equals:
+        if not equals or Path(one).is_dir():  # a folder's name may hold =
             name, source = (Path(one).resolve().name if Path(one).is_dir() else one), one
         if not name or not source or name in sources:
             raise ConfigError(f"model {one!r}: give each model a name of its own, NAME=FOLDER")
@@ -104,9 +104,10 @@ def _sources(given: tuple[str, ...]) -> dict[str, str]:
 
 def _read_key(file: Path | None) -> str | None:
     """From a file or the environment, never from the command line, which other users can see."""
-    key = os.environ.get(_KEY) if file is None else file.read_text(encoding="utf-8").strip()
+    key = os.environ.get(_KEY) if file is None else file.read_text(encoding="utf-8")
     if key is None:
         return None
+    key = key.strip()  # as what clients send is
     if not key.isascii() or not key.isprintable() or len(key) < 8:
         raise ConfigError("an API key has at least 8 characters, all of them printable ASCII")
     return key

@@ -35,7 +35,9 @@ class Choice:
     """One text as far as it has come."""
 
     offset: int
-    """Characters told so far, for the places of tokens."""
+    """Characters before the completion, for the places of tokens."""
+    ids: list[int] = field(default_factory=list)
+    """Tokens whose places were told."""
     tokens: int = 0
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
@@ -108,8 +110,9 @@ class Answer:
     def _logprobs(self, choice: Choice, tokens: list[TokenLogprob]) -> dict[str, Any]:
         offsets = []
         for token in tokens:
-            offsets.append(choice.offset)
-            choice.offset += len(token.text)
+            # Not their own texts joined: half a character has no length, and words are joined by spaces.
+            offsets.append(choice.offset + len(text_of(self.tokenizer, choice.ids).rstrip("\ufffd")))
+            choice.ids.append(token.token)
         return {
             "tokens": [self._name(token.token) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],

@@ -30,6 +30,7 @@ _log = logging.getLogger("dadlm.serve")
 _FAILED = "the request could not be decoded; the server's log says why"
 _NO_MEMORY = "out of memory, even alone; ask for fewer tokens"
 _LONGEST_RETRY = 120.0  # seconds
+_REMEMBERED = 32  # texts that tell how long one takes
 _UNREAD_STEPS = 256  # traced steps, some 50 kB each, that may wait for a client who does not read
 _OF_ALL = (torch.OutOfMemoryError, torch.AcceleratorError)  # no single request is to blame
 
@@ -53,7 +54,8 @@ class Scheduler:
         self._batch = Batch(model, self.max_rows)
         self._waiting: deque[Task] = deque()
         self._changed = threading.Condition()  # guards what is waiting, the counts, and the end
-        self._stats, self._tokens, self._ends = Stats(), Rate(), Rate()
+        self._stats, self._tokens = Stats(), Rate()
+        self._lasted: deque[float] = deque(maxlen=_REMEMBERED)  # seconds that texts had a row for
         self._thread: threading.Thread | None = None
         self._stop_at: float | None = None
 
@@ -104,9 +106,9 @@ class Scheduler:
         return stats
 
     def _retry_after(self) -> float:
-        """Seconds until a place in the queue is expected: the time between two ends, as measured."""
-        rate = self._ends.per_second(self.clock())
-        return min(_LONGEST_RETRY, max(1.0, 1.0 / rate if rate else 1.0))
+        """Seconds until a place in the queue is expected: all rows are busy, and end one after another."""
+        mean = sum(self._lasted) / max(1, len(self._lasted))
+        return min(_LONGEST_RETRY, max(1.0, mean / self.max_rows))
 
     # --- the thread
 
@@ -251,7 +253,8 @@ class Scheduler:
         finished = task.finished(reason, now, message)
         with self._changed:
             self._stats.end(finished)
-            self._ends.add(now, 1)
+            if task.joined is not None:
+                self._lasted.append(finished.seconds_running)
         if reason != "error" and (rest := task.pieces.end()[0]):  # held back for what can no longer come
             task.job.put(Committed([], rest, None, finished.forward_passes))
         task.job.put(finished)

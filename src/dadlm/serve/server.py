@@ -46,7 +46,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=settings.max_connections,
+                limit_concurrency=settings.max_connections + 1,  # uvicorn counts the one that asks
                 timeout_keep_alive=int(settings.patience) or 1,
                 timeout_graceful_shutdown=int(settings.grace) + _TO_SAY_GOODBYE,
                 h11_max_incomplete_event_size=32 * 1024,
@@ -89,7 +89,7 @@ class Protocol(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
-        if self.conn.their_state is not h11.IDLE:
+        if self.conn.their_state is not h11.IDLE and self.conn.our_state is not h11.DONE:
             self._stop_waiting()
 
     def on_response_complete(self) -> None:

@@ -70,11 +70,14 @@ class Task:
         positions = range(self.first, min(self.first + self.block, self.row.length))
         new = [p for p in positions if self.open[p]]
         self.ids[self.first : self.first + self.block] = block
+        before = self.first
         if not self.request.gaps and self.config.eot_id in (known := [self.ids[p] for p in new]):
             new, reason = new[: known.index(self.config.eot_id) + 1], "stop"
         else:
             reason = self._advance()
         text, new, reason = self._text_of(new, reason)
+        if reason is None and self.config.family != "ar":  # nobody reads the last block
+            self.cache_passes += (self.first - before) // self.block
         logprobs = None
         if self.request.logprobs is not None:
             logprobs = [self.logprobs[p] for p in new]
@@ -87,13 +90,11 @@ class Task:
 
     def _advance(self) -> Reason | None:
         """Go to the next block with something open."""
-        before, self.first = self.first, self.first + self.block
+        self.first += self.block
         while self.first < self.row.end and not any(self.open[self.first : self.first + self.block]):
             self.first += self.block
         if self.first >= self.row.end:
             return "stop" if self.request.gaps else "length"
-        if self.config.family != "ar":
-            self.cache_passes += (self.first - before) // self.block
         return None
 
     def _text_of(self, new: list[int], reason: Reason | None) -> tuple[str, list[int], Reason | None]:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dadlm.tokens import Tokenizer
 
 _UNDECIDED = "\ufffd"  # what decoders write for the bytes of a character that is not complete
-_LONGEST_WAIT = 3  # bytes of a character of four
 _WINDOW, _OVERLAP = 64, 16
+_LONGEST_WAIT = 2 * _WINDOW  # not 3: for one open byte, decoders with byte fallback doubt all bytes before it
 
 
 def text_of(tokenizer: Tokenizer | None, ids: Sequence[int]) -> str:
@@ -36,6 +36,7 @@ class Pieces:
             piece, stopped = self._before_stop(self._decoded([token]))
             pieces.append(piece)
             if stopped:
+                self._window, self._given = [], 0  # nothing follows, nor half a character
                 return "".join(pieces), count
         return "".join(pieces), None
 
@@ -55,8 +56,10 @@ class Pieces:
         certain = len(text) - open_end
         new, self._given = text[self._given : certain], max(self._given, certain)
         if len(self._window) > _WINDOW and not open_end:  # or long texts would take longer and longer
-            self._window = self._window[-_OVERLAP:]
-            self._given = len(self._text())
+            for some in range(_OVERLAP, _OVERLAP + 4):  # not from the middle of a character
+                if text.endswith(rest := text_of(self._tokenizer, self._window[-some:])):
+                    self._window, self._given = self._window[-some:], len(rest)
+                    break
         return new
 
     def _before_stop(self, new: str, last: bool = False) -> tuple[str, bool]:

@@ -52,7 +52,7 @@ export class Controls {
     );
     const context = Math.min(...this.models.map(({ dadlm }) => dadlm.context));
     const some = Math.min(TOKENS, Math.floor(context / 2));
-    if (tokens.value === tokens.defaultValue) tokens.value = some; // who was quicker has typed another
+    tokens.defaultValue = some; // who was quicker has typed another, which stays
     this.show();
   }
 

@@ -25,11 +25,15 @@ const viewer = new Viewer(page, showAt);
 let runs = []; // on the page: one, or one for each lane
 let asked = null; // the values of the controls that they were made with
 let begun = 0;
+let ended = null; // when the last of them was over, or given up
 let running = null; // aborts what runs
+let unread = null; // a link that was opened before the models could be had
 
 page.controls.addEventListener("submit", (event) => {
   event.preventDefault();
-  start();
+  // Not the browser's own check: a fault in a control that is hidden would keep the button dead.
+  const shown = [...page.controls.elements].filter((field) => !field.closest("[hidden]"));
+  if (shown.every((field) => field.reportValidity())) start();
 });
 page.stop.addEventListener("click", () => running?.abort());
 page.copyLink.addEventListener("click", copyLink);
@@ -46,8 +50,10 @@ async function followLink() {
   try {
     await controls.load(page.key.value);
   } catch (error) {
+    unread = hash;
     return tell(error);
   }
+  unread = null; // this link is the newer one
   const link = controls.follow(hash);
   if (link) await start(link.step);
 }
@@ -63,11 +69,11 @@ async function start(step = Infinity) {
   try {
     await controls.load(page.key.value);
     mine.signal.throwIfAborted();
-    asked = controls.values;
-    history.replaceState(null, "", controls.link(asked, null));
-    begun = performance.now();
-    if (asked.mode === "race") await raceAll(asked, mine.signal);
-    else await writeOne(asked, mine.signal, step);
+    if (unread !== null) step = controls.follow(unread)?.step ?? step;
+    unread = null;
+    const { values } = controls;
+    if (values.mode === "race") await raceAll(values, mine.signal);
+    else await writeOne(values, mine.signal, step);
   } catch (error) {
     if (mine === running) tell(error);
   } finally {
@@ -81,13 +87,17 @@ async function writeOne(values, signal, step) {
   if (!model) throw new Error("The model of this link is not served here. Choose another.");
   const isInfill = values.mode === "infill";
   const parts = isInfill ? partsOf(values.prompt) : [values.prompt];
+  const { context } = model.dadlm; // the server refuses it too, but first the page would draw all of it
+  if (parts.some((part) => typeof part === "number" && part > context)) {
+    throw new Error(`A gap is longer than the context of ${context} tokens.`);
+  }
   const run = new Run(model, parts, {
     model: model.id,
     ...(isInfill ? { parts: parts.map(asGap) } : { prompt: values.prompt }),
     ...optionsFor(values, model.dadlm.family),
     trace: true,
   });
-  showRuns([run], values.mode);
+  showRuns([run], values);
   viewer.show(run);
   const path = isInfill ? "v1/infill" : "v1/completions";
   for await (const chunk of stream(path, run.request, page.key.value, signal)) {
@@ -95,7 +105,8 @@ async function writeOne(values, signal, step) {
     page.status.textContent = "Writing …";
     viewer.update();
   }
-  viewer.go(step);
+  if (step === Infinity) viewer.update(); // whoever has gone back stays there
+  else viewer.go(step);
   page.status.textContent = isInfill ? "Done: the gaps are filled." : ENDS[run.reason];
 }
 
@@ -108,7 +119,7 @@ async function raceAll(values, signal) {
     const request = { model: model.id, prompt: values.prompt, ...optionsFor(values, model.dadlm.family) };
     return new Lane(new Run(model, [values.prompt], request), lookInside);
   });
-  showRuns(lanes.map(({ run }) => run), values.mode);
+  showRuns(lanes.map(({ run }) => run), values);
   page.race.replaceChildren(...lanes.map(({ card }) => card));
   page.status.textContent = "Racing …";
   const chunksOf = ({ request }) => stream("v1/completions", request, page.key.value, signal);
@@ -118,13 +129,15 @@ async function raceAll(values, signal) {
 
 /** The same seed writes the same text again, this time with its steps. */
 function lookInside(model) {
+  controls.follow(controls.link(asked, null)); // the controls may say something else by now
   controls.choose("write", model.id);
   start();
 }
 
-function showRuns(now, mode) {
-  runs = now;
-  const isRace = mode === "race";
+function showRuns(now, values) {
+  [runs, asked, begun, ended] = [now, values, performance.now(), null];
+  history.replaceState(null, "", controls.link(asked, null));
+  const isRace = values.mode === "race";
   page.race.hidden = !isRace;
   page.textCard.hidden = page.stepsCard.hidden = page.saveSvg.hidden = page.savePng.hidden = isRace;
   page.exports.hidden = true;
@@ -135,11 +148,12 @@ function showRuns(now, mode) {
 function showAt(index) {
   const [run] = runs;
   showText(page.text, run.piecesAt(index));
-  showFigures(page.figures, run, (performance.now() - begun) / 1000);
+  showFigures(page.figures, run, ((ended ?? performance.now()) - begun) / 1000);
 }
 
 function settle() {
   running = null;
+  ended ??= performance.now();
   page.stop.disabled = true;
   page.text.ariaBusy = "false";
   page.exports.hidden = !runs.length;

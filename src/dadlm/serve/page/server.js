@@ -44,6 +44,8 @@ async function* chunks(readable) {
   const reader = readable.getReader();
   try {
     for (let next = await reader.read(); !next.done; next = await reader.read()) yield next.value;
+  } catch (error) {
+    if (error.name === "AbortError") throw error; // any other is told as an answer without an end
   } finally {
     await reader.cancel().catch(() => {}); // an aborted one has nothing left to cancel
   }

@@ -40,7 +40,7 @@ export function optionsFor(values, family) {
 
 /** Everything that makes the run, and the step that is looked at, as the part of the address after #. */
 export function hashOf(values, families, step) {
-  const kept = Object.entries(values).filter(([name, value]) => value && applies(name, values, families));
+  const kept = Object.entries(values).filter(([name]) => applies(name, values, families));
   const hash = new URLSearchParams(kept);
   if (step !== null) hash.set("step", step);
   return `#${hash}`;
@@ -54,7 +54,9 @@ export function takeHash(form, hash) {
     if (!field.name) continue;
     if (field.type === "radio") field.checked ||= field.value === linked.get(field.name);
     else if (field.type === "checkbox") field.checked = linked.has(field.name);
-    else if (linked.has(field.name) || field.name === "prompt") field.value = linked.get(field.name) ?? "";
+    else if (linked.has(field.name) || field.tagName !== "SELECT") {
+      field.value = linked.get(field.name) ?? field.defaultValue;
+    }
   }
-  return { step: linked.has("step") ? Number(linked.get("step")) : Infinity };
+  return { step: linked.has("step") ? Math.trunc(Number(linked.get("step"))) || 0 : Infinity };
 }

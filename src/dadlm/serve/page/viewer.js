@@ -52,7 +52,7 @@ export class Viewer {
 
   go(index) {
     this.#index = Math.max(0, Math.min(index, this.#count - 1));
-    this.#follows = this.#index === this.#count - 1;
+    this.#follows = this.#index >= this.#count - 1;
     this.redraw();
   }
 
