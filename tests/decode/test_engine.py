@@ -5,6 +5,8 @@ Capturing needs CUDA; what surrounds it does not. Here an act is called instead 
 
 import gc
 import importlib
+import threading
+import time
 import weakref
 from collections import defaultdict
 from contextlib import nullcontext
@@ -117,8 +119,10 @@ class Graph:
 
     fails: list[Exception]
     """Of the next captures, one each."""
+    modes: set[str]
 
-    def capture_begin(self, *pool: object, **_: object) -> None:
+    def capture_begin(self, *pool: object, capture_error_mode: str) -> None:
+        self.modes.add(capture_error_mode)
         self.own = pool[0] if pool else object()
         if self.fails:
             raise self.fails.pop(0)
@@ -135,7 +139,7 @@ class Graph:
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Captures without a device; returns a list that tells of memory given back."""
     told: list[str] = []
-    Graph.fails = []
+    Graph.fails, Graph.modes = [], set()
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -169,6 +173,26 @@ def test_a_capture_that_finds_no_memory_is_made_again_with_what_is_cached(fake_c
     Graph.fails = [torch.OutOfMemoryError("full"), torch.OutOfMemoryError("still full")]
     with pytest.raises(torch.OutOfMemoryError, match="still full"):
         capture("decoding", lambda: 7)
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_threads_capture_one_after_another() -> None:
+    """A server has a thread for each model."""
+    inside, most = 0, 0
+
+    def work() -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.01)
+        inside -= 1
+
+    threads = [threading.Thread(target=capture, args=("decoding", work)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1 and Graph.modes == {"thread_local"}
 
 
 class Borrower: ...

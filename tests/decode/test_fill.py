@@ -100,3 +100,9 @@ def test_what_cannot_be_filled_is_refused(models):
         fill(models["bd3lm"], TEXT, GAPS, max_new_tokens=3)
     with pytest.raises(ConfigError, match="shorten"):
         fill(models["bd3lm"], prompt_of(65), [(3, 2)])
+
+
+def test_a_gap_may_hold_anything_even_the_mask_token(models) -> None:
+    model, holes = models["dadlm"], {p for first, length in GAPS for p in range(first, first + length)}
+    masked = [model.config.mask_id if p in holes else id_ for p, id_ in enumerate(TEXT)]
+    assert fill(model, masked, GAPS, seed=1).tokens == fill(model, TEXT, GAPS, seed=1).tokens

@@ -235,11 +235,23 @@ def test_dropout_is_off_whatever_mode_the_model_is_in(family: str):
 
 
 @every_family
-def test_bf16_repeats_itself_for_equal_shapes(models, family: str):
-    how = {"max_new_tokens": 12, "seed": 1}
+def test_autocast_of_the_caller_changes_nothing(models, family: str):
+    """The weights' own type counts, in the first step and in all that follow."""
+    how = {"max_new_tokens": 20, "seed": 1}
+    plain = generate(models[family], rows(24), **how)
     with torch.autocast("cpu", torch.bfloat16):
-        first, second = (generate(models[family], rows(4), **how) for _ in range(2))
-    assert first == second and [len(tokens) for tokens in first.tokens] == [12] * 4
+        assert generate(models[family], rows(24), **how) == plain
+        assert torch.ones(2, 2).matmul(torch.ones(2, 2)).dtype == torch.bfloat16, "theirs goes on"
+
+
+def test_texts_that_overlap_leave_the_model_in_training():
+    model, how = silence_eot(tiny("bd3lm", dropout=0.5)).train(), {"max_new_tokens": 12, "seed": 1}
+    alone = [event.ids for event in stream(model, [3], **how)]
+    short, long = stream(model, [1, 2], max_new_tokens=4, seed=1), stream(model, [3], **how)
+    next(short)
+    first = next(long)
+    list(short)  # its end must not switch dropout on for the other
+    assert [first.ids, *(event.ids for event in long)] == alone and model.training
 
 
 # --- prompts ----------------------------------------

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.model.tiny import random_ids, random_noise, tiny_config, tiny_model
 
 from dadlm.errors import CheckpointError, ConfigError, DadlmError
-from dadlm.model import Model, checkpoint, files, load, save
+from dadlm.model import Model, checkpoint, files, find_device, load, save
 from dadlm.objective import losses
 from dadlm.tokens import Tokenizer, word_level
 
@@ -361,3 +361,11 @@ def test_a_model_in_bfloat16(tmp_path: Path) -> None:
     assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
     with pytest.raises(ConfigError, match="float32, bfloat16"):
         load(tmp_path / "model", dtype="float8")
+
+
+def test_another_gpu_than_the_current_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert find_device("cuda:0") == torch.device("cuda:0") and find_device("cuda").type == "cuda"
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=1"):
+        find_device("cuda:1")

@@ -34,6 +34,12 @@ def test_every_stratum_of_the_global_batch_holds_exactly_one_time(batch_rows, bl
         assert cyclic.diff().max() <= 2 / strata + 1e-6
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_blocks_of_one_are_masked_and_count_once_under_every_schedule(schedule: str):
+    noise = draw(NoiseConfig(schedule=schedule), block_size=1)  # type: ignore[arg-type]
+    assert noise.masked[:, 1:].all() and (noise.weight == 1).all()
+
+
 def test_each_row_sees_low_and_high_times():
     time = sample_time(3, 0, torch.arange(32), 32, 16, 0.0, 1.0)
     spread = time.sort(1).values.diff(dim=1).max(1).values

@@ -23,7 +23,7 @@ from dadlm.decode.predict import Predictor
 from dadlm.decode.rows import Rows
 from dadlm.decode.settings import DecodeSettings
 from dadlm.model import Model
-from dadlm.model.capture import capture, lend_pool
+from dadlm.model.capture import capture, give_back_cached, lend_pool
 from dadlm.model.layer import Modulation
 
 Result = TypeVar("Result")
@@ -92,7 +92,7 @@ class Engine:
         if not self.graphs or device.type != "cuda":
             return None
         if positions > _SMALL:
-            torch.cuda.empty_cache()
+            give_back_cached()
             return torch.cuda.graph_pool_handle()
         self.lent = self.lent or lend_pool(device.index, self)
         return self.lent

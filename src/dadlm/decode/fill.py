@@ -65,8 +65,11 @@ def start_gaps(
     settings.check(model.config)
     if settings.max_new_tokens is not None:
         raise ConfigError("max_new_tokens belongs to completions: the gaps say how much is written")
-    text = ids_of(model, list(ids))
+    text = list(ids)
     _check(text, gaps, model.config)
+    for first, length in gaps:  # whatever is there: the mask token, too
+        text[first : first + length] = [model.config.eot_id] * length
+    text = ids_of(model, text)
     return Row(text, sum(length for _, length in gaps), seed, gaps=[(int(a), int(b)) for a, b in gaps])
 
 

@@ -4,8 +4,8 @@ A row's text depends on its prompt, seed and settings, never on the rows beside 
 """
 
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from typing import SupportsInt, TypeGuard
 
@@ -129,36 +129,50 @@ def stream(
 @torch.inference_mode()
 def decode(model: Model, texts: list[Row], settings: DecodeSettings, cache: bool = True) -> Iterator[Step]:
     """Decode rows side by side, block by block; yields after every forward pass, fills in the rows."""
-    # Without autocast: the cache has the weights' own type.
-    with torch.autocast(model.device.type, enabled=False), ready_to_decode(model):
-        yield from _decode(model, texts, settings, cache)
+    with closing(_decode(model, texts, settings, cache)) as steps:
+        while True:
+            # Without autocast: the cache has the weights' own type. Entered for each step anew: inference
+            # mode ends at every yield, and what it restores then has the caller's autocast in it.
+            with torch.autocast(model.device.type, enabled=False):
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
 
 
 @contextmanager
 def ready_to_decode(model: Model) -> Iterator[None]:
-    """While this is open, the model does not train and keeps what depends on its weights alone."""
-    training = model.training
+    """While this is open, the model does not train and keeps what depends on its weights alone.
+
+    Texts may overlap: the first finds out whether the model was in training, the last brings it back.
+    """
+    if not model.backbone.keepers:
+        model.trains_on = model.training
     model.eval()
     try:
         with model.backbone.constants_kept(), model.head.constants_kept():
             yield
     finally:
-        model.train(training)
+        if not model.backbone.keepers:
+            model.train(model.trains_on)
 
 
-def _decode(model: Model, texts: list[Row], settings: DecodeSettings, cache: bool) -> Iterator[Step]:
-    rows = Rows(texts, model.config, settings, model.device)
-    predictor = predictor_for(model, rows, cache)
-    predictor.prefill(rows.ids, rows.prompt if model.config.family == "ar" else rows.first)
-    engine = Engine(model, rows, predictor, settings, graphs=cache and model.device.type == "cuda")
-    while rows.texts:
-        engine.begin()
-        for room in engine.passes():
-            yield engine.step(room)
-        engine.commit()
-        engine.drop_finished()
-        if rows.texts:
-            engine.write()
+def _decode(
+    model: Model, texts: list[Row], settings: DecodeSettings, cache: bool
+) -> Generator[Step, None, None]:
+    with ready_to_decode(model):
+        rows = Rows(texts, model.config, settings, model.device)
+        predictor = predictor_for(model, rows, cache)
+        predictor.prefill(rows.ids, rows.prompt if model.config.family == "ar" else rows.first)
+        engine = Engine(model, rows, predictor, settings, graphs=cache and model.device.type == "cuda")
+        while rows.texts:
+            engine.begin()
+            for room in engine.passes():
+                yield engine.step(room)
+            engine.commit()
+            engine.drop_finished()
+            if rows.texts:
+                engine.write()
 
 
 def predictor_for(model: Model, rows: Rows, cache: bool) -> Predictor:

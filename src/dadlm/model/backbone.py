@@ -71,10 +71,12 @@ class Backbone(nn.Module):
         `only_context` the last layer stops at its keys and values, and what comes back has no meaning.
         """
         in_order = block if position is None and visible is None else None
+        whole = position is None
         if position is None:
             position = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         if visible is None:
             visible = (position // block + 1) * block
+            visible = visible.clamp(max=ids.shape[1]) if whole else visible  # the last block may be short
         if self.config.shift:
             context.remember(ids, position)
         turn, condition = self._prepare(position)

@@ -1,5 +1,6 @@
 """Work captured as a CUDA graph, or left as it is where that cannot be done."""
 
+import threading
 import warnings
 import weakref
 from collections import defaultdict
@@ -11,6 +12,8 @@ from typing import Any, TypeVar
 import torch
 
 Result = TypeVar("Result")
+_one_at_a_time = threading.RLock()
+"""Captures share a stream, and waiting for the device or giving memory back would spoil another's."""
 
 
 def capture(
@@ -23,7 +26,7 @@ def capture(
     try:
         with suppress(torch.OutOfMemoryError):
             return _captured(function, pool)
-        torch.cuda.empty_cache()  # a capture cannot do that on its own
+        give_back_cached()  # a capture cannot do that on its own
         return _captured(function, pool)
     except torch.OutOfMemoryError:
         raise
@@ -41,6 +44,12 @@ def _captured(function: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUD
     with _capturing(graph, pool):
         result = function()
     return graph, result
+
+
+def give_back_cached() -> None:
+    """Memory that is cached and not in use, to the driver; not while another thread captures."""
+    with _one_at_a_time:
+        torch.cuda.empty_cache()
 
 
 _idle: dict[int, list[torch.cuda.CUDAGraph]] = defaultdict(list)
@@ -64,7 +73,7 @@ def lend_pool(device: int, borrower: object) -> Any:
     return holder.pool()
 
 
-def _next_to_nothing(mode: str = "global") -> torch.cuda.CUDAGraph:
+def _next_to_nothing(mode: str = "thread_local") -> torch.cuda.CUDAGraph:
     """A graph with a pool of its own, which lasts as long as a graph that uses it."""
     graph = torch.cuda.CUDAGraph()
     with _capturing(graph, None, mode):
@@ -78,17 +87,21 @@ def _hand_back(idle: list[torch.cuda.CUDAGraph], holder: torch.cuda.CUDAGraph) -
 
 
 @contextmanager
-def _capturing(graph: torch.cuda.CUDAGraph, pool: Any, mode: str = "global") -> Iterator[None]:
+def _capturing(graph: torch.cuda.CUDAGraph, pool: Any, mode: str = "thread_local") -> Iterator[None]:
     """As `torch.cuda.graph`, which first hands all cached memory back to the driver: with small graphs, that
-    and asking for it again takes longer than to capture."""
-    torch.cuda.synchronize()
-    _make_room()
-    with torch.cuda.stream(_stream(torch.cuda.current_device())):
-        graph.capture_begin(*([] if pool is None else [pool]), capture_error_mode=mode)
-        try:
-            yield
-        finally:
-            graph.capture_end()
+    and asking for it again takes longer than to capture.
+
+    Threads that serve other models go on meanwhile, and may ask for memory: only this one is watched.
+    """
+    with _one_at_a_time:
+        torch.cuda.synchronize()
+        _make_room()
+        with torch.cuda.stream(_stream(torch.cuda.current_device())):
+            graph.capture_begin(*([] if pool is None else [pool]), capture_error_mode=mode)
+            try:
+                yield
+            finally:
+                graph.capture_end()
 
 
 @cache

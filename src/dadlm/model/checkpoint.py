@@ -154,6 +154,9 @@ def find_device(name: str | torch.device) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {str(name)!r} cannot be used: {str(error).splitlines()[0]}") from error
+    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+        # Kernels and captures go to the current device, of every thread.
+        raise ConfigError(f"device {name!s}: start with CUDA_VISIBLE_DEVICES={device.index} and device cuda")
     return device
 
 

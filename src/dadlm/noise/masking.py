@@ -140,7 +140,9 @@ def draw_noise(
         if not outside.any():
             break
         masked = torch.where(outside, draw(attempt), masked)
-    noise = Noise(masked.flatten(1), time, schedule.weight(time) / copies)
+    # A block of one position is always masked: its loss is the exact likelihood under every schedule.
+    weight = torch.ones_like(time) if block_size == 1 else schedule.weight(time)
+    noise = Noise(masked.flatten(1), time, weight / copies)
     if maskable is not None:
         return _with_open_blocks(noise, room > 0, None if most_blocks is None else most_blocks * copies)
     few = max(1, round(block_share * blocks))

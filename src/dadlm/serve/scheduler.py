@@ -18,6 +18,7 @@ import torch
 from dadlm.decode.block import Step
 from dadlm.errors import ConfigError
 from dadlm.model import Model
+from dadlm.model.capture import give_back_cached
 from dadlm.serve import detail
 from dadlm.serve.batch import Batch
 from dadlm.serve.request import Committed, Job, QueueFull, Reason, Request, ShuttingDown, Traced
@@ -280,7 +281,7 @@ class Scheduler:
         """A batch of `max_rows`, or of fewer where even that does not fit any more."""
         while True:
             if self.model.device.type == "cuda":
-                torch.cuda.empty_cache()
+                give_back_cached()
             try:
                 return Batch(self.model, self.max_rows)
             except torch.OutOfMemoryError:
