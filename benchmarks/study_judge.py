@@ -1,6 +1,6 @@
 """The pairwise judge on the texts of the study: DA-DLM against BD3LM in every configuration of the paper.
 
-    python benchmarks/study_judge.py texts --planted wiki2015_val.jsonl.zst      # SmolLM2 on this machine
+    python benchmarks/study_judge.py texts --count 50 --planted wiki2015_val.jsonl.zst   # by SmolLM2, here
     OPENAI_BASE_URL=… OPENAI_API_KEY=… python benchmarks/study_judge.py texts --endpoint MODEL --planted …
 
 Writes the kept texts of `study_texts.py` as samples (OUT/samples/NAME.jsonl) and asks `dadlm evaluate judge`
@@ -29,7 +29,7 @@ def samples(folder: Path, out: Path, count: int) -> None:
     with np.load(folder / TRUTH, allow_pickle=False) as truth:
         prompts, source = unpacked(truth["prompts"]), from_array(truth["facts"])["data"]["source"]
     lines: dict[str, list[str]] = {}
-    for file in sorted(set(folder.glob("*.npz")) - {folder / TRUTH}):
+    for file in sorted(set(folder.glob("[!.]*.npz")) - {folder / TRUTH}):
         with np.load(file, allow_pickle=False) as arrays:
             facts, texts = system_of(from_array(arrays["facts"])), unpacked(arrays["texts"])
         about = {name: facts[name] for name in ("model", "configuration")}

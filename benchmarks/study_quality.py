@@ -46,7 +46,7 @@ def measure(folder: Path, out: Path, jobs: int) -> None:
     truth = np.load(folder / TRUTH, allow_pickle=False)
     facts = from_array(truth["facts"])
     times = _step_times(out / "speed" / "latency-32.json")
-    files = sorted(set(folder.glob("*.npz")) - {folder / TRUTH})
+    files = sorted(set(folder.glob("[!.]*.npz")) - {folder / TRUTH})
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:  # k-means takes seconds for each
         found = list(pool.map(partial(_measured_file, seed=facts["seed"], times=times), files))
     models = {row["model"]: row.pop("model_facts") for row in found}

@@ -11,6 +11,7 @@ OUT/summaries.md; OUT/summaries.json has all numbers. Started again, it goes on 
 """
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -37,7 +38,7 @@ from dadlm import DecodeSettings, Model, generate, load
 from dadlm.errors import DadlmError
 from dadlm.evaluate import summarisation
 from dadlm.evaluate.documents import Documents, read_documents
-from dadlm.evaluate.subject import NAMES
+from dadlm.evaluate.subject import NAMES, fingerprint
 from dadlm.evaluate.summarisation import lengths, prompt_of
 from dadlm.model.files import write_json
 from dadlm.recipes import finetune as recipe
@@ -55,12 +56,12 @@ def split(data: Path, out: Path, pairs: int | None, every: int) -> tuple[Path, P
     files = out / "train.jsonl", out / CHOOSE
     lines = []
     for name in SETS:
-        lines += (data / name / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:pairs]
+        lines += (data / name / "train.jsonl").read_bytes().splitlines(keepends=True)[:pairs]
     every = min(every, max(2, len(lines) // 8))
     for place, file in enumerate(files):
         some = [line for number, line in enumerate(lines) if (number % every == 0) == bool(place)]
         own = file.with_suffix(f".{os.getpid()}")
-        own.write_text("".join(some), encoding="utf-8")
+        own.write_bytes(b"".join(some))
         os.replace(own, file)
     return files
 
@@ -120,14 +121,16 @@ def measure_times(system: System, model: Model, options: argparse.Namespace) -> 
     """Milliseconds of a single summary, the mean over pairs of all sets: by a call of `generate` of its own,
     and by a server with one row, which has its CUDA graphs from earlier requests."""
     file = Path(options.out) / "evaluation" / system.label / "times.json"
-    if file.exists():
+    documents = _some_documents(options)
+    about = {"pairs": len(documents), "weights": fingerprint(model)}
+    if file.exists() and about.items() <= json.loads(file.read_bytes()).items():
         return
     document_tokens, summary_tokens = lengths(model, None, None)
     settings = replace(system.settings, max_new_tokens=summary_tokens)
-    prompts = [prompt_of(model, text, document_tokens)[0] for text in _some_documents(options)]
+    prompts = [prompt_of(model, text, document_tokens)[0] for text in documents]
     alone, served = _alone(model, prompts, settings), _served(model, prompts, settings)
     machine = torch.cuda.get_device_name() if model.device.type == "cuda" else "CPU"
-    write_json(file, {"alone": alone, "served": served, "pairs": len(prompts), "machine": machine})
+    write_json(file, about | {"alone": alone, "served": served, "machine": machine})
 
 
 def _some_documents(options: argparse.Namespace) -> list[str]:

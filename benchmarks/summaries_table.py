@@ -189,7 +189,7 @@ def measured_on_held_out(folder: Path) -> Numbers:
 
 def _pieces(folder: Path) -> list[dict[str, Any]]:
     """One for each pair, in the order of the file."""
-    lines = (folder / "summarisation.pieces.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    lines = (folder / "summarisation.pieces.jsonl").read_bytes().splitlines()[1:]  # of text, at U+2028 too
     found = dict(json.loads(line) for line in lines)
     return [found[str(row)] for row in range(len(found))]
 
@@ -199,7 +199,7 @@ def _model(folder: Path) -> Numbers:
 
 
 def _validations(file: Path) -> list[Numbers]:
-    entries = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    entries = map(json.loads, file.read_bytes().splitlines())
     return [entry for entry in entries if "valid_rouge" in entry]
 
 

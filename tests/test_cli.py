@@ -331,7 +331,8 @@ def test_a_checkpoint_of_another_vocabulary(cli: Cli, trained: Trained, tmp_path
 
 
 def test_a_folder_whose_tokenizer_has_another_size(cli: Cli, model: Path, trained: Trained) -> None:
-    assert cli("data", "tokenizer", trained.text, "--size", 300, "--out", model).code == 0
+    assert cli("data", "tokenizer", trained.text, "--size", 300, "--out", "other").code == 0
+    shutil.copy("other/tokenizer.json", model)
     refused(cli("generate", "a", "--model", model), "tokenizer has 300 ids, the model wants 1024")
 
 
@@ -510,12 +511,25 @@ def test_generate_with_every_family(family: str, cli: Cli, trained: Trained) -> 
     assert again.json == told  # the seed that was drawn gives the same text again
 
 
+def test_numbers_before_the_prompt(cli: Cli, trained: Trained) -> None:
+    words = ["--model", trained.runs["dadlm"], "--json", "--max-new-tokens", 4]
+    behind = cli("generate", "The class", *words, "--seed", 1, "--infill", 2, 0.5).json
+    assert cli("generate", *words, "--seed", 1, "--infill", 2, 0.5, "The class").json == behind
+
+
+def test_tabs_are_printed_as_they_are(cli: Cli, trained: Trained) -> None:
+    words = ["--model", trained.runs["ar"], "--seed", 1, "--max-new-tokens", 2]
+    assert cli("generate", "a\tb\r\fc", *words).out.startswith("a\tb\r\fc")
+
+
 def test_prompts_from_standard_input(cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line each; an empty one is the empty prompt, as "" is on the command line."""
     words = ["--model", trained.runs["dadlm"], "--json", "--seed", 1, "--max-new-tokens", 4]
     monkeypatch.setattr("sys.stdin", io.StringIO("The class\n\n  An import"))
     told = cli("generate", *words).json
     assert told == cli("generate", "The class", "", "  An import", *words).json
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffThe class\n\n  An import"))  # from a Windows editor
+    assert told == cli("generate", *words).json
 
 
 def test_no_prompt_at_all(cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -697,6 +711,40 @@ def test_tokenizer_can_be_trained_and_used(cli: Cli, trained: Trained, tmp_path:
     assert tokenizer.decode(tokenizer.encode("an import statement")) == "an import statement"
     out = cli(*trained.train("ar", "run", "--data.tokenizer", "words", "--json"))
     assert out.code == 0 and load(tmp_path / "run").tokenizer == tokenizer
+    again = cli("data", "tokenizer", trained.text, "--size", 401, "--out", "run/best")
+    refused(again, "run/best holds a model")
+    assert load(tmp_path / "run").tokenizer == tokenizer
+
+
+def test_a_mixture_is_told_as_one_json_object(cli: Cli, trained: Trained) -> None:
+    words = ["data", "prepare", f"0.5:{trained.text},0.5:{trained.text}", "--tokenizer", "bpe:300", "--json"]
+    told = cli(*words).json
+    assert [one["vocab_size"] for one in told["sources"]] == [300, 300]
+
+
+def test_names_that_look_like_markup(cli: Cli, trained: Trained) -> None:
+    words = trained.train("ar", "run[/v1]")
+    assert cli(*words).code == 0
+    again = cli(*words)  # nothing left to do, which is told with its name
+    assert again.code == 0 and "run[/v1]" in again.out
+
+
+def test_a_run_that_was_never_validated_has_no_best_model(
+    cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = trained.train("ar", "run")
+    step = Trainer.step
+
+    def stopped(self: Trainer) -> Any:
+        if self.state.step == 1:
+            signal.raise_signal(signal.SIGINT)
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "step", stopped)
+    assert cli(*words).code == 130
+    monkeypatch.setattr(Trainer, "step", step)
+    done = cli(*words, "--train.steps", 2)
+    assert done.code == 0 and "model in run/last" in done.out and "inf" not in done.out
 
 
 BAD_DATA: dict[str, tuple[list[str], str]] = {
@@ -705,6 +753,7 @@ BAD_DATA: dict[str, tuple[list[str], str]] = {
     "empty": (["prepare", "empty.txt"], "empty.txt is empty"),
     "latin": (["prepare", "latin.txt", "--tokenizer", "bpe:300"], "line 3"),
     "small tokenizer": (["tokenizer", "text.txt", "--size", "5"], "at least 257"),
+    "huge tokenizer": (["tokenizer", "text.txt", "--size", "99999999999999999999"], "at most"),
     "tokenizer below a file": (
         ["tokenizer", "text.txt", "--size", "300", "--out", "text.txt/x"],
         "text.txt/x",

@@ -84,7 +84,7 @@ def test_side_by_side(
     words = ["tour", "--prompt", "w1 w2 w3 w4 w5", "--seed", 4, "--out", "demo"]
     result = cli(*words)
     assert result.code == 0, result.err
-    told = json.loads((tmp_path / "demo" / "tour.json").read_text(encoding="utf-8"))
+    told = json.loads((tmp_path / "demo" / "prompt.json").read_text(encoding="utf-8"))
     ways = [(row["system"], row["decoding"]) for row in told["rows"]]
     assert ways == [
         ("AR", "token by token"),

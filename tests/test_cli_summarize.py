@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -166,3 +167,12 @@ def test_every_step_fixes_a_token(family: str, infill: tuple[int, float] | None)
         assert fixed >= 1
         known[event.block] = known.get(event.block, 0) + fixed
     assert sum(known.values()) >= 12
+
+
+@pytest.mark.usefixtures("model")
+def test_a_file_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
+    Path(name).write_text(DOCUMENTS[0], encoding="utf-8")
+    assert main(command(tmp_path, name, "--json")) == 0
+    told = json.loads(capsys.readouterr().out)["summaries"][0]["source"]
+    assert told.endswith("caf\ufffd.txt") and told.encode()

@@ -282,6 +282,13 @@ def test_no_secret_is_kept(server: Server, tmp_path: Path) -> None:
         judge(pairs_of(1), judges[1], out=tmp_path)
 
 
+def test_a_key_of_a_letter_does_not_eat_the_verdict(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers without keys are given any."""
+    monkeypatch.setenv("OPENAI_API_KEY", "A")
+    server.script = [chat("A")]
+    assert ask().text == "A"
+
+
 def test_redirects_do_not_carry_the_key_away(server: Server) -> None:
     with Server() as other:
         server.script = [(307, {"Location": f"{other.address}/chat/completions"}, b"")]

@@ -345,6 +345,7 @@ def test_command(local: None, folder: Path, capsys: pytest.CaptureFixture[str]) 
         (["--samples", "nowhere", "--judge", "x"], "no file or folder nowhere"),
         (["--samples", "samples", "--judge", "x"], "name the one"),
         (["--samples", "samples"], "who judges?"),
+        (["--planted", "text.txt", "--planted-count", "-1", "--judge", "x"], "at least 1"),
         (["--samples", "samples", "--judge", "x", "--endpoint", "y"], "who judges?"),
     ],
 )

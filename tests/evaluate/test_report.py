@@ -656,3 +656,11 @@ def test_in_short_texts_are_better_worse_or_neither() -> None:
     (told,) = import_module("dadlm.evaluate.report.generation")._sentences(result, 16, "")
     expected = "DA-DLM 16 better than BD3LM 16 in 1 of 2 configurations, intervals apart in 0; "
     assert told == f"Judge perplexity: {expected}worse with intervals apart in 1; 1000 samples."
+
+
+def test_steps_of_another_decoding_have_no_paper_beside_them(tmp_path: Path) -> None:
+    latency = results.latency()
+    name = next(row["model"]["name"] for row in latency["rows"] if row["model"]["family"] == "dadlm")
+    page, text = make(tmp_path, latency | {"settings": {name: "FH nucleus position"}})
+    assert page.rows("Latency")[name][2] == page.rows("Latency")[name][4] == "–"
+    assert f"A step of {name}" in text and "(paper" not in text.split(f"A step of {name}")[1].split("\n")[0]

@@ -5,6 +5,8 @@ import json
 import math
 import subprocess
 import sys
+import zlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -217,6 +219,40 @@ def test_a_small_task(harness, family):
     assert results["dadlm_choice"]["acc,none"] == pytest.approx(right / 6)
     assert results["dadlm_read"]["word_perplexity,none"] == pytest.approx(math.exp(nats / words), rel=1e-4)
     prompts = [question["question"] for question in QUESTIONS]
-    texts = dadlm.generate(model, prompts, max_new_tokens=6, path="viterbi", seed=0).texts
+    seeds = [zlib.crc32(prompt.encode()) for prompt in prompts]
+    texts = dadlm.generate(model, prompts, max_new_tokens=6, path="viterbi", seed=seeds).texts
     written = [sample["resps"][0][0] for sample in found["samples"]["dadlm_write"]]
     assert written == [text.split("w3")[0] for text in texts]
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    pytest.importorskip("lm_eval")
+    from dadlm.interop.lm_eval import HarnessModel
+
+    dadlm.save(tiny("dadlm", context=32, tokenizer=word_level(WORDS)), tmp_path / "model")
+    return HarnessModel(pretrained=str(tmp_path / "model"))
+
+
+def asked(prompt: str, **options) -> SimpleNamespace:
+    return SimpleNamespace(args=(prompt, {"until": [], "max_gen_toks": 8} | options))
+
+
+def test_a_text_does_not_depend_on_what_else_is_asked(adapter):
+    alone = adapter.generate_until([asked("w1 w2")])
+    beside = adapter.generate_until([asked("w5"), asked("w6", max_gen_toks=4), asked("w1 w2")])
+    assert beside[2:] == alone
+    twice = adapter.generate_until([asked("w1 w2", do_sample=True)] * 2)
+    assert twice[0] != twice[1], "the same once more is another sample"
+
+
+def test_half_of_the_context_is_for_the_prompt(adapter, monkeypatch):
+    seen = {}
+
+    def generate(model, ids, **how):
+        seen.update(how, ids=ids)
+        return SimpleNamespace(texts=[""] * len(ids))
+
+    monkeypatch.setattr("dadlm.interop.lm_eval.generate", generate)
+    adapter.generate_until([asked("w1 " * 30, max_gen_toks=1024, do_sample=True)])
+    assert (seen["max_new_tokens"], len(seen["ids"][0]), seen["temperature"]) == (16, 16, 1.0)

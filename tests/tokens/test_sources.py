@@ -276,3 +276,24 @@ def test_hub_failures(fake_hub):
         list(read_texts("hf:org/name", text_field="body"))
     with pytest.raises(DataError, match="names no dataset"):
         describe("hf:")
+
+
+def test_a_link_is_read_as_its_own_name_says(tmp_path):
+    """Caches of downloads hold links with names to files without."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    files = {"a.txt": b"plain", "b.jsonl.zst": zstandard.compress(jsonl(["packed"])), "c.jsonl": jsonl(["x"])}
+    for number, (name, content) in enumerate(files.items()):
+        (tmp_path / "blobs" / str(number)).write_bytes(content)
+        (tmp_path / "snapshot" / name).symlink_to(tmp_path / "blobs" / str(number))
+    assert list(read_texts(tmp_path / "snapshot")) == ["plain", "packed", "x"]
+
+
+def test_links_to_folders_are_followed_once(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("one")
+    (tmp_path / "elsewhere" / "b.txt").write_text("two")
+    (tmp_path / "data" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "data")
+    assert list(read_texts(tmp_path / "data")) == ["one", "two"]

@@ -1,6 +1,7 @@
 """The tour as a whole, on a few steps; and, marked, the claims it makes at full length."""
 
 import json
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -90,6 +91,25 @@ def test_a_folder_of_somebody_else_is_left_alone(names: list[str], tmp_path: Pat
     with pytest.raises(ConfigError, match="something else"):
         _stopped_tour(tmp_path)
     assert tree(tmp_path) == before
+
+
+def test_what_a_prompt_has_left_is_no_tour(tmp_path: Path) -> None:
+    """A tour may take the place of its files; models beside them are somebody's."""
+    for name in ("prompt.json", "dag.svg", "dag.png"):
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    (tmp_path / "dadlm").mkdir()
+    (tmp_path / "dadlm" / "weights.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(ConfigError, match="something else"):
+        _stopped_tour(tmp_path)
+    assert (tmp_path / "dadlm" / "weights.txt").exists()
+    shutil.rmtree(tmp_path / "dadlm")
+    with pytest.raises(StartedError):
+        _stopped_tour(tmp_path)
+
+
+def test_a_seed_beyond_64_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tour", "--seed", "99999999999999999999"]) == 2
+    assert "64 bits" in capsys.readouterr().err
 
 
 class StartedError(Exception):

@@ -2,6 +2,7 @@
 lines."""
 
 import json
+import shutil
 import signal
 from dataclasses import replace
 from itertools import chain, repeat
@@ -20,7 +21,7 @@ from tests.train.runs import (
 from dadlm import ModelConfig, generate, load
 from dadlm.cli import main
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.documents import read_documents
+from dadlm.evaluate.documents import Documents, read_documents
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
 from dadlm.model.checkpoint import save
 from dadlm.recipes import finetune as recipe
@@ -314,3 +315,22 @@ def test_what_fine_tuning_has_not_is_neither_listed_nor_taken(capsys: pytest.Cap
         with pytest.raises(SystemExit):
             main(["finetune", option, "1"])
         assert "Unrecognized" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("total", "count"), [(500, 256), (1000, 256), (10, 10), (10, 64), (7, 3)])
+def test_pairs_that_are_shown_come_from_all_over(total: int, count: int) -> None:
+    documents = Documents(pairs=tuple((str(n), "") for n in range(total)), source="made up")
+    shown = [int(document) for document, _ in module._spread(documents, count).pairs]
+    assert len(shown) == min(count, total) and shown[0] == 0
+    steps = {after - before for before, after in zip(shown, [*shown[1:], total], strict=True)}
+    assert max(steps) - min(steps) <= 1
+
+
+def test_a_fine_tuning_copied_with_its_links_followed_goes_on(tmp_path: Path) -> None:
+    config = trained(config_of("ar", tmp_path), steps=8, valid_every=4)
+    first = finetune(config, quiet=True)
+    shutil.copytree(config.out, tmp_path / "copy")
+    more = trained(replace(config, out=str(tmp_path / "copy")), steps=12)
+    done = finetune(more, quiet=True)
+    assert done.step == 12 and done.rouge is not None and first.rouge is not None
+    assert done.rouge >= first.rouge and done.best_step in (4, 8, 12)

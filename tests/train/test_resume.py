@@ -1,5 +1,6 @@
 """Stopping and going on, or splitting the batch, changes nothing."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from dadlm.model import load
 from dadlm.model.checkpoint import weights
 from dadlm.train import RunConfig, batches
 from dadlm.train import train as from_text
+from dadlm.train.ranks import Ranks
 
 
 def eventful(family: str, out: Path) -> RunConfig:
@@ -193,3 +195,26 @@ def test_training_needs_no_more_than_its_folder_to_go_on(tmp_path: Path) -> None
     model = load(tmp_path / "run")
     assert model.tokenizer is not None and model.config.vocab_size == model.tokenizer.vocab_size + 1
     assert model.tokenizer.decode(model.tokenizer.encode("a red bridge")) == "a red bridge"
+
+
+def test_a_run_copied_with_its_links_followed_goes_on(tmp_path: Path) -> None:
+    """As scp, zip and buckets copy it: `last` and `best` are folders then."""
+    straight, broken = eventful("dadlm", tmp_path / "straight"), eventful("dadlm", tmp_path / "broken")
+    train(straight)
+    train(broken, stop_at=5)
+    shutil.copytree(tmp_path / "broken", tmp_path / "copy")
+    assert not (tmp_path / "copy" / "last").is_symlink()
+    train(replace(broken, out=str(tmp_path / "copy")))
+    assert_same_run(tmp_path / "straight", tmp_path / "copy")
+    assert (tmp_path / "copy" / "last").is_symlink()
+
+
+def test_processes_that_do_not_see_the_same_run_stop(tmp_path: Path) -> None:
+    class Other(Ranks):
+        """One of two machines: the first has gone on from step 10."""
+
+        def agreed(self, values: list[float]) -> list[float]:
+            return [10.0]
+
+    with pytest.raises(ConfigError, match="not all processes see the run"):
+        trainer(config("ar", tmp_path), ranks=Other())

@@ -97,6 +97,12 @@ def test_another_number_of_heads_is_refused(stages: dict[str, Path], tmp_path: P
         model_from(stages["bd3lm"], other.model, 0)
 
 
+def test_another_epsilon_is_refused(stages: dict[str, Path], tmp_path: Path) -> None:
+    other = with_model(config("bd3lm", tmp_path), norm_eps=1e-6)
+    with pytest.raises(CheckpointError, match="norm_eps"):
+        model_from(stages["bd3lm"], other.model, 0)
+
+
 def test_block_size_and_context_may_change(stages: dict[str, Path], tmp_path: Path) -> None:
     other = with_model(config("bd3lm", tmp_path), block_size=8, context=32)
     model = model_from(stages["bd3lm"], other.model, 0)

@@ -54,7 +54,7 @@ def bench_decode(
         for batch in batches:
             rows.append({"system": name, "batch": batch} | _step(model, batch, prefix, steps, ceilings))
             tell(rows[-1])
-        if texts and config.block_size == block_sizes[0]:
+        if texts and (config.family == "ar" or config.block_size == block_sizes[0]):
             for batch in sorted({batches[0], batches[-1]}):
                 for settings in _text_settings(config):
                     whole.append({"system": name, "batch": batch} | _text(model, batch, settings))
@@ -148,7 +148,7 @@ def _text(model: Model, batch: int, named: tuple[str, DecodeSettings]) -> dict[s
         prompts,
         seed=1,
         batch_size=batch,
-        settings=replace(settings, max_new_tokens=4 * model.config.block),
+        settings=replace(settings, max_new_tokens=min(4 * model.config.block, context - length)),
     )
     _forget_peak(model.device)
     synchronise(model.device)

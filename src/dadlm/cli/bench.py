@@ -12,6 +12,7 @@ from rich.table import Table
 from dadlm.errors import ConfigError
 from dadlm.evaluate.work import write_result
 from dadlm.model import find_device
+from dadlm.recipes import recipe
 
 _USAGE = """usage: dadlm bench decode|train|kernels [options]
 
@@ -93,7 +94,8 @@ def _measure(options: _Common) -> dict[str, Any]:
     on_gpu = place.startswith("cuda")
     if isinstance(options, _Decode):
         scale = options.scale or ("paper" if on_gpu else "small")
-        sizes = options.block_sizes or ((16, 8, 4) if scale == "paper" else (8,))
+        own = recipe(f"{scale}-dadlm").model.block_size
+        sizes = options.block_sizes or ((16, 8, 4) if scale == "paper" else (own,))
         batches = options.batches or ((32, 1) if on_gpu else (4, 1))
         prefix = {"paper": 512, "lab": 512, "small": 64, "tour": 8}.get(scale, 64)
         return bench_decode(scale, sizes, batches, prefix, texts=options.texts, device=place)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -76,12 +77,13 @@ def run(words: list[str]) -> int:
         raise ConfigError("say what to do with the data\n" + _USAGE)
     config = (tyro.conf.FlagCreatePairsOff,)
     options = tyro.cli(kinds[words[0]], args=words[1:], prog=f"dadlm data {words[0]}", config=config)
+    results = []
     for result in _results(options):
-        print(
-            json.dumps(result)
-            if options.json
-            else "  ".join(f"{key} {value}" for key, value in result.items())
-        )
+        results.append(result)
+        if not options.json:
+            print("  ".join(f"{key} {value}" for key, value in result.items()), flush=True)
+    if options.json:
+        print(json.dumps(results[0] if len(results) == 1 else {"sources": results}))
     return 0
 
 
@@ -96,6 +98,8 @@ def _results(options: _Prepare | _Verify | _TrainTokenizer) -> Iterator[dict[str
         DataConfig(train=options.source, tokenizer=name, text_field=options.text_field)
     )
     if isinstance(options, _TrainTokenizer):
+        if (Path(options.out) / "config.json").exists():
+            raise ConfigError(f"{options.out} holds a model, whose tokenizer must stay: choose another --out")
         tokenizer.save(options.out)
         yield {"folder": options.out, "vocab_size": tokenizer.vocab_size}
         return

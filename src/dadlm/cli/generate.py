@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
-from rich.text import Text
 
 from dadlm.cli.interactive import converse
 from dadlm.cli.models import open_model
-from dadlm.cli.writing import account, cut_off, tell_cut
+from dadlm.cli.words import numbers_last
+from dadlm.cli.writing import account, cut_off, show, tell_cut
 from dadlm.decode import DecodeSettings, generate, stream
 from dadlm.decode.picture import draw_step
 from dadlm.decode.show import show_step
@@ -47,6 +47,7 @@ class Options:
 
 
 def run(words: list[str]) -> int:
+    words = numbers_last(words, "--seed", "--infill")
     options = tyro.cli(Options, args=words, prog="dadlm generate", config=(tyro.conf.FlagCreatePairsOff,))
     model = open_model(options.model, options.device, options.dtype)
     if _is_loop(options):
@@ -65,7 +66,7 @@ def run(words: list[str]) -> int:
         return 0
     console = Console(highlight=False, soft_wrap=True)
     for prompt, text in zip(prompts, out.texts, strict=True):
-        console.print(Text.assemble((prompt, "dim"), text, "\n"))
+        show(text + "\n", console, prompt)
     told = account(sum(map(len, out.tokens)), sum(out.forward_passes))
     console.print(f"{told}; seed {' '.join(map(str, out.seeds))}", style="dim")
     cut = [cut_off(model, prompt, ids) for prompt, ids in zip(prompts, out.tokens, strict=True)]
@@ -87,6 +88,7 @@ def _lines() -> list[str]:
         prompts = [line.removesuffix("\n") for line in sys.stdin]
     except UnicodeDecodeError as error:
         raise DataError(f"standard input is not {error.encoding.upper()}: {error.reason}") from None
+    prompts[:1] = [prompt.removeprefix("\ufeff") for prompt in prompts[:1]]  # a mark of byte order
     if not prompts:
         raise ConfigError('no prompt: name some ("" is the empty one), or write lines to standard input')
     return prompts
@@ -102,7 +104,7 @@ def _look(model, prompt: str, seed: int, options: Options) -> None:
             show_step(event, console)
         if options.picture and index == options.picture_step:
             draw_step(event, options.picture)
-            console.print(f"step {index} is drawn in {options.picture}")
+            console.print(f"step {index} is drawn in {options.picture}", markup=False)
             drawn = True
             if not options.show:
                 break

@@ -104,7 +104,7 @@ def _sources(given: tuple[str, ...]) -> dict[str, str]:
 
 def _read_key(file: Path | None) -> str | None:
     """From a file or the environment, never from the command line, which other users can see."""
-    key = os.environ.get(_KEY) if file is None else file.read_text(encoding="utf-8")
+    key = os.environ.get(_KEY) if file is None else file.read_text(encoding="utf-8", errors="replace")
     if key is None:
         return None
     key = key.strip()  # as what clients send is

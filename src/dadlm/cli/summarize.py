@@ -13,6 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from dadlm.cli.models import open_model
+from dadlm.cli.words import numbers_last
+from dadlm.cli.writing import show
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import object_of, text_of
@@ -70,17 +72,9 @@ class Document:
     text: str
 
 
-def _infill_last(words: list[str]) -> list[str]:
-    """`--infill K R` behind the files: the parser would take the name that follows it for one more number."""
-    if "--infill" not in words or "--" in words:
-        return words
-    at = words.index("--infill")
-    return [*words[:at], *words[at + 3 :], *words[at : at + 3]]
-
-
 def run(words: list[str]) -> int:
     plain = (tyro.conf.FlagCreatePairsOff,)
-    options = tyro.cli(Options, args=_infill_last(words), prog="dadlm summarize", config=plain)
+    options = tyro.cli(Options, args=numbers_last(words, "--infill"), prog="dadlm summarize", config=plain)
     if not options.model:
         raise ConfigError(
             "no model: pass --model FOLDER, one that was fine-tuned on summaries (dadlm finetune makes it)"
@@ -140,15 +134,16 @@ def _read(options: Options) -> tuple[list[Document], list[str]]:
 
 
 def _pieces(name: str) -> Iterator[tuple[str, bytes]]:
-    """What a file holds: itself, or its lines."""
+    """What a file holds: itself, or its lines. Names are shown as far as they are UTF-8."""
+    shown = name.encode(errors="surrogateescape").decode(errors="replace")
     if name == _STDIN:
         if sys.stdin.isatty():
             print("a document; Ctrl-D ends it", file=sys.stderr)
         yield "standard input", sys.stdin.buffer.read()
     elif _has_lines(name):
-        yield from ((f"{name}, line {number}", line) for number, line in lines_of(Path(name)))
+        yield from ((f"{shown}, line {number}", line) for number, line in lines_of(Path(name)))
     else:
-        yield name, Path(name).read_bytes()
+        yield shown, Path(name).read_bytes()
 
 
 def _has_lines(name: str) -> bool:
@@ -219,7 +214,7 @@ def _show(written: list[dict[str, Any]], alone: bool) -> None:
     for piece in written:
         if not alone:
             console.print(Text(piece["source"], style="dim"))
-        console.print(Text(piece["summary"] + ("" if alone else "\n")))
+        show(piece["summary"] + ("" if alone else "\n"), console)
 
 
 def _tell(written: list[dict[str, Any]], skipped: list[str], document_tokens: int) -> None:

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import tyro
 
+from dadlm.errors import ConfigError
 from dadlm.tour import complete_side_by_side, take_tour
+
+_SEEDS = 16  # that follow it are in use, too
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,7 @@ class Options:
     prompt: str | None = None
     """Train nothing, but let the models that ship with dadlm (AR, BD3LM, DA-DLM) complete this text."""
     out: str = "tour"
-    """Folder for models, pictures and tour.json."""
+    """Folder for models, pictures and tour.json; with --prompt, for a picture and prompt.json."""
     seed: int = 0
     """Decides the language, the weights and the samples."""
     json: bool = False
@@ -23,6 +26,8 @@ class Options:
 
 def run(words: list[str]) -> int:
     options = tyro.cli(Options, args=words, prog="dadlm tour", config=(tyro.conf.FlagCreatePairsOff,))
+    if not -(2**63) <= options.seed < 2**63 - _SEEDS:
+        raise ConfigError("seed must fit into 64 bits")
     if options.prompt is None:
         result = take_tour(Path(options.out), options.seed, quiet=options.json)
     else:

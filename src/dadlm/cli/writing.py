@@ -76,3 +76,11 @@ def passes_of(model: Model, row: Row, settings: DecodeSettings) -> Iterator[tupl
 def _text(model: Model, tokens: list[int]) -> str:
     assert model.tokenizer is not None, "the prompt was a text"
     return model.tokenizer.decode(tokens)
+
+
+def show(text: str, console: Console, before: str = "") -> None:
+    """To a reader with what was there before in grey; into a pipe or a file as it is, tabs and all."""
+    if console.is_terminal:
+        console.print(Text.assemble((before, "dim"), text))
+    else:
+        print(before + text)

@@ -160,7 +160,7 @@ class Endpoint:
     def _hide(self, text: str) -> str:
         """Servers repeat what they were sent; secrets must not get into messages or files that way."""
         for secret, name in ((self.key, "[key]"), *((text, "[hidden]") for text in _texts(self.body))):
-            for form in (secret, json.dumps(secret)[1:-1]) if secret else ():
+            for form in (secret, json.dumps(secret)[1:-1]) if secret and len(secret) >= _SHORTEST else ():
                 text = text.replace(form, name)
         return text
 

@@ -25,7 +25,8 @@ def find_jsonl(source: str | Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise DataError(f"there is no file or folder {path}")
-    files = sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.zst")])
+    found = (file for ending in ("jsonl", "jsonl.zst") for file in path.glob(f"*.{ending}"))
+    files = sorted(file for file in found if not file.name.startswith("."))  # half written
     if not files:
         raise DataError(f"folder {path} holds no .jsonl files")
     return files

@@ -5,6 +5,8 @@
 Importing this module registers the class; `python -m` does that and hands over to the harness's own commands.
 """
 
+import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -96,7 +98,7 @@ class HarnessModel(TemplateLM):
         with tqdm(total=len(requests), desc="generate_until", disable=disable_tqdm) as bar:
             for numbers in groups.values():
                 options: dict[str, Any] = dict(normalize_gen_kwargs(requests[numbers[0]].args[1]))
-                texts = self._generate([requests[number].args[0] for number in numbers], numbers, options)
+                texts = self._generate([requests[number].args[0] for number in numbers], options)
                 for number, text in zip(numbers, texts, strict=True):
                     answers[number] = _until(text, options["until"])
                     self.cache_hook.add_partial("generate_until", requests[number].args, answers[number])
@@ -115,23 +117,28 @@ class HarnessModel(TemplateLM):
         )
         return result.logp, result.greedy
 
-    def _generate(self, prompts: list[str], numbers: list[int], options: dict[str, Any]) -> list[str]:
+    def _generate(self, prompts: list[str], options: dict[str, Any]) -> list[str]:
         unknown = options.keys() - {"until", "max_gen_toks", "do_sample", "temperature", "top_p"}
         if unknown:
             raise ConfigError(
                 f"generation options that this model does not have: {', '.join(sorted(unknown))}"
             )
-        new = min(options["max_gen_toks"], self._model.config.context - 1)
+        new = min(options["max_gen_toks"], self._model.config.context // 2)  # the rest is for the prompt
         how: dict[str, Any] = {"max_new_tokens": new, "path": "viterbi"}  # the most probable token, always
         if options["do_sample"]:
             how = {
                 "max_new_tokens": new,
-                "temperature": options["temperature"],
+                "temperature": options.get("temperature", 1.0),
                 "top_p": options.get("top_p", 1.0),
             }
         room = self._model.config.context - new
         ids = [self.tok_encode(prompt)[-room:] for prompt in prompts]
-        seeds = [self._seed + number for number in numbers]
+        # By the prompt and how often it came: not by what else is asked, or known from an earlier run.
+        seen: Counter[str] = Counter()
+        seeds = []
+        for prompt in prompts:
+            seeds.append(self._seed + zlib.crc32(prompt.encode(errors="replace")) + (seen[prompt] << 32))
+            seen[prompt] += 1
         return generate(self._model, ids, seed=seeds, batch_size=self._batch, **(how | self._decoding)).texts
 
 

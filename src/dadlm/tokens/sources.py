@@ -53,7 +53,7 @@ def find_files(source: str | os.PathLike[str]) -> list[Path]:
     """The files of a local source, sorted by name; of a folder, at any depth, those we can read."""
     path = Path(source)
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.is_file() and any(file_format(p)))
+        found = sorted(p for p in _below(path) if p.is_file() and any(file_format(p)))
         missing = f"folder {path} holds no text: expected files ending in {_KNOWN}"
     elif path.exists():
         found, missing = [path], ""
@@ -64,7 +64,7 @@ def find_files(source: str | os.PathLike[str]) -> list[Path]:
         raise DataError(missing)
     for file in found:
         _check(file)
-    return [file.resolve() for file in found]
+    return [file.parent.resolve() / file.name for file in found]  # a link's own name tells the format
 
 
 def describe(source: str | os.PathLike[str], split: str = "train") -> list[dict[str, object]]:
@@ -95,6 +95,18 @@ def _pieces(source: str, text_field: str, split: str, anchor: Any) -> Iterator[P
             for piece in read_file(file, text_field):
                 yield Piece(piece.text, piece.ends, before + piece.read, number)
         before += file.stat().st_size
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """All files of a folder, through links to other folders too, none of them twice."""
+    seen: set[str] = set()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(root)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders.sort()
+        yield from (Path(root, name) for name in names)
 
 
 def _check(file: Path) -> None:

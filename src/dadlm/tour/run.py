@@ -22,6 +22,7 @@ from dadlm.tokens import Rows
 from dadlm.tour.language import LENGTH, Language, make_language
 from dadlm.tour.measure import divergence, validity
 from dadlm.tour.report import draw, introduce, report, show_samples
+from dadlm.tour.side_by_side import LEFT
 from dadlm.train import Trainer
 from dadlm.train.start import fresh_model, model_from
 
@@ -67,9 +68,8 @@ def _tour(out: Path, seed: int, console: Console, quiet: bool) -> dict[str, Any]
     }
     write_json(out / "tour.json", result)
     draw(out, models["DA-DLM"], language, divergence(start, language, tests), tests[:, : BLOCKS // 2])
-    console.print(
-        f"\npictures: {out}/divergence.svg (the curve), {out}/dag.svg (one block's graph); also as .png"
-    )
+    told = f"\npictures: {out}/divergence.svg (the curve), {out}/dag.svg (one block's graph); also as .png"
+    console.print(told, markup=False)
     return result
 
 
@@ -77,7 +77,8 @@ def _make_room(out: Path) -> None:
     """A tour starts from nothing; it removes what an earlier one left, and nothing else."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose another --out")
-    if out.exists() and any(out.iterdir()) and not (out / "tour.json").exists():
+    others = {file.name for file in out.iterdir()} - set(LEFT) if out.exists() else set()
+    if others and not (out / "tour.json").exists():
         raise ConfigError(f"{out} holds something else than an earlier tour; choose another --out")
     for name in ("common", "bd3lm", "dadlm"):
         shutil.rmtree(out / name, ignore_errors=True)

@@ -15,10 +15,12 @@ from dadlm.tour.comparison import compare, draw, show_text
 from dadlm.tour.completions import TEXTS, completions
 
 SYSTEMS = {"AR": "ar", "BD3LM": "bd3lm", "DA-DLM": "dadlm"}
+LEFT = ("prompt.json", "dag.svg", "dag.png")
+"""Files that it leaves."""
 
 
 def complete_side_by_side(out: Path, prompt: str, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
-    """Complete, measure, draw; returns (and writes to tour.json) every number that is shown."""
+    """Complete, measure, draw; returns (and writes to prompt.json) every number that is shown."""
     new_figure(1, 1)  # a missing extra is told at once
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose another --out")
@@ -36,6 +38,7 @@ def _complete(out: Path, prompt: str, seed: int, console: Console) -> dict[str, 
     out.mkdir(parents=True, exist_ok=True)
     draw(models["DA-DLM"], prompt, seed, out)
     result = {"prompt": prompt, "seed": seed, "texts": TEXTS, "rows": [asdict(row) for row in rows]}
-    write_json(out / "tour.json", result)
-    console.print(f"\npicture: {out}/dag.svg (one step of DA-DLM, its graph); also as .png")
+    write_json(out / LEFT[0], result)
+    told = f"\npicture: {out}/dag.svg (one step of DA-DLM, its graph); also as .png"
+    console.print(told, markup=False)
     return result

@@ -125,6 +125,8 @@ class TrainConfig:
                 f"warmup {self.warmup}, power_steps {self.power_steps} and decay {self.decay} must not be "
                 "negative"
             )
+        if self.power > 1 and not self.power_steps:
+            raise ConfigError("power falls to 1 within power_steps: pass --train.power-steps as well")
         if self.decay > self.steps:
             raise ConfigError(f"decay {self.decay} exceeds steps {self.steps}: pass --train.decay as well")
         if not 0 < self.block_share <= 1:

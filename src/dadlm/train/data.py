@@ -15,15 +15,18 @@ from dadlm.tokens import (
 )
 from dadlm.train.config import DataConfig
 
+_MOST_IDS = 2**24
+
 
 def load_tokenizer(data: DataConfig) -> Tokenizer:
     """Train, build or load the tokenizer that the configuration names."""
     if not data.tokenizer.startswith("bpe:"):
         return Tokenizer.load(data.tokenizer)
     size = data.tokenizer.removeprefix("bpe:")
-    if not size.isdecimal() or int(size) < 257:
+    if not size.isdecimal() or not 257 <= int(size) <= _MOST_IDS:
         raise ConfigError(
-            f"tokenizer bpe:SIZE needs a size of at least 257 (256 bytes and end-of-text), got {size!r}"
+            f"tokenizer bpe:SIZE needs a size of at least 257 (256 bytes and end-of-text) and at most "
+            f"{_MOST_IDS}, got {size!r}"
         )
     sources = [source for _, source in parse_mixture(_source(data))]
     pieces = chain.from_iterable(read_pieces(source, data.text_field) for source in sources)

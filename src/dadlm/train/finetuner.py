@@ -26,6 +26,7 @@ from dadlm.train.finetune_config import FinetuneConfig
 from dadlm.train.gradients import Gradients
 from dadlm.train.log import Log
 from dadlm.train.pair_rows import Encoded, PairRows, encode_pairs
+from dadlm.train.progress import read_progress
 from dadlm.train.ranks import Ranks
 from dadlm.train.spread import spread
 from dadlm.train.state import TrainState, load_state, save_state, start_optimizer
@@ -169,10 +170,12 @@ class Finetuner:
     def best_step(self) -> int | None:
         """Of the checkpoint with the best ROUGE so far."""
         best = self.out / "best"
-        return int(best.resolve().name.removeprefix("step-")) if best.exists() else None
+        return read_progress(best)["step"] if best.exists() else None
 
 
 def _spread(documents: Documents, count: int) -> Documents:
     """So many pairs, evenly from all over: files of different kinds follow one another."""
-    every = max(1, len(documents.pairs) // count)
-    return Documents(pairs=documents.pairs[::every][:count], source=documents.source)
+    total = len(documents.pairs)
+    count = min(count, total)
+    pairs = tuple(documents.pairs[place * total // count] for place in range(count))
+    return Documents(pairs=pairs, source=documents.source)

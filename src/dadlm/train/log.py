@@ -37,7 +37,7 @@ class Log:
             self._board.close()
 
     def say(self, text: str) -> None:
-        self.console.print(text)
+        self.console.print(text, markup=False)  # a folder's name may look like it
 
     def step(self, step: int, values: dict[str, float] | None) -> None:
         """One training step is done; `values` only every so often."""

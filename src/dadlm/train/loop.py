@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dadlm.errors import ConfigError
 from dadlm.evaluate import RowScores, score_rows
 from dadlm.model import Model, find_device
 from dadlm.model.checkpoint import weights
@@ -87,6 +88,10 @@ class Trainer:
         self.updates = Updates(self.state, self.gradients, self.out, lambda: self._save(False), _ADVICE)
         if (self.out / "last").exists():
             load_state(self.state, self.config, self.out / "last", self.ranks)
+        if self.ranks.any(self.ranks.agreed([self.state.step]) != [self.state.step]):
+            raise ConfigError(
+                f"not all processes see the run in {self.out}: put it where all machines see it"
+            )
 
     def run(self) -> Finished:
         """Train to the last step, or until asked to stop; always ends with a checkpoint."""

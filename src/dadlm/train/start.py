@@ -16,7 +16,7 @@ from dadlm.train.ranks import Ranks
 # Which family may be trained on from which: the stages of the paper, and every family from itself.
 _STAGES = {"ar": ("ar",), "mdlm": ("mdlm",), "bd3lm": ("mdlm", "bd3lm"), "dadlm": ("mdlm", "bd3lm", "dadlm")}
 # Where these differ the shapes may still fit, but the weights would mean something else.
-_MEANING = ("architecture", "heads", "kv_heads", "head_width", "rope_theta")
+_MEANING = ("architecture", "heads", "kv_heads", "head_width", "rope_theta", "norm_eps")
 _NEW = ("graph.", "head.offset")  # what DA-DLM adds starts fresh when the earlier stage has none
 
 

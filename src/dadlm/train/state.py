@@ -197,6 +197,8 @@ def _link(link: Path, target: Path) -> None:
     temporary = link.with_name(f".{link.name}-new")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(os.path.relpath(target, link.parent))
+    if link.is_dir() and not link.is_symlink():  # a run that was copied with its links followed
+        link.rename(target.with_name(f".{link.name}-copied"))  # for `_tidy` to drop
     os.replace(temporary, link)
 
 

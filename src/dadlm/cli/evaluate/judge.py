@@ -64,6 +64,8 @@ def measure(options: Options, folder: Path) -> dict[str, Any]:
         raise ConfigError(
             "who judges? Pass either --endpoint MODEL (a server's) or --judge NAME (on this machine)"
         )
+    if options.planted_count < 1:
+        raise ConfigError(f"--planted-count must be at least 1, got {options.planted_count}")
     by = _judge(options)
 
     def ask(pairs: Pairs, out: Path) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def measure(options: Options, folder: Path) -> dict[str, Any]:
 
     planted: dict[str, Any] = {}
     if options.planted:
-        known = ask(_plant(options), folder / "planted")
+        known = ask(_plant(options), folder / "planted" if options.samples else folder)
         planted = {"planted": trust(known)}
         if not options.samples:
             return known | planted

@@ -37,13 +37,18 @@ def section(found: list[Found]) -> Section:
 
 def _table(group: list[Found]) -> Table:
     measured = sorted(
-        ((row, one.folder) for one in group for row in one.result["rows"]),
+        ((row, one) for one in group for row in one.result["rows"]),
         key=lambda pair: rank(pair[0]["model"]),
     )
-    names = labels([(row["model"]["name"], folder) for row, folder in measured])
+    names = labels([(row["model"]["name"], one.folder) for row, one in measured])
     rows, family = [], None
-    for (row, _), name in zip(measured, names, strict=True):
-        rows.append(Row((Cell(name), *_cells(row)), rule=row["model"]["family"] != family))
+    for (row, one), name in zip(measured, names, strict=True):
+        rows.append(
+            Row(
+                (Cell(name), *_cells(row, _paper_row(row["model"], one))),
+                rule=row["model"]["family"] != family,
+            )
+        )
         family = row["model"]["family"]
     result = group[0].result
     return table(
@@ -71,14 +76,12 @@ def _table(group: list[Found]) -> Table:
     )
 
 
-def _cells(row: Facts) -> Iterator[Cell]:
-    family, size = row["model"]["family"], block_size(row["model"])
-    theirs = paper.LATENCY.get((family, size or 0))
-    yield plain(size, 0)
+def _cells(row: Facts, theirs: paper.Latency | None) -> Iterator[Cell]:
+    yield plain(block_size(row["model"]), 0)
     yield Cell(number(row["ms_median"]), f"[{number(row['ms_min'])}, {number(row['ms_max'])}]")
     yield plain(theirs and theirs.ms)
     yield plain(row["ratio_to_bd3lm"], 3)
-    yield plain(_paper_ratio(row["model"]), 3)
+    yield plain(_paper_ratio(row["model"], theirs), 3)
     for name in _MEMORY:
         yield plain(row["memory_mib"][name], 0)
         yield plain(theirs and getattr(theirs, name), 0)
@@ -98,18 +101,23 @@ def _differences(group: list[Found]) -> Iterator[Difference]:
         yield from value_differs(name.replace("_", " "), result[name], theirs)
 
 
-def _paper_ratio(model: Facts) -> float | None:
-    size = block_size(model) or 0
-    theirs = paper.LATENCY.get((model["family"], size))
-    return theirs and theirs.ms / paper.LATENCY["bd3lm", size].ms
+def _paper_row(model: Facts, one: Found) -> paper.Latency | None:
+    """What the paper has for such a model, unless it decoded in another way than the paper's."""
+    if one.result.get("settings", {}).get(model["name"]):
+        return None
+    return paper.LATENCY.get((model["family"], block_size(model) or 0))
+
+
+def _paper_ratio(model: Facts, theirs: paper.Latency | None) -> float | None:
+    return theirs and theirs.ms / paper.LATENCY["bd3lm", block_size(model) or 0].ms
 
 
 def _sentences(groups: list[list[Found]]) -> Iterator[str]:
     for group in groups:
-        for row in (row for one in group for row in one.result["rows"]):
+        for row, one in ((row, found) for found in group for row in found.result["rows"]):
             model, ratio = row["model"], row["ratio_to_bd3lm"]
             if model["family"] == "dadlm" and ratio is not None:
-                theirs = _paper_ratio(model)
+                theirs = _paper_ratio(model, _paper_row(model, one))
                 told = f" (paper {number(theirs, 3)})" if theirs else ""
                 device = group[0].result["device"]
                 where = f"on {device} at batch {group[0].result['batch_size']}"
