@@ -189,7 +189,9 @@ def measured_on_held_out(folder: Path) -> Numbers:
 
 def _pieces(folder: Path) -> list[dict[str, Any]]:
     """One for each pair, in the order of the file."""
-    lines = (folder / "summarisation.pieces.jsonl").read_bytes().splitlines()[1:]  # of text, at U+2028 too
+    lines = (
+        (folder / "summarisation.pieces.jsonl").read_bytes().splitlines()[1:]
+    )  # str.splitlines cuts at U+2028 too
     found = dict(json.loads(line) for line in lines)
     return [found[str(row)] for row in range(len(found))]
 

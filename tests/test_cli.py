@@ -20,6 +20,7 @@ from tests.train.runs import metrics, progress
 
 import dadlm
 from dadlm.cli import main
+from dadlm.cli.words import numbers_last
 from dadlm.errors import CheckpointError
 from dadlm.model import files, load
 from dadlm.model.checkpoint import weights
@@ -515,6 +516,22 @@ def test_numbers_before_the_prompt(cli: Cli, trained: Trained) -> None:
     words = ["--model", trained.runs["dadlm"], "--json", "--max-new-tokens", 4]
     behind = cli("generate", "The class", *words, "--seed", 1, "--infill", 2, 0.5).json
     assert cli("generate", *words, "--seed", 1, "--infill", 2, 0.5, "The class").json == behind
+
+
+@pytest.mark.parametrize(
+    ("words", "moved"),
+    [
+        (["--seed", "1", "2", "text"], ["text", "--seed", "1", "2"]),
+        (["--seed", "-1", "--infill", "4", ".25", "2024"], ["2024", "--seed", "-1", "--infill", "4", ".25"]),
+        (["--seed", "1", "--seed", "2", "text"], ["text", "--seed", "1", "--seed", "2"]),
+        (["--seed", "1_000", "text"], ["text", "--seed", "1_000"]),
+        (["--seed", "1", "..."], ["...", "--seed", "1"]),
+        (["--seed", "1", "--", "text"], ["--seed", "1", "--", "text"]),
+        (["text", "--seed"], ["text", "--seed"]),
+    ],
+)
+def test_numbers_go_behind_what_is_none(words: list[str], moved: list[str]) -> None:
+    assert numbers_last(words, {"--seed": len(words), "--infill": 2}) == moved
 
 
 def test_tabs_are_printed_as_they_are(cli: Cli, trained: Trained) -> None:

@@ -195,6 +195,24 @@ def test_threads_capture_one_after_another() -> None:
     assert most == 1 and Graph.modes == {"thread_local"}
 
 
+@pytest.mark.usefixtures("fake_cuda")
+def test_nobody_captures_before_a_failed_capture_is_cleared_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    other = threading.Thread(target=capture, args=("decoding", lambda: order.append("another thread")))
+
+    def clear() -> None:
+        other.start()
+        time.sleep(0.05)
+        order.append("cleared")
+
+    monkeypatch.setattr(capturing, "_end_capture", clear)
+    Graph.fails = [RuntimeError("not permitted")]
+    with pytest.warns(UserWarning, match="without CUDA graphs"):
+        capture("decoding", lambda: 7)
+    other.join()
+    assert order == ["cleared", "another thread"]
+
+
 class Borrower: ...
 
 

@@ -251,7 +251,13 @@ def test_texts_that_overlap_leave_the_model_in_training():
     next(short)
     first = next(long)
     list(short)  # its end must not switch dropout on for the other
+    assert model.training, "between steps it is the caller's"
     assert [first.ids, *(event.ids for event in long)] == alone and model.training
+    going_on = stream(model, [3], **how)
+    next(going_on)
+    model.eval()
+    list(going_on)
+    assert not model.training, "as the caller has left it"
 
 
 # --- prompts ----------------------------------------

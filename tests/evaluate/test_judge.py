@@ -11,6 +11,7 @@ import pytest
 
 from dadlm.cli import main
 from dadlm.errors import DadlmError, DataError
+from dadlm.evaluate.jsonl import find_jsonl
 from dadlm.evaluate.judge import judge
 from dadlm.evaluate.local_judge import LocalJudge
 from dadlm.evaluate.pairs import Pair, Pairs, read_pairs
@@ -206,6 +207,12 @@ def folder(tmp_path: Path) -> Path:
     write(samples / "da-T8.jsonl", *(sample("da", i, f"d{i} more", "T=8") for i in range(2)))
     write(samples / "da-T4.jsonl", sample("da", 0, "alone", "T=4"))
     return samples
+
+
+def test_what_is_half_written_is_not_read(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl.zst", ".c.jsonl", "d.json"):
+        (tmp_path / name).touch()
+    assert [file.name for file in find_jsonl(tmp_path)] == ["a.jsonl.zst", "b.jsonl"]
 
 
 def test_samples_are_matched_by_configuration_and_index(folder: Path) -> None:

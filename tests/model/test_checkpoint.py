@@ -367,5 +367,5 @@ def test_another_gpu_than_the_current_one_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert find_device("cuda:0") == torch.device("cuda:0") and find_device("cuda").type == "cuda"
-    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=1"):
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
         find_device("cuda:1")

@@ -382,14 +382,25 @@ def test_a_link_is_followed_once_the_key_is_there(browser, models) -> None:
         assert [(body["prompt"], body["seed"], body["steps"]) for body in bodies] == [(PROMPT, 77, 2)]
 
 
+def test_who_types_has_given_the_link_up(browser, models) -> None:
+    with serving(models, api_key="open sesame") as url, visit(browser, url, hash_of(seed=77), True) as page:
+        bodies = sent_by(page)
+        page.get_by_label("API key").fill("open sesame")
+        page.get_by_label("Prompt").fill("one blue owl ")
+        page.get_by_role("button", name="Write").click()
+        page.wait_for_selector(f"{DONE} #save-svg:enabled")
+        assert [(body["prompt"], body["seed"]) for body in bodies] == [("one blue owl ", 1)]
+
+
 def test_a_link_holds_all_and_only_what_it_says(browser, url) -> None:
     with visit(browser, url, hash_of()) as page:
         until_done(page)
         bodies = sent_by(page)
-        page.evaluate("hash => { location.hash = hash }", "#mode=write&model=dadlm&seed=6&sampler=random")
+        page.evaluate("hash => { location.hash = hash }", "#model=dadlm&seed=6")
         page.wait_for_selector(DONE, state="hidden")
         until_done(page)
         assert bodies[0]["seed"] == 6 and not {"steps", "infill"} & set(bodies[0])
+        assert bodies[0]["sampler"] == "first-hitting"
         page.get_by_label("Tokens", exact=True).fill("")
         page.get_by_role("button", name="Write").click()
         page.wait_for_selector(DONE, state="hidden")
@@ -462,7 +473,11 @@ def test_who_looks_back_is_left_there_when_the_run_ends(browser, models) -> None
 
 def test_a_gap_that_cannot_be_filled_is_not_drawn(browser, url) -> None:
     with visit(browser, url, hash_of("infill", prompt="2026 [[99999999999]] fox")) as page:
-        page.get_by_text("A gap is longer than the context").wait_for()
+        page.get_by_text("The gaps are longer than the context").wait_for()
+        page.locator("#prompt").fill("the red" + "[[20]] fox" * 3000)
+        page.get_by_role("button", name="Fill the gaps").click()
+        page.get_by_text("Waiting").wait_for(state="hidden")
+        page.get_by_text("The gaps are longer than the context").wait_for()
         page.locator("#prompt").fill("the red [[2]] fox")
         page.get_by_role("button", name="Fill the gaps").click()
         page.get_by_text("Done: the gaps are filled.").wait_for()

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dadlm import ConfigError, DecodeSettings
@@ -135,6 +135,7 @@ def byte_fallback() -> Tokenizer:
 
 
 @given(text=st.text("ab€🙂日本語", max_size=120), cut=st.integers(1, 20))
+@example(text="a" + "🙂" * 60, cut=16)  # every block ends inside a character
 @settings(max_examples=200)
 def test_pieces_of_a_tokenizer_with_byte_fallback_are_the_whole_text(text: str, cut: int):
     ids = byte_fallback().encode(text)

@@ -30,7 +30,7 @@ def said(capsys) -> list[dict]:
 def test_prepare_and_verify_a_mixture(texts, capsys):
     words = ["data", "prepare", "0.7:a.jsonl,0.3:b.txt", "--tokenizer", "bpe:300", "--workers", "2", "--json"]
     assert main(words) == 0
-    made = said(capsys)
+    [made] = [told["sources"] for told in said(capsys)]
     assert [result["folder"].split("/")[-1][:2] for result in made] == ["a-", "b-"]
     for result in made:
         assert main(["data", "verify", result["folder"], "--json"]) == 0

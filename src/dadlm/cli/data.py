@@ -93,13 +93,13 @@ def _results(options: _Prepare | _Verify | _TrainTokenizer) -> Iterator[dict[str
         shards = verify(options.folder)
         yield {"folder": options.folder, "shards": len(shards.arrays), "tokens": shards.tokens, "sound": True}
         return
+    if isinstance(options, _TrainTokenizer) and (Path(options.out) / "config.json").exists():
+        raise ConfigError(f"{options.out} holds a model, whose tokenizer must stay: choose another --out")
     name = options.tokenizer if isinstance(options, _Prepare) else f"bpe:{options.size}"
     tokenizer = load_tokenizer(
         DataConfig(train=options.source, tokenizer=name, text_field=options.text_field)
     )
     if isinstance(options, _TrainTokenizer):
-        if (Path(options.out) / "config.json").exists():
-            raise ConfigError(f"{options.out} holds a model, whose tokenizer must stay: choose another --out")
         tokenizer.save(options.out)
         yield {"folder": options.out, "vocab_size": tokenizer.vocab_size}
         return

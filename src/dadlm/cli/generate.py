@@ -47,7 +47,7 @@ class Options:
 
 
 def run(words: list[str]) -> int:
-    words = numbers_last(words, "--seed", "--infill")
+    words = numbers_last(words, {"--seed": len(words), "--infill": 2})
     options = tyro.cli(Options, args=words, prog="dadlm generate", config=(tyro.conf.FlagCreatePairsOff,))
     model = open_model(options.model, options.device, options.dtype)
     if _is_loop(options):

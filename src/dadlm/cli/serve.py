@@ -107,7 +107,7 @@ def _read_key(file: Path | None) -> str | None:
     key = os.environ.get(_KEY) if file is None else file.read_text(encoding="utf-8", errors="replace")
     if key is None:
         return None
-    key = key.strip()  # as what clients send is
+    key = key.strip()  # clients' keys are stripped too
     if not key.isascii() or not key.isprintable() or len(key) < 8:
         raise ConfigError("an API key has at least 8 characters, all of them printable ASCII")
     return key

@@ -74,7 +74,9 @@ class Document:
 
 def run(words: list[str]) -> int:
     plain = (tyro.conf.FlagCreatePairsOff,)
-    options = tyro.cli(Options, args=numbers_last(words, "--infill"), prog="dadlm summarize", config=plain)
+    options = tyro.cli(
+        Options, args=numbers_last(words, {"--infill": 2}), prog="dadlm summarize", config=plain
+    )
     if not options.model:
         raise ConfigError(
             "no model: pass --model FOLDER, one that was fine-tuned on summaries (dadlm finetune makes it)"

@@ -42,9 +42,8 @@ def run(words: list[str]) -> int:
     elif done.interrupted:
         print(f"stopped at step {done.step}; saved in {done.folder}. The same command goes on from there.")
     else:
-        validated = math.isfinite(
-            done.valid
-        )  # a run that was stopped before, and has fewer steps now, never was
+        # A run that was stopped before its first validation, and has fewer steps now, never was.
+        validated = math.isfinite(done.valid)
         told = f"best validation {done.valid:.4f}, " if validated else ""
         print(f"finished at step {done.step}; {told}model in {done.folder}/{'best' if validated else 'last'}")
     return 130 if done.interrupted else 0

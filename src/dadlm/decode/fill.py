@@ -65,12 +65,12 @@ def start_gaps(
     settings.check(model.config)
     if settings.max_new_tokens is not None:
         raise ConfigError("max_new_tokens belongs to completions: the gaps say how much is written")
-    text = list(ids)
+    text, gaps = list(ids), [(int(first), int(length)) for first, length in gaps]
     _check(text, gaps, model.config)
     for first, length in gaps:  # whatever is there: the mask token, too
         text[first : first + length] = [model.config.eot_id] * length
     text = ids_of(model, text)
-    return Row(text, sum(length for _, length in gaps), seed, gaps=[(int(a), int(b)) for a, b in gaps])
+    return Row(text, sum(length for _, length in gaps), seed, gaps=gaps)
 
 
 def _check(ids: list[int], gaps: Sequence[Gap], config: ModelConfig) -> None:

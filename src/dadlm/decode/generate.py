@@ -25,6 +25,7 @@ from dadlm.decode.rows import Row, Rows
 from dadlm.decode.settings import DecodeSettings
 from dadlm.errors import ConfigError
 from dadlm.model import Model
+from dadlm.model.capture import give_back_cached
 
 Prompt = str | Sequence[int]
 
@@ -99,7 +100,7 @@ def _what_fits(model: Model, rows: list[Row], batch_size: int) -> str:
     row_bytes = 1.5 * 2 * config.layers * longest * config.heads * config.query_width * size
     free = 0
     if model.device.type == "cuda":
-        torch.cuda.empty_cache()
+        give_back_cached()
         free = torch.cuda.mem_get_info(model.device)[0]
     fits = min(batch_size - 1, int(free / row_bytes))
     advice = (
@@ -132,8 +133,9 @@ def decode(model: Model, texts: list[Row], settings: DecodeSettings, cache: bool
     with closing(_decode(model, texts, settings, cache)) as steps:
         while True:
             # Without autocast: the cache has the weights' own type. Entered for each step anew: inference
-            # mode ends at every yield, and what it restores then has the caller's autocast in it.
-            with torch.autocast(model.device.type, enabled=False):
+            # mode ends at every yield, and what it restores then has the caller's autocast in it. So is the
+            # mode: between steps the model is the caller's.
+            with torch.autocast(model.device.type, enabled=False), at_rest(model):
                 step = next(steps, None)
             if step is None:
                 return
@@ -142,25 +144,28 @@ def decode(model: Model, texts: list[Row], settings: DecodeSettings, cache: bool
 
 @contextmanager
 def ready_to_decode(model: Model) -> Iterator[None]:
-    """While this is open, the model does not train and keeps what depends on its weights alone.
+    """While this is open, the model does not train and keeps what depends on its weights alone."""
+    with at_rest(model), model.backbone.constants_kept(), model.head.constants_kept():
+        yield
 
-    Texts may overlap: the first finds out whether the model was in training, the last brings it back.
-    """
-    if not model.backbone.keepers:
-        model.trains_on = model.training
-    model.eval()
+
+@contextmanager
+def at_rest(model: Model) -> Iterator[None]:
+    """While this is open, the model does not train."""
+    training = model.training
+    if training:
+        model.eval()
     try:
-        with model.backbone.constants_kept(), model.head.constants_kept():
-            yield
+        yield
     finally:
-        if not model.backbone.keepers:
-            model.train(model.trains_on)
+        if training:
+            model.train()
 
 
 def _decode(
     model: Model, texts: list[Row], settings: DecodeSettings, cache: bool
 ) -> Generator[Step, None, None]:
-    with ready_to_decode(model):
+    with model.backbone.constants_kept(), model.head.constants_kept():
         rows = Rows(texts, model.config, settings, model.device)
         predictor = predictor_for(model, rows, cache)
         predictor.prefill(rows.ids, rows.prompt if model.config.family == "ar" else rows.first)

@@ -30,7 +30,7 @@ _LARGEST = 1 << 20  # bytes of an answer that are read; a verdict is one word
 _KEPT = 2_000  # characters of an answer that are kept
 _PATIENCE = 300.0  # seconds; a server that asks for a longer pause is better asked by a later run
 _DEFAULTS = {"temperature": 0, "max_tokens": 16}  # room for one word in any dress
-_SHORTEST = 8  # characters of a text in `body` from which on it may be a secret
+_SHORTEST = 8  # characters from which on a key, or a text in `body`, may be a secret
 _LONGEST = 60.0  # seconds between two tries when the server does not say
 
 

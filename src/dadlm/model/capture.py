@@ -23,20 +23,21 @@ def capture(
 
     The call must have been made before: kernels are compiled then, and memory is measured (`_make_room`).
     """
-    try:
-        with suppress(torch.OutOfMemoryError):
+    with _one_at_a_time:  # until a failed capture is cleared away
+        try:
+            with suppress(torch.OutOfMemoryError):
+                return _captured(function, pool)
+            give_back_cached()  # a capture cannot do that on its own
             return _captured(function, pool)
-        give_back_cached()  # a capture cannot do that on its own
-        return _captured(function, pool)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        first_line = str(error).split("\n")[0]
-        warnings.warn(f"{what} without CUDA graphs, more slowly: {first_line}", stacklevel=3)
-        _spoilt.add(pool)
-        with suppress(RuntimeError):
-            _end_capture()
-        return None
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            first_line = str(error).split("\n")[0]
+            warnings.warn(f"{what} without CUDA graphs, more slowly: {first_line}", stacklevel=3)
+            _spoilt.add(pool)
+            with suppress(RuntimeError):
+                _end_capture()
+            return None
 
 
 def _captured(function: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
@@ -65,7 +66,7 @@ def lend_pool(device: int, borrower: object) -> Any:
     """
     idle = _idle[device]
     try:
-        with torch.cuda.device(device):
+        with _one_at_a_time, torch.cuda.device(device):
             holder = idle.pop() if idle else _next_to_nothing()
     except RuntimeError:
         return None

@@ -156,7 +156,7 @@ def find_device(name: str | torch.device) -> torch.device:
         raise ConfigError(f"device {str(name)!r} cannot be used: {str(error).splitlines()[0]}") from error
     if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
         # Kernels and captures go to the current device, of every thread.
-        raise ConfigError(f"device {name!s}: start with CUDA_VISIBLE_DEVICES={device.index} and device cuda")
+        raise ConfigError(f"device {name!s}: choose the GPU by CUDA_VISIBLE_DEVICES, and pass device cuda")
     return device
 
 

@@ -50,7 +50,6 @@ class Model(nn.Module):
         self._initialise()
         if config.lora:
             freeze(self)
-        self.trains_on = False  # when the last text in work is done; see `ready_to_decode`
 
     @property
     def device(self) -> torch.device:

@@ -16,7 +16,7 @@ from dadlm.serve.request import Committed, Finished, TokenLogprob, Traced
 from dadlm.serve.schemas import CompletionBody
 from dadlm.serve.service import Served, Service
 from dadlm.serve.sse import WAITING, EventStream, data
-from dadlm.serve.text import text_of
+from dadlm.serve.text import Pieces, text_of
 from dadlm.serve.usage import cost, progress, usage
 
 
@@ -35,9 +35,8 @@ class Choice:
     """One text as far as it has come."""
 
     offset: int
-    """Characters before the completion, for the places of tokens."""
-    ids: list[int] = field(default_factory=list)
-    """Tokens whose places were told."""
+    """Characters that are certain so far, for the places of tokens."""
+    places: Pieces
     tokens: int = 0
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
@@ -55,7 +54,9 @@ class Answer:
             "created": int(time.time()),
             "model": served.name,
         }
-        self.choices = [Choice(len(before), pieces=[before]) for before in asked.before]
+        self.choices = [
+            Choice(len(before), Pieces(self.tokenizer), pieces=[before]) for before in asked.before
+        ]
 
     async def whole(self, jobs: Jobs) -> dict[str, Any]:
         async for item in jobs.events():
@@ -111,8 +112,8 @@ class Answer:
         offsets = []
         for token in tokens:
             # Not their own texts joined: half a character has no length, and words are joined by spaces.
-            offsets.append(choice.offset + len(text_of(self.tokenizer, choice.ids).rstrip("\ufffd")))
-            choice.ids.append(token.token)
+            offsets.append(choice.offset)
+            choice.offset += len(choice.places.add([token.token])[0])
         return {
             "tokens": [self._name(token.token) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],

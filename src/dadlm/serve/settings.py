@@ -37,11 +37,9 @@ class ServeSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port must be in 0..65535, got {self.port}")
-        for name, low in (("max_rows", 1), ("max_queue", 1), ("max_body", 1), ("max_choices", 1)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
-        if self.max_connections < 2:
-            raise ConfigError(f"max_connections must be at least 2, got {self.max_connections}")
+        for name in ("max_rows", "max_queue", "max_body", "max_choices", "max_connections"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         _seconds("grace", self.grace, zero=True)
         _seconds("patience", self.patience)
         if self.deadline is not None:

@@ -10,7 +10,9 @@ from dadlm.tokens import Tokenizer
 
 _UNDECIDED = "\ufffd"  # what decoders write for the bytes of a character that is not complete
 _WINDOW, _OVERLAP = 64, 16
-_LONGEST_WAIT = 2 * _WINDOW  # not 3: for one open byte, decoders with byte fallback doubt all bytes before it
+# Characters. Of bytes that never become one, so many are waited for. 3 are not enough: for one open byte,
+# decoders with byte fallback doubt all bytes before it, back to the last clean place in the window.
+_LONGEST_WAIT = 2 * _WINDOW
 
 
 def text_of(tokenizer: Tokenizer | None, ids: Sequence[int]) -> str:
@@ -46,10 +48,13 @@ class Pieces:
         self._window, self._given = [], 0
         return self._before_stop(rest, last=True)
 
-    def _text(self) -> str:
-        return text_of(self._tokenizer, self._window)
+    def _text(self, more: Sequence[int] = ()) -> str:
+        return text_of(self._tokenizer, [*self._window, *more])
 
     def _decoded(self, tokens: Sequence[int]) -> str:
+        if len(tokens) > 1 and self._text(tokens).endswith(_UNDECIDED):
+            # Whole characters inside a block are certain, whatever its end cuts in two.
+            return "".join(self._decoded([token]) for token in tokens)
         self._window += tokens
         text = self._text()
         open_end = min(_LONGEST_WAIT, len(text) - len(text.rstrip(_UNDECIDED)))

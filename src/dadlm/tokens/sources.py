@@ -98,7 +98,7 @@ def _pieces(source: str, text_field: str, split: str, anchor: Any) -> Iterator[P
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """All files of a folder, through links to other folders too, none of them twice."""
+    """All files of a folder, through links to other folders too, no folder twice."""
     seen: set[str] = set()
     for root, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(root)) in seen:

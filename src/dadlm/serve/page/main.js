@@ -35,6 +35,9 @@ page.controls.addEventListener("submit", (event) => {
   const shown = [...page.controls.elements].filter((field) => !field.closest("[hidden]"));
   if (shown.every((field) => field.reportValidity())) start();
 });
+page.controls.addEventListener("input", ({ target }) => {
+  if (target !== page.key) unread = null; // who types something else has given the link up
+});
 page.stop.addEventListener("click", () => running?.abort());
 page.copyLink.addEventListener("click", copyLink);
 page.saveSvg.addEventListener("click", () => saveSvg(viewer.picture(), stepName()));
@@ -87,10 +90,9 @@ async function writeOne(values, signal, step) {
   if (!model) throw new Error("The model of this link is not served here. Choose another.");
   const isInfill = values.mode === "infill";
   const parts = isInfill ? partsOf(values.prompt) : [values.prompt];
-  const { context } = model.dadlm; // the server refuses it too, but first the page would draw all of it
-  if (parts.some((part) => typeof part === "number" && part > context)) {
-    throw new Error(`A gap is longer than the context of ${context} tokens.`);
-  }
+  const { context } = model.dadlm; // the server refuses more too, but first the page would draw all of it
+  const open = parts.reduce((sum, part) => sum + (typeof part === "number" ? part : 0), 0);
+  if (open > context) throw new Error(`The gaps are longer than the context of ${context} tokens.`);
   const run = new Run(model, parts, {
     model: model.id,
     ...(isInfill ? { parts: parts.map(asGap) } : { prompt: values.prompt }),

@@ -52,11 +52,14 @@ export function takeHash(form, hash) {
   if (!linked.has("seed")) return null;
   for (const field of form.elements) {
     if (!field.name) continue;
-    if (field.type === "radio") field.checked ||= field.value === linked.get(field.name);
-    else if (field.type === "checkbox") field.checked = linked.has(field.name);
-    else if (linked.has(field.name) || field.tagName !== "SELECT") {
-      field.value = linked.get(field.name) ?? field.defaultValue;
-    }
+    const value = linked.get(field.name);
+    if (field.type === "checkbox") field.checked = value !== null;
+    else if (field.type === "radio") {
+      const known = [...form.elements[field.name]].some((one) => one.value === value);
+      field.checked = known ? field.value === value : field.defaultChecked;
+    } else if (value !== null) field.value = value;
+    else if (field.tagName !== "SELECT") field.value = field.defaultValue;
+    else if (field.name !== "model") field.selectedIndex = 0; // the models have no default
   }
   return { step: linked.has("step") ? Math.trunc(Number(linked.get("step"))) || 0 : Infinity };
 }
