@@ -161,7 +161,7 @@ def test_from_english_to_text_in_three_stages(cli: Cli, tmp_path: Path) -> None:
     prompt = "The assert statement is a convenient way to"
     result = cli("generate", prompt, "--model", "runs/small-dadlm", "--max-new-tokens", 16, "--seed", 1)
     assert result.code == 0, result.err
-    assert result.out.startswith(prompt) and "16 tokens in" in result.out and "per pass" in result.out
+    assert result.out.startswith(prompt) and "16 tokens in" in result.err and "per pass" in result.err
 
 
 def test_train_prints_one_json_object(cli: Cli, trained: Trained, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ BAD_TRAINING: dict[str, tuple[list[str], list[str]]] = {
         ["--data.train", "text.txt", "--data.tokenizer", "./gone"],
         ["gone", "no local path"],
     ),
-    "missing origin": (["--data.train", "text.txt", "--init-from", "gone"], ["gone is not a model folder"]),
+    "missing origin": (["--data.train", "text.txt", "--init-from", "gone"], ["there is no folder gone"]),
     "context": (["--model.context", "100"], ["context 100 is not divisible by block_size 8", "96"]),
     "context of one": (
         ["--data.train", "text.txt", "--model.context", "1", "--model.block-size", "1"],
@@ -634,8 +634,10 @@ def test_a_prompt_longer_than_the_context(cli: Cli, trained: Trained) -> None:
 
 
 def test_no_such_model(cli: Cli, tmp_path: Path) -> None:
-    refused(cli("generate", "hello", "--model", "nowhere"), "nowhere is not a model folder")
-    refused(cli("generate", "hello", "--model", "runs/nowhere"), "no folder runs/nowhere")
+    refused(cli("generate", "hello", "--model", "nowhere"), "there is no folder nowhere")
+    refused(cli("generate", "hello", "--model", "runs/nowhere"), "no folder runs/nowhere, and the hub")
+    (tmp_path / "runs").mkdir()
+    refused(cli("generate", "hello", "--model", "runs/nowhere"), "there is no folder runs/nowhere. Models")
     (tmp_path / "empty").mkdir()
     refused(cli("generate", "hello", "--model", "empty"), "empty is not a model folder")
 

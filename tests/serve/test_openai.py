@@ -152,6 +152,12 @@ def test_logprobs(client: openai.OpenAI, stream: bool) -> None:
     assert all(len(top) == 3 for top in tops)
 
 
+def test_a_single_model_can_be_asked_for(client: openai.OpenAI) -> None:
+    assert client.models.retrieve("bd3lm") == next(one for one in client.models.list() if one.id == "bd3lm")
+    with pytest.raises(openai.NotFoundError, match="unicorn"):
+        client.models.retrieve("unicorn")
+
+
 def test_trace_carries_every_step(server: Running) -> None:
     fields = {"model": "dadlm", "prompt": PROMPT, "seed": 8, "max_tokens": 8}
     told = server.chunks("/v1/completions", trace=True, **fields)

@@ -29,7 +29,15 @@ CHECKS: list[CheckFunction] = [
     response_schema_conformance,
     negative_data_rejection,
 ]
-PLACES = ["/v1/completions", "/v1/infill", "/v1/models", "/healthz", "/readyz", "/metrics"]
+PLACES = [
+    "/v1/completions",
+    "/v1/infill",
+    "/v1/models",
+    "/v1/models/{name}",
+    "/healthz",
+    "/readyz",
+    "/metrics",
+]
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from tests.train.runs import FAMILIES, config, metrics, text, tokenizer, train, 
 from dadlm.evaluate import score_rows
 from dadlm.model import load
 from dadlm.train import Trainer, loop
+from dadlm.train import log as log_module
 from dadlm.train.log import Log
 from dadlm.train.start import fresh_model
 
@@ -114,3 +115,17 @@ def test_a_probe_is_logged_with_the_averaged_weights(tmp_path: Path) -> None:
     assert len(logged) == 3
     saved = load(tmp_path / "last").backbone.embedding.weight.detach().sum()
     assert logged[-1] == pytest.approx(float(saved), abs=1e-4)
+
+
+def test_a_file_gets_a_line_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is no terminal for a bar."""
+    now = iter(range(0, 10_000, 25))
+    monkeypatch.setattr(log_module.time, "monotonic", lambda: next(now))
+    log = log_module.Log(tmp_path, "ar", 8, 0, quiet=False)
+    for step in range(1, 9):
+        log.step(step, {"loss": 1.5, "tokens_per_second": 10.0} if step % 2 else None)
+    assert [line.split()[:4] for line in capsys.readouterr().out.splitlines()] == [
+        ["step", "5", "loss", "1.500"]
+    ]

@@ -25,6 +25,7 @@ from dadlm.model import load
 from dadlm.model.checkpoint import weights
 from dadlm.train import RunConfig, batches
 from dadlm.train import train as from_text
+from dadlm.train.alone import alone_in
 from dadlm.train.ranks import Ranks
 
 
@@ -218,3 +219,16 @@ def test_processes_that_do_not_see_the_same_run_stop(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="not all processes see the run"):
         trainer(config("ar", tmp_path), ranks=Other())
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with alone_in(out, Ranks()):
+        (out / "something").touch()
+        with pytest.raises(ConfigError, match="another process trains in"), alone_in(out, Ranks()):
+            pass
+    with alone_in(out, Ranks()):
+        pass
+    with alone_in(tmp_path / "nothing", Ranks()):
+        pass
+    assert out.exists() and not (tmp_path / "nothing").exists()

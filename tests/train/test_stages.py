@@ -101,6 +101,9 @@ def test_another_epsilon_is_refused(stages: dict[str, Path], tmp_path: Path) -> 
     other = with_model(config("bd3lm", tmp_path), norm_eps=1e-6)
     with pytest.raises(CheckpointError, match="norm_eps"):
         model_from(stages["bd3lm"], other.model, 0)
+    same = with_model(other, norm_eps=float(torch.tensor(other.model.norm_eps * 10)))  # as GGUF files have it
+    assert same.model.norm_eps != 1e-5
+    model_from(stages["bd3lm"], same.model, 0)
 
 
 def test_block_size_and_context_may_change(stages: dict[str, Path], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dadlm.cli.models import open_model
 from dadlm.cli.words import numbers_last
 from dadlm.cli.writing import account, cut_off, show, tell_cut
 from dadlm.decode import DecodeSettings, generate, stream
-from dadlm.decode.picture import draw_step
+from dadlm.decode.picture import check_name, draw_step
 from dadlm.decode.show import show_step
 from dadlm.errors import ConfigError, DataError
 from dadlm.model.pretrained import DEFAULT
@@ -49,6 +49,8 @@ class Options:
 def run(words: list[str]) -> int:
     words = numbers_last(words, {"--seed": len(words), "--infill": 2})
     options = tyro.cli(Options, args=words, prog="dadlm generate", config=(tyro.conf.FlagCreatePairsOff,))
+    if options.picture:
+        check_name(options.picture)
     model = open_model(options.model, options.device, options.dtype)
     if _is_loop(options):
         return converse(model, options.decoding, options.seed, options.show)
@@ -68,6 +70,8 @@ def run(words: list[str]) -> int:
     for prompt, text in zip(prompts, out.texts, strict=True):
         show(text + "\n", console, prompt)
     told = account(sum(map(len, out.tokens)), sum(out.forward_passes))
+    if not console.is_terminal:  # texts alone go into a file
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"{told}; seed {' '.join(map(str, out.seeds))}", style="dim")
     cut = [cut_off(model, prompt, ids) for prompt, ids in zip(prompts, out.tokens, strict=True)]
     tell_cut(sum(cut), console)

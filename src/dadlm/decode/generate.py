@@ -242,7 +242,9 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def ids_of(model: Model, prompt: Prompt) -> list[int]:
     if isinstance(prompt, str):
         if model.tokenizer is None:
-            raise ConfigError("this model has no tokenizer: give token ids instead of text")
+            raise ConfigError(
+                "this model has no tokenizer: give token ids, or put its tokenizer.json into its folder"
+            )
         return model.tokenizer.encode(prompt)
     if not all(_is_int(id_) and 0 <= int(id_) < model.config.mask_id for id_ in prompt):
         raise ConfigError(f"prompt ids must be whole numbers in 0..{model.config.mask_id - 1}")

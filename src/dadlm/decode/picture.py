@@ -17,8 +17,7 @@ def draw_step(event: StepEvent, file: str | Path, title: str | None = None) -> N
 
     Below the graph stand the tokens that are known after the step.
     """
-    if Path(file).suffix.lower() not in _FORMATS:
-        raise ConfigError(f"cannot draw {file}: choose a name that ends in {', '.join(_FORMATS)}")
+    check_name(file)
     figure, axes = _canvas(event)
     _label(axes, -1, 0.0, "start", _EDGE, bbox=_box("white", "#adb5bd", 0.8))
     for i, group in enumerate(event.top_tokens):
@@ -33,6 +32,14 @@ def draw_step(event: StepEvent, file: str | Path, title: str | None = None) -> N
         save_figure(figure, file)
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror or error}") from None
+
+
+def check_name(file: str | Path) -> None:
+    """Whether a picture can have this name."""
+    if Path(file).suffix.lower() not in _FORMATS:
+        raise ConfigError(f"cannot draw {file}: choose a name that ends in {', '.join(_FORMATS)}")
+    if not Path(file).parent.is_dir():
+        raise ConfigError(f"cannot write {file}: there is no folder {Path(file).parent}")
 
 
 def new_figure(width: float, height: float):

@@ -32,7 +32,8 @@ class DecodeSettings:
     top_p: float = 0.9
     """Nucleus: draw from the smallest set of tokens whose probability reaches top_p."""
     temperature: float = 1.0
-    """Divides the logits before drawing a token; 0 takes the most probable one."""
+    """Divides the logits before drawing a token; 0 takes the most probable one. The order of the tokens, and
+    DA-DLM's path, are drawn all the same: the same seed repeats them."""
     nucleus: Literal["standard", "bd3lm", "position"] = "standard"
     """Whose tokens top_p cuts off: those of the candidate on the path (standard, as in the paper), or those
     of all candidates of the position together (position; DA-DLM; at temperature 0 as standard). bd3lm leaves

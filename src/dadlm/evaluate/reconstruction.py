@@ -23,7 +23,7 @@ from dadlm.evaluate.work import Work
 from dadlm.model import Model
 from dadlm.tokens import Rows
 
-NOTE = "of the first rows, the ones that training validates on; intervals draw whole documents"
+NOTE = "the first rows, as training reads the text it validates on; intervals draw whole documents"
 
 
 def reconstruction(

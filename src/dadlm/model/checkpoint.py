@@ -214,11 +214,13 @@ def locate(name_or_folder: str | Path) -> Path:
     for place in (folder, folder / "best", folder / "last"):  # a training run stands for its best model
         if (place / CONFIG).is_file() and (place / WEIGHTS).exists():
             return place
-    if folder.exists() or str(name_or_folder).count("/") != 1:
-        names = ", ".join(pretrained.NAMES)
-        raise CheckpointError(
-            f"{name_or_folder} is not a model folder (config.json and model.safetensors); {names} ship"
-        )
+    names = ", ".join(pretrained.NAMES)
+    if folder.exists():
+        told = f"{folder} is not a model folder: config.json or model.safetensors is missing"
+        raise CheckpointError(f"{told}. Models that ship: {names}")
+    # What lies in a folder that is there was meant to be a folder: a hub is not asked for it.
+    if str(name_or_folder).count("/") != 1 or (folder.parent.is_dir() and str(folder.parent) != "."):
+        raise CheckpointError(f"there is no folder {folder}. Models that ship: {names}")
     from huggingface_hub import snapshot_download
 
     try:

@@ -12,7 +12,14 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.staticfiles import StaticFiles
 
 from dadlm.serve.access import Access
-from dadlm.serve.answers import CompletionAnswer, ErrorAnswer, HealthAnswer, InfillAnswer, ModelsAnswer
+from dadlm.serve.answers import (
+    CompletionAnswer,
+    ErrorAnswer,
+    HealthAnswer,
+    InfillAnswer,
+    ModelCard,
+    ModelsAnswer,
+)
 from dadlm.serve.completions import complete
 from dadlm.serve.describe import describe
 from dadlm.serve.infill import fill
@@ -66,6 +73,11 @@ def _add_api(app: FastAPI, service: Service) -> None:
     async def models() -> Response:
         """The models served, the default first."""
         return JSONResponse(service.cards())
+
+    @app.get("/v1/models/{name:path}", response_model=ModelCard, responses=_ERRORS)
+    async def model(name: str) -> Response:
+        """One of them."""
+        return JSONResponse(service.find(name).card(service.created))
 
 
 def _add_state(app: FastAPI, service: Service) -> None:

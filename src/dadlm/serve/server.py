@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from dadlm.errors import ConfigError
 from dadlm.serve.service import Service
 from dadlm.serve.settings import ServeSettings
 
@@ -25,9 +26,9 @@ def open_socket(settings: ServeSettings) -> socket.socket:
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind((settings.host, settings.port))
-    except BaseException:
+    except OSError as error:
         opened.close()
-        raise
+        raise ConfigError(f"{settings.host}, port {settings.port}: {error.strerror}; see --port") from None
     return opened
 
 

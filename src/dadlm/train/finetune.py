@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from dadlm.errors import ConfigError
 from dadlm.evaluate.documents import read_documents
@@ -10,10 +11,12 @@ from dadlm.evaluate.rouge import rouge_scorer
 from dadlm.evaluate.summarisation import lengths
 from dadlm.model import Model, load
 from dadlm.model.checkpoint import locate, set_weights, weights
+from dadlm.train.alone import alone_in
 from dadlm.train.finetune_config import FinetuneConfig
 from dadlm.train.finetuner import Finetuner
 from dadlm.train.pair_rows import Encoded, encode_pairs
 from dadlm.train.progress import read_progress
+from dadlm.train.ranks import Ranks
 
 _SHOWN = 5  # lines left out that are named; the result names all
 
@@ -58,10 +61,11 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
     config = replace(config, document_tokens=sizes[0], summary_tokens=sizes[1])
     encoded = encode_pairs(model, data, *sizes)
     skipped = data.skipped + valid.skipped
-    tuner = Finetuner(config, model, encoded, valid, quiet=quiet)
-    if not quiet:
-        print("\n".join(_told(encoded, skipped, *sizes)))
-    step, interrupted = tuner.run()
+    with alone_in(Path(config.out), Ranks()):
+        tuner = Finetuner(config, model, encoded, valid, quiet=quiet)
+        if not quiet:
+            print("\n".join(_told(encoded, skipped, *sizes)))
+        step, interrupted = tuner.run()
     best = tuner.state.best
     return Finetuned(
         folder=config.out,

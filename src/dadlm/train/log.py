@@ -2,10 +2,13 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+_SILENCE = 60.0  # seconds
 
 
 class Log:
@@ -16,7 +19,7 @@ class Log:
         self._file = out / "metrics.jsonl"
         _cut(self._file, done)
         self._board = _tensorboard(out / "tensorboard", done)
-        self.console = Console(quiet=quiet)
+        self.console, self._told = Console(quiet=quiet), time.monotonic()
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -45,7 +48,15 @@ class Log:
         if values is not None:
             shown = f"loss {values['loss']:.3f}  {values['tokens_per_second']:,.0f} tok/s"
             self._progress.update(self._task, shown=shown)
+            self._tell_a_file(f"step {step:>6}  {shown}")
             self._write(step, values)
+
+    def _tell_a_file(self, text: str) -> None:
+        """A bar is for terminals; a file gets a line now and then."""
+        now = time.monotonic()
+        if not self.console.is_terminal and now - self._told >= _SILENCE:
+            self.console.print(text)
+            self._told = now
 
     def validation(self, step: int, values: dict[str, float]) -> None:
         """One validation is done."""

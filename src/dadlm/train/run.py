@@ -4,6 +4,7 @@ from pathlib import Path
 
 from dadlm.errors import CheckpointError
 from dadlm.model import Model
+from dadlm.train.alone import alone_in
 from dadlm.train.config import RunConfig
 from dadlm.train.data import load_rows, load_tokenizer
 from dadlm.train.loop import Finished, Trainer
@@ -19,7 +20,8 @@ def train(run: RunConfig, *, quiet: bool = False) -> Finished:
             model = _find_model(run)
             assert model.tokenizer is not None
             rows, valid_rows = load_rows(run.data, model.tokenizer, model.config.context)
-        return Trainer(run, model, rows, valid_rows, quiet=quiet, ranks=ranks).run()
+        with alone_in(Path(run.out), ranks):
+            return Trainer(run, model, rows, valid_rows, quiet=quiet, ranks=ranks).run()
 
 
 def _find_model(run: RunConfig) -> Model:

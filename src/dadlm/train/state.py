@@ -193,8 +193,8 @@ def _set_tensors(state: TrainState, pieces: Pieces, ranks: Ranks) -> None:
 
 
 def _link(link: Path, target: Path) -> None:
-    """Point a link at a checkpoint in one step: there is always a valid one. (Where copying has left a folder in its
-    place, that is moved first.)"""
+    """Point a link at a checkpoint in one step: there is always a valid one. (A folder that copying has left
+    in its place is moved away first.)"""
     temporary = link.with_name(f".{link.name}-new")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(os.path.relpath(target, link.parent))
