@@ -205,6 +205,12 @@ def test_a_plan_trains_nothing_and_prints_the_parameters(cli: Cli, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
+def test_a_plan_has_the_vocabulary_of_the_stage_before(cli: Cli, trained: Trained) -> None:
+    words = trained.train("bd3lm", "run", "--init-from", trained.runs["mdlm"], "--plan", "--json")
+    own = load(trained.runs["mdlm"])
+    assert cli(*words).json["parameters"]["embedding"] == own.backbone.embedding.weight.numel()
+
+
 @pytest.fixture
 def bad_files(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_bytes(b"")

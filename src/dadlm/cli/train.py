@@ -2,13 +2,14 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 from dadlm.errors import ConfigError
+from dadlm.model.checkpoint import locate, read_config
 from dadlm.model.network import count_parameters
 from dadlm.recipes import RECIPES, recipe
 from dadlm.train import train
@@ -51,6 +52,9 @@ def run(words: list[str]) -> int:
 
 def _plan(run, as_json: bool) -> int:
     """Print what a recipe would train, part by part, without training it."""
+    if run.init_from is not None:  # the vocabulary comes from there
+        earlier = read_config(locate(run.init_from))
+        run = replace(run, model=replace(run.model, vocab_size=earlier.vocab_size, eot_id=earlier.eot_id))
     parts = count_parameters(run.model)
     if as_json:
         print(json.dumps({"parameters": parts, "run": asdict(run)}))
