@@ -396,14 +396,14 @@ def test_a_link_holds_all_and_only_what_it_says(browser, url) -> None:
     with visit(browser, url, hash_of()) as page:
         until_done(page)
         bodies = sent_by(page)
-        page.evaluate("hash => { location.hash = hash }", "#model=dadlm&seed=6")
-        page.wait_for_selector(DONE, state="hidden")
+        with page.expect_response("**/v1/completions"):
+            page.evaluate("hash => { location.hash = hash }", "#model=dadlm&seed=6")
         until_done(page)
         assert bodies[0]["seed"] == 6 and not {"steps", "infill"} & set(bodies[0])
         assert bodies[0]["sampler"] == "first-hitting"
         page.get_by_label("Tokens", exact=True).fill("")
-        page.get_by_role("button", name="Write").click()
-        page.wait_for_selector(DONE, state="hidden")
+        with page.expect_response("**/v1/completions"):
+            page.get_by_role("button", name="Write").click()
         until_done(page)
         link = page.url.removeprefix(url)
     with visit(browser, url) as page:
