@@ -189,9 +189,8 @@ def measured_on_held_out(folder: Path) -> Numbers:
 
 def _pieces(folder: Path) -> list[dict[str, Any]]:
     """One for each pair, in the order of the file."""
-    lines = (
-        (folder / "summarisation.pieces.jsonl").read_bytes().splitlines()[1:]
-    )  # str.splitlines cuts at U+2028 too
+    # Of bytes: those of a text would also be cut at U+2028.
+    lines = (folder / "summarisation.pieces.jsonl").read_bytes().splitlines()[1:]
     found = dict(json.loads(line) for line in lines)
     return [found[str(row)] for row in range(len(found))]
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -353,21 +354,22 @@ def test_not_ready_when_a_scheduler_has_died_or_the_end_has_come(server: Running
     server.service.running = True
 
 
+def is_closed(connection: socket.socket, sent: bytes) -> bool:
+    """Whether the other side takes no more."""
+    time.sleep(0.1)
+    try:
+        return bool(connection.sendall(sent))
+    except ConnectionError:
+        return True
+
+
 def test_slow_heads_and_bodies_are_given_up() -> None:
     scheduler = FakeScheduler(finished())
     begin = time.monotonic()
     with serving(scheduler, patience=1.0) as server, server.connect() as head, server.connect() as body:
         body.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
         head.sendall(b"GET /healthz HTTP/1.1\r\n")
-
-        def closed() -> bool:
-            time.sleep(0.1)
-            try:
-                return bool(head.sendall(b"x: y\r\n"))
-            except ConnectionError:
-                return True
-
-        until(closed)  # now and then a little: that does not help
+        until(lambda: is_closed(head, b"x: y\r\n"))  # now and then a little: that does not help
         assert body.recv(1000).startswith(b"HTTP/1.1 408")
         assert time.monotonic() - begin > 0.9
 
@@ -376,15 +378,7 @@ def test_who_is_refused_before_the_body_has_come_cannot_stay() -> None:
     with serving(FakeScheduler(), api_key="open sesame", patience=1.0) as server, server.connect() as opened:
         opened.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999\r\n\r\n{")
         assert opened.recv(1000).startswith(b"HTTP/1.1 401")
-
-        def closed() -> bool:
-            time.sleep(0.1)
-            try:
-                return bool(opened.sendall(b" "))
-            except ConnectionError:
-                return True
-
-        until(closed)
+        until(lambda: is_closed(opened, b" "))
 
 
 def test_a_client_that_does_not_read_is_given_up() -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dadlm.errors import ConfigError, DataError
+from dadlm.model.files import lock
 
 
 class Work:
@@ -111,7 +112,10 @@ def _open(file: Path, subject: dict[str, Any], pieces: dict[str, Any]) -> Binary
     """Read the pieces of an earlier start, cut off a line that a kill left unfinished, append from there."""
     handle = open(file, "a+b")  # noqa: SIM115 (the caller closes it)
     try:
-        _lock(handle, file)
+        if not lock(handle.fileno()):
+            raise DataError(
+                f"another process is at work on {file}: wait until it ends, or choose another --out"
+            )
         good = _read(handle, file, subject, pieces)
         handle.truncate(good)
         if good == 0:
@@ -121,22 +125,6 @@ def _open(file: Path, subject: dict[str, Any], pieces: dict[str, Any]) -> Binary
         handle.close()
         raise
     return handle
-
-
-def _lock(handle: BinaryIO, file: Path) -> None:
-    """Keep other processes out until the file is closed, where the system has such locks."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise DataError(
-            f"another process is at work on {file}: wait until it ends, or choose another --out"
-        ) from None
-    except OSError:  # some network file systems have none
-        pass
 
 
 def _read(handle: BinaryIO, file: Path, subject: dict[str, Any], pieces: dict[str, Any]) -> int:

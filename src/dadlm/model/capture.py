@@ -92,17 +92,17 @@ def _capturing(graph: torch.cuda.CUDAGraph, pool: Any, mode: str = "thread_local
     """As `torch.cuda.graph`, which first hands all cached memory back to the driver: with small graphs, that
     and asking for it again takes longer than to capture.
 
-    Threads that serve other models go on meanwhile, and may ask for memory: only this one is watched.
+    Only for who has `_one_at_a_time`. Threads that serve other models go on meanwhile, and may ask for
+    memory: only this one is watched.
     """
-    with _one_at_a_time:
-        torch.cuda.synchronize()
-        _make_room()
-        with torch.cuda.stream(_stream(torch.cuda.current_device())):
-            graph.capture_begin(*([] if pool is None else [pool]), capture_error_mode=mode)
-            try:
-                yield
-            finally:
-                graph.capture_end()
+    torch.cuda.synchronize()
+    _make_room()
+    with torch.cuda.stream(_stream(torch.cuda.current_device())):
+        graph.capture_begin(*([] if pool is None else [pool]), capture_error_mode=mode)
+        try:
+            yield
+        finally:
+            graph.capture_end()
 
 
 @cache

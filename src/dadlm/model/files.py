@@ -112,3 +112,18 @@ def write_json(file: Path, content: Any) -> None:
 def digest(file: Path) -> str:
     with open(file, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def lock(descriptor: int) -> bool:
+    """Keep other processes out until this is closed; False: one is there. Where there are no locks, True."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network file systems have none
+        pass
+    return True

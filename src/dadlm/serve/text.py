@@ -44,19 +44,17 @@ class Pieces:
 
     def end(self) -> tuple[str, bool]:
         """The rest, when no more tokens come; whether it reached a stop text."""
-        rest = self._text()[self._given :]
+        rest = text_of(self._tokenizer, self._window)[self._given :]
         self._window, self._given = [], 0
         return self._before_stop(rest, last=True)
 
-    def _text(self, more: Sequence[int] = ()) -> str:
-        return text_of(self._tokenizer, [*self._window, *more])
-
     def _decoded(self, tokens: Sequence[int]) -> str:
-        if len(tokens) > 1 and self._text(tokens).endswith(_UNDECIDED):
+        window = [*self._window, *tokens]
+        text = text_of(self._tokenizer, window)
+        if len(tokens) > 1 and text.endswith(_UNDECIDED):
             # Whole characters inside a block are certain, whatever its end cuts in two.
             return "".join(self._decoded([token]) for token in tokens)
-        self._window += tokens
-        text = self._text()
+        self._window = window
         open_end = min(_LONGEST_WAIT, len(text) - len(text.rstrip(_UNDECIDED)))
         certain = len(text) - open_end
         new, self._given = text[self._given : certain], max(self._given, certain)

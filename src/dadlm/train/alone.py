@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dadlm.errors import ConfigError
+from dadlm.model.files import lock
 from dadlm.train.ranks import Ranks
 
 
@@ -15,7 +16,7 @@ def alone_in(out: Path, ranks: Ranks) -> Iterator[None]:
     is_new = ranks.first and not out.exists()
     descriptor = _opened(out) if ranks.first else None
     try:
-        if ranks.any(descriptor is not None and not _locked(descriptor)):
+        if ranks.any(descriptor is not None and not lock(descriptor)):
             raise ConfigError(f"another process trains in {out}: wait until it ends, or choose another --out")
         yield
     finally:
@@ -29,15 +30,3 @@ def alone_in(out: Path, ranks: Ranks) -> Iterator[None]:
 def _opened(out: Path) -> int | None:
     out.mkdir(parents=True, exist_ok=True)
     return os.open(out, os.O_RDONLY) if os.name == "posix" else None
-
-
-def _locked(descriptor: int) -> bool:
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # some network file systems have no locks
-        pass
-    return True
