@@ -316,7 +316,7 @@ def test_a_text_that_cannot_be_decoded_ends_alone(speaking, monkeypatch: pytest.
     scheduler = Scheduler(speaking)
     bad, good = scheduler.submit(ask(30)), scheduler.submit(ask(30, seed=1))
     scheduler.tick()
-    monkeypatch.setattr(scheduler._batch.tasks[0].pieces, "_text", lambda: 1 / 0)
+    monkeypatch.setattr(scheduler._batch.tasks[0].pieces, "_decoded", lambda _: 1 / 0)
     drain(scheduler)
     assert finished(events_of(bad)).reason == "error"
     assert truth_of(good) == alone(speaking, good.request)
