@@ -369,3 +369,24 @@ def test_another_gpu_than_the_current_one_is_refused(monkeypatch: pytest.MonkeyP
     assert find_device("cuda:0") == torch.device("cuda:0") and find_device("cuda").type == "cuda"
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
         find_device("cuda:1")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bits", [32, 8])
+def test_weights_that_are_not_finite_are_refused_by_name(value: float, bits: int, tmp_path: Path) -> None:
+    save(tiny_model(), tmp_path / "model", bits=bits)
+    damaged = "backbone.layers.1.up.weight"
+    stored = load_file(tmp_path / "model" / "model.safetensors")
+    tensor = stored[damaged + (".scale" if bits == 8 else "")]
+    tensor.view(-1)[3] = value
+    save_file(stored, tmp_path / "model" / "model.safetensors")
+    change_config(tmp_path / "model", weights_sha256=None)
+    message = refusal(tmp_path / "model")
+    assert damaged in message and "not finite" in message
+
+
+def test_weights_that_are_finite_only_in_double_precision_are_refused(folder: Path) -> None:
+    change_weights(folder, **{"graph.start": torch.full((32,), 1e300, dtype=torch.float64)})
+    change_config(folder, weights_sha256=None)
+    message = refusal(folder)
+    assert "graph.start" in message and "not finite" in message

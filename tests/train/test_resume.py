@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.train.runs import (
     FAMILIES,
     assert_same_bits,
@@ -232,3 +233,15 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     with alone_in(tmp_path / "nothing", Ranks()):
         pass
     assert out.exists() and not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("name", ["weight.head.offset", "exp_avg_sq.backbone.embedding.weight"])
+def test_a_training_state_that_is_not_finite_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    run = with_model(config("dadlm", tmp_path), candidate_offset=0.5)
+    train(run, stop_at=5)
+    file = tmp_path / "last" / "training" / "state.safetensors"
+    tensors = state_tensors(tmp_path / "last")
+    tensors[name].view(-1)[0] = float("nan")
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=f"{name} holds NaN or infinity"):
+        trainer(run)

@@ -68,6 +68,16 @@ def set_weights(model: Model, tensors: Mapping[str, Tensor], origin: object) -> 
             own[name].copy_(tensor)
 
 
+def check_finite(tensors: Mapping[str, Tensor], origin: object) -> None:
+    """Refuse weights with NaN or infinity, which decoding would turn into endless or empty texts."""
+    for name, tensor in tensors.items():
+        # The extremes show it without a temporary tensor: NaN is carried into both.
+        if tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
+            raise CheckpointError(
+                f"the weights of {origin} are not finite: {name} holds NaN or infinity; use another checkpoint"
+            )
+
+
 def write_model(
     folder: Path, model: Model, tensors: Mapping[str, Tensor] | None = None, bits: int = 32
 ) -> None:
@@ -194,7 +204,9 @@ def load(
     expected = _read_facts(folder).get("weights_sha256")
     if expected is not None and expected != digest(folder / WEIGHTS):
         raise CheckpointError(f"{folder / WEIGHTS} was changed after it was saved: its checksum differs")
-    return model.to(device, _find_dtype(dtype)).eval()
+    model = model.to(device, _find_dtype(dtype)).eval()
+    check_finite(weights(model), folder)
+    return model
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer | None:

@@ -18,7 +18,7 @@ import torch
 from dadlm import counter
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import Model
-from dadlm.model.checkpoint import weights, write_model
+from dadlm.model.checkpoint import check_finite, weights, write_model
 from dadlm.model.files import whole_folder, write_json
 from dadlm.noise import NoiseConfig
 from dadlm.train.config import RunConfig, TrainConfig
@@ -189,6 +189,7 @@ def _set_tensors(state: TrainState, pieces: Pieces, ranks: Ranks) -> None:
             saved = pieces.read(name, *own_rows(cut, ranks))
             if saved.shape != (tensor.shape or (1,)):
                 raise CheckpointError(f"training state: {name} has rows of shape {tuple(saved.shape[1:])}")
+            check_finite({name: saved}, "the training state")
             tensor.copy_(saved.reshape(tensor.shape))
 
 
