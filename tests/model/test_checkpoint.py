@@ -184,6 +184,22 @@ def test_a_header_that_lies_is_refused(folder):
         ({"layers": 3}, "missing: backbone.layers.2"),
         ({"layers": "two"}, "not a valid configuration"),
         ({"vocab_size": None}, "not a valid configuration"),
+        ({"layers": 10**9}, "layers must be at most"),
+        ({"layers": 1000}, "1000 layers, but only"),
+        ({"width": 2**20}, "width must be at most"),
+        ({"heads": 10**9}, "heads must be at most"),
+        ({"candidates": 10**7}, "candidates must be at most"),
+        ({"lora": 10**8}, "lora must be at most"),
+        ({"vocab_size": 10**12}, "vocab_size must be at most"),
+        ({"context": 2**40}, "context must be at most"),
+        ({"eot_id": 10**400}, "eot_id must be at most"),
+        ({"rope_theta": 10**400}, "rope_theta must be at most"),
+        ({"rope_theta": float("inf")}, "rope_theta must be finite"),
+        ({"norm_eps": float("nan")}, "norm_eps must be finite"),
+        ({"dropout": float("nan")}, "dropout must be finite"),
+        ({"track_bias": float("-inf")}, "track_bias must be finite"),
+        ({"candidate_scale": float("nan")}, "candidate_scale must be finite"),
+        ({"candidate_offset": float("nan")}, "candidate_offset must be finite"),
     ],
 )
 def test_tampered_configuration_is_refused(folder, changes, says):
@@ -218,7 +234,23 @@ def test_a_format_of_the_future_is_refused(folder):
     assert "format" in refusal(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null", '"dadlm"', "\x00"])
+def test_shapes_are_compared_with_the_header_before_anything_is_built(folder, monkeypatch):
+    """All of these are within bounds, and would take more memory than there is."""
+    built = []
+    monkeypatch.setattr(checkpoint, "load_tensors", lambda file: built.append(file))
+    for changes in ({"width": 2**16, "heads": 1024}, {"lora": 2**14}, {"candidates": 1024}):
+        before = (folder / "config.json").read_text()
+        change_config(folder, **changes)
+        assert "do not fit this dadlm model" in refusal(folder)
+        (folder / "config.json").write_text(before)
+    assert not built
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[1, 2]", "null", '"dadlm"', "\x00", "[" * 100_000, '{"a":' * 100_000, " " * 2**21 + "{}"],
+    ids=["empty", "brace", "list", "null", "string", "zero", "deep list", "deep object", "large"],
+)
 def test_a_damaged_configuration_is_refused(folder, text):
     (folder / "config.json").write_text(text)
     assert "config.json" in refusal(folder)

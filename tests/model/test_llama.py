@@ -154,7 +154,7 @@ def test_cached_decoding_is_reading_everything_anew(family):
         ({"head_width": 7}, "must be even"),
         ({"family": "mdlm"}, "ar, bd3lm or dadlm"),
         ({"architecture": "lean"}, "only architecture 'llama'"),
-        ({"lora": -1}, "lora not negative"),
+        ({"lora": -1}, "lora must be at least 0"),
     ],
 )
 def test_shapes_that_make_no_sense_are_refused(changes, message):

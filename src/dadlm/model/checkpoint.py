@@ -4,7 +4,6 @@ The weights are float32, or 8 bits with a scale per row (`quantised`); "format" 
 Reading refuses what does not match, with the list of differences.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -16,10 +15,20 @@ from torch import Tensor
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import pretrained
 from dadlm.model.config import ModelConfig
-from dadlm.model.files import CONFIG, WEIGHTS, digest, load_tensors, save_tensors, whole_folder, write_json
+from dadlm.model.files import (
+    CONFIG,
+    WEIGHTS,
+    digest,
+    load_tensors,
+    read_json,
+    read_shapes,
+    save_tensors,
+    whole_folder,
+    write_json,
+)
 from dadlm.model.lora import merge
 from dadlm.model.network import Model
-from dadlm.model.quantised import dequantise, quantise
+from dadlm.model.quantised import dequantise, quantise, without_scales
 from dadlm.tokens import Tokenizer
 
 # What config.json holds beside the shape: ours, and what transformers adds when it saves a model.
@@ -46,26 +55,35 @@ def weights(model: Model) -> dict[str, Tensor]:
 def set_weights(model: Model, tensors: Mapping[str, Tensor], origin: object) -> None:
     """Put tensors into a model; any missing, unknown or misshapen one is refused with the full list."""
     own = weights(model)
-    differences = [f"missing: {name} {tuple(own[name].shape)}" for name in own.keys() - tensors.keys()]
-    differences += [f"unknown: {name} {tuple(tensors[name].shape)}" for name in tensors.keys() - own.keys()]
-    differences += [
-        f"shape: {name} is {tuple(tensors[name].shape)}, expected {tuple(own[name].shape)}"
-        for name in own.keys() & tensors.keys()
-        if own[name].shape != tensors[name].shape
-    ]
-    differences += [
+    differences = _differences(_shapes(own), _shapes(tensors)) + [
         f"type: {name} is {tensor.dtype}"
         for name, tensor in tensors.items()
         if not tensor.is_floating_point()
     ]
-    if differences:
-        listing = "\n  ".join(sorted(differences))
-        raise CheckpointError(
-            f"the weights of {origin} do not fit this {model.config.family} model:\n  {listing}"
-        )
+    _refuse(differences, model.config, origin)
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _differences(own: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> list[str]:
+    differences = [f"missing: {name} {own[name]}" for name in own.keys() - found.keys()]
+    differences += [f"unknown: {name} {found[name]}" for name in found.keys() - own.keys()]
+    return differences + [
+        f"shape: {name} is {found[name]}, expected {own[name]}"
+        for name in own.keys() & found.keys()
+        if own[name] != found[name]
+    ]
+
+
+def _refuse(differences: list[str], config: ModelConfig, origin: object) -> None:
+    if differences:
+        listing = "\n  ".join(sorted(differences))
+        raise CheckpointError(f"the weights of {origin} do not fit this {config.family} model:\n  {listing}")
 
 
 def check_finite(tensors: Mapping[str, Tensor], origin: object) -> None:
@@ -74,7 +92,8 @@ def check_finite(tensors: Mapping[str, Tensor], origin: object) -> None:
         # The extremes show it without a temporary tensor: NaN is carried into both.
         if tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
             raise CheckpointError(
-                f"the weights of {origin} are not finite: {name} holds NaN or infinity; use another checkpoint"
+                f"the weights of {origin} are not finite: {name} holds NaN or infinity; "
+                "use another checkpoint"
             )
 
 
@@ -130,29 +149,38 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG
     if not file.is_file():
         raise CheckpointError(f"{folder} is not a model folder: it has no {CONFIG}")
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{file} is damaged: {error}") from error
-    if not isinstance(content, dict) or content.get("model_type") != "dadlm":
+    content = read_json(file, "the configuration of a model")
+    if content.get("model_type") != "dadlm":
         raise CheckpointError(f"{file} does not describe a dadlm model (model_type is not 'dadlm')")
     if content.get("format") not in _FORMATS.values():
         raise CheckpointError(f"{file} has a format that this release does not know: install a newer dadlm")
     return content
 
 
+def _check_header(folder: Path, config: ModelConfig, is_quantised: bool) -> None:
+    """Compare names and shapes in the header of the weights with the configuration; builds nothing."""
+    header = read_shapes(folder / WEIGHTS)
+    if is_quantised:
+        header = without_scales(header)
+    if config.layers > len(header):
+        raise CheckpointError(
+            f"the weights of {folder} do not fit its config.json: {config.layers} layers, "
+            f"but only {len(header)} tensors"
+        )
+    with torch.device("meta"):
+        own = _shapes(weights(Model(config)))
+    differences = _differences(own, {name: shape for name, (_, shape) in header.items()})
+    if not is_quantised:
+        differences += [f"type: {name} is {kind}" for name, (kind, _) in header.items() if "F" not in kind]
+    _refuse(differences, config, folder)
+
+
 def _read_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
     """The weights of a folder in floating point, if they can be those of its configuration."""
+    is_quantised = _read_facts(folder)["format"] == _FORMATS[8]
+    _check_header(folder, config, is_quantised)
     tensors = load_tensors(folder / WEIGHTS)
-    if _read_facts(folder)["format"] == _FORMATS[8]:
-        tensors = dequantise(tensors, folder)
-    embedding, shape = tensors.get("backbone.embedding.weight"), (config.vocab_size, config.width)
-    if embedding is not None and embedding.shape != shape:  # before an absurd width takes all memory
-        raise CheckpointError(
-            f"the weights of {folder} do not fit its config.json:\n  shape: backbone.embedding.weight is "
-            f"{tuple(embedding.shape)}, expected {shape}"
-        )
-    return tensors
+    return dequantise(tensors, folder) if is_quantised else tensors
 
 
 def find_device(name: str | torch.device) -> torch.device:

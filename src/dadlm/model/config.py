@@ -1,11 +1,35 @@
 """Everything that decides a model's shape. Nothing here says how it is trained or used."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from dadlm.errors import ConfigError
 
 Family = Literal["ar", "mdlm", "bd3lm", "dadlm"]
+
+# Every number has a least and a largest value: a configuration may come from a stranger's file.
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "vocab_size": (2, 2**24 + 1),
+    "eot_id": (0, 2**24),
+    "context": (2, 2**20),
+    "block_size": (1, 2**14),
+    "layers": (1, 1024),
+    "width": (1, 2**16),
+    "heads": (1, 1024),
+    "kv_heads": (1, 1024),
+    "head_width": (1, 2**14),
+    "mlp_width": (1, 2**18),
+    "rope_theta": (1e-6, 1e15),
+    "norm_eps": (1e-20, 1.0),
+    "lora": (0, 2**14),
+    "dropout": (0, 1),
+    "candidates": (1, 1024),
+    "expand_at": (0, 1023),
+    "track_bias": (-1e4, 1e4),
+    "candidate_scale": (0, 1e4),
+    "candidate_offset": (-1e4, 1e4),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +87,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         self._check_types()
+        self._check_bounds()
         self._check_sizes()
         if self.family in ("bd3lm", "dadlm") and self.context % self.block_size:
             raise ConfigError(
@@ -74,10 +99,8 @@ class ModelConfig:
         if self.architecture == "bd3lm" and self.tie_embedding:
             raise ConfigError("architecture 'bd3lm' has a head of its own: set tie_embedding to False")
         self._check_llama()
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
-        if self.context < 2:
-            raise ConfigError("context must be at least 2: the first token of a row is never predicted")
+        if self.dropout == 1:
+            raise ConfigError("dropout must be below 1")
 
     def _check_llama(self) -> None:
         own = ("kv_heads", "head_width", "mlp_width")
@@ -87,9 +110,6 @@ class ModelConfig:
             return
         if self.family == "mdlm":
             raise ConfigError("architecture 'llama' predicts from the left: choose family ar, bd3lm or dadlm")
-        for name in own:
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.heads % (self.kv_heads or self.heads):
             raise ConfigError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
 
@@ -102,12 +122,19 @@ class ModelConfig:
             number = float in kinds and isinstance(value, int) and not isinstance(value, bool)
             if not (number or any(type(value) is k for k in kinds)):
                 wanted = " or ".join(getattr(k, "__name__", str(k)) for k in kinds)
-                raise ConfigError(f"{name} must be {wanted}, got {value!r}")
+                raise ConfigError(f"{name} must be {wanted}, got {_short(value)}")
+
+    def _check_bounds(self) -> None:
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is None or least <= value <= most:  # false for NaN
+                continue
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{name} must be finite, got {value}")
+            limit = f"at least {least}" if value < least else f"at most {most}"
+            raise ConfigError(f"{name} must be {limit}, got {_short(value)}")
 
     def _check_sizes(self) -> None:
-        for name in ("context", "block_size", "layers", "width", "heads", "candidates"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         choices = {
             "family": ("ar", "mdlm", "bd3lm", "dadlm"),
             "architecture": ("lean", "bd3lm", "llama"),
@@ -116,7 +143,7 @@ class ModelConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(
-                    f"unknown {name} {getattr(self, name)!r}; choose one of {', '.join(allowed)}"
+                    f"unknown {name} {_short(getattr(self, name))}; choose one of {', '.join(allowed)}"
                 )
         if self.head_width is None and self.width % (2 * self.heads):
             raise ConfigError(
@@ -124,8 +151,6 @@ class ModelConfig:
             )
         if self.query_width % 2:
             raise ConfigError(f"head_width {self.head_width} must be even: rotary turns pairs")
-        if not (self.rope_theta > 0 and self.norm_eps > 0 and self.lora >= 0):
-            raise ConfigError("rope_theta and norm_eps must be positive and lora not negative")
         if not 0 <= self.eot_id < self.vocab_size - 1:
             raise ConfigError(f"eot_id {self.eot_id} must lie below the mask id {self.vocab_size - 1}")
 
@@ -158,3 +183,9 @@ class ModelConfig:
     def nodes_per_mask(self) -> int:
         """Nodes of a masked position: K for dadlm, else 1."""
         return self.candidates if self.family == "dadlm" else 1
+
+
+def _short(value: object) -> str:
+    """A value as a message shows it: numbers from files may have hundreds of digits."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:40]}… ({len(text)} characters)"

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dadlm.errors import CheckpointError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+_JSON_BYTES = 1 << 20
 _OURS = {WEIGHTS, CONFIG, "tokenizer.json", "training"}
 
 
@@ -103,6 +104,36 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file} does not exist") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{file} is truncated or damaged: {error}") from error
+
+
+def read_shapes(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of every tensor of a safetensors file, from its header alone."""
+    if not file.is_file():  # a pipe would be waited for
+        raise CheckpointError(f"{file} does not exist or is no file")
+    try:
+        with safe_open(file, "pt") as opened:
+            names = list(opened.keys())
+            parts = {name: opened.get_slice(name) for name in names}
+            return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{file} is truncated or damaged: {error}") from error
+
+
+def read_json(file: Path, what: str) -> dict[str, Any]:
+    """An object of JSON from a file that nobody has checked: not too large, not too deep, and an object."""
+    try:
+        with open(file, "rb") as handle:
+            text = handle.read(_JSON_BYTES + 1)
+        if len(text) > _JSON_BYTES:
+            raise ValueError(f"it is larger than {_JSON_BYTES} bytes")
+        content = json.loads(text.decode("utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it is not an object")
+    except RecursionError:
+        raise CheckpointError(f"{file} is not {what}: it is nested too deeply") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} is not {what}, or is damaged: {error}") from error
+    return content
 
 
 def write_json(file: Path, content: Any) -> None:

@@ -57,5 +57,17 @@ def dequantise(stored: Mapping[str, Tensor], origin: object) -> dict[str, Tensor
     return tensors
 
 
+def without_scales(
+    header: Mapping[str, tuple[str, tuple[int, ...]]],
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of the tensors that `dequantise` would give, from those of what is stored."""
+    matrices = {name for name, (kind, _) in header.items() if kind == "I8"}
+    return {
+        name: found
+        for name, found in header.items()
+        if name in matrices or name.removesuffix(_SCALE) not in matrices
+    }
+
+
 def _is_small(tensor: Tensor) -> bool:
     return tensor.dim() != 2 or min(tensor.shape) < _FEW_ROWS

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dadlm.errors import CheckpointError, ConfigError
+from dadlm.model.files import read_json
 from dadlm.noise import NoiseConfig
 from dadlm.train.config import RunConfig
 
@@ -33,13 +34,13 @@ _FREE = {
 def read_progress(folder: Path) -> dict[str, Any]:
     """The small half of a training state: step, best value, noise interval, run configuration."""
     file = folder / "training" / "state.json"
+    progress = read_json(file, "a training state")
     try:
-        progress = json.loads(file.read_text(encoding="utf-8"))
         NoiseConfig(**progress["noise"])
         if not (isinstance(progress["step"], int) and progress["step"] >= 0):
             raise ValueError(f"step is {progress['step']!r}")
         progress["best"], progress["run"] = float(progress["best"]), dict(progress["run"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{file} is not a training state: {error!r}") from error
     return progress
 
