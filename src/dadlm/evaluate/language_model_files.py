@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
-from dadlm.errors import ConfigError
+from dadlm.errors import ConfigError, DadlmError
+from dadlm.evaluate.untrusted import check_gguf, check_stored, read_json, stored_numbers
+from dadlm.model.files import CONFIG
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +81,45 @@ def load(place: Path) -> tuple[Any, Any, bool]:
             raise ConfigError(f"the language model {place.name} needs {package}: pip install 'dadlm[eval]'")
     import transformers
 
-    source, options = place, {"local_files_only": True}  # everything is here: no question to the hub
+    # Everything is here: no question to the hub. Without the second, transformers asks standard input whether
+    # code of the folder may run.
+    source, options = place, {"local_files_only": True, "trust_remote_code": False}
     if gguf:
+        check_gguf(place)
         source, options = place.parent, {**options, "gguf_file": place.name}
     with _quiet(transformers.utils.logging):
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
-            causal = gguf or _is_causal(transformers.AutoConfig.from_pretrained(source, **options))
+            causal = gguf or _check_folder(place, options)
             kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
             return tokenizer, kind.from_pretrained(source, dtype=torch.float32, **options), causal
+        except DadlmError:
+            raise
         except Exception as error:  # a dozen types from three libraries, all meaning: nothing usable here
+            if "trust_remote_code" in str(error):
+                raise ConfigError(
+                    f"{place} needs Python code of its own folder (auto_map), which dadlm never runs: "
+                    "choose a model whose architecture transformers itself has"
+                ) from error
             raise ConfigError(f"{place} is no language model ({_first_line(error)}); {_OTHERS}") from error
+
+
+def _check_folder(folder: Path, options: dict[str, Any]) -> bool:
+    """Whether a model is causal; refused if its configuration is out of proportion to its weights."""
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+    if (folder / CONFIG).exists():
+        attention = [read_json(folder / CONFIG).get(f"{private}attn_implementation") for private in ("", "_")]
+        if any("/" in str(name) for name in attention):
+            raise ConfigError(f"{folder}: {CONFIG} names code on the hub: remove attn_implementation there")
+    config = AutoConfig.from_pretrained(folder, **options)
+    causal = _is_causal(config)
+    with torch.device("meta"):
+        described = (AutoModelForCausalLM if causal else AutoModel).from_config(
+            config, trust_remote_code=False
+        )
+    check_stored(described.num_parameters(), stored_numbers(folder), folder)
+    return causal
 
 
 def _inside_package(name: str) -> Path:

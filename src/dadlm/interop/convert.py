@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from dadlm.errors import ConfigError
+from dadlm.evaluate.untrusted import read_json
 from dadlm.interop.card import CARD
-from dadlm.interop.foreign import read_json
 from dadlm.interop.notes import NOTES, Notes, read_notes
 from dadlm.interop.published import read_published, write_published
 from dadlm.interop.shape import FAMILIES

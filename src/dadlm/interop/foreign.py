@@ -4,29 +4,17 @@ Nothing of it is trusted. An index may name plain files of its own folder only, 
 restricted loader that builds tensors and runs nothing, and what comes out are plain tensors of numbers.
 """
 
-import json
 import zipfile
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dadlm.errors import CheckpointError
+from dadlm.evaluate.untrusted import read_json
 from dadlm.model.files import CONFIG, load_tensors
 
 _SAFE, _PICKLE = "model.safetensors", "pytorch_model.bin"
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object, or an error that names the file."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} is not a JSON object")
-    return content
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

@@ -41,10 +41,13 @@ class HarnessModel(TemplateLM):
         seed: int = 0,
         batch_size: int | str = _BATCH,
         max_batch_size: int | None = None,
+        trust_remote_code: bool = False,
         **decoding: Any,
     ):
         """`draws` lessens the variance of the bound; `decoding` are options of `dadlm.generate`."""
         super().__init__()
+        if trust_remote_code:
+            raise ConfigError("dadlm never runs code of a model's folder: leave out --trust_remote_code")
         if device is None or device == "cuda:0":  # which is what the harness says when nobody has chosen one
             device = "auto"
         self._model = load(pretrained, device=device, dtype=dtype)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dadlm.errors import CheckpointError
-from dadlm.interop.foreign import read_json
+from dadlm.evaluate.untrusted import read_json
 from dadlm.interop.names import CONSTANTS, INV_FREQ
 from dadlm.interop.shape import config_of, is_same, shape_of
 from dadlm.model import ModelConfig

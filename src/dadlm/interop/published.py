@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from dadlm.errors import CheckpointError, ConfigError
-from dadlm.interop.foreign import read_json, read_weights
+from dadlm.evaluate.untrusted import read_json
+from dadlm.interop.foreign import read_weights
 from dadlm.interop.names import CONSTANTS, INV_FREQ, LAYERS, published_name
 from dadlm.interop.notes import Notes, new_notes, speeds, take_notes
 from dadlm.interop.shape import FAMILIES, shape_of
