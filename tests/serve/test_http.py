@@ -98,6 +98,18 @@ def test_bad_field_is_refused_by_name(server: Running, body: dict[str, Any], par
 
 
 @pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"stop": ["a"] * 5}, "stop: List should have at most 4 items"),
+        ({"prompt": [-1]}, "prompt: Input should be greater than or equal to 0"),
+        ({"prompt": [1, "a"]}, "has none of the forms"),
+    ],
+)
+def test_a_refusal_is_about_the_form_that_was_sent(server: Running, body: Any, message: str) -> None:
+    assert message in server.post("/v1/completions", **{"prompt": "x"} | body)[1]["error"]["message"]
+
+
+@pytest.mark.parametrize(
     ("parts", "told"),
     [
         ("text", "list"),
