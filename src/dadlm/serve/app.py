@@ -1,5 +1,6 @@
 """The HTTP application: which address answers what."""
 
+import asyncio
 import mimetypes
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -62,6 +63,8 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
 
 def _add_api(app: FastAPI, service: Service) -> None:
     # Bodies are not parameters of these functions: the framework would check them on the event loop.
+    turn = asyncio.Lock()
+
     def post(path: str, body: type[BaseModel], answer: type[BaseModel]):
         extra = {"requestBody": json_body(body)}
         return app.post(path, response_model=answer, responses=_ERRORS | _EVENTS, openapi_extra=extra)
@@ -69,12 +72,12 @@ def _add_api(app: FastAPI, service: Service) -> None:
     @post("/v1/completions", CompletionBody, CompletionAnswer)
     async def completions(http: Request) -> Response:
         """Complete prompts; OpenAI's API."""
-        return await complete(service, await read_body(http, CompletionBody), http)
+        return await complete(service, await read_body(http, CompletionBody, turn), http)
 
     @post("/v1/infill", InfillBody, InfillAnswer)
     async def infill(http: Request) -> Response:
         """Fill gaps anywhere in a text."""
-        return await fill(service, await read_body(http, InfillBody), http)
+        return await fill(service, await read_body(http, InfillBody, turn), http)
 
     @app.get("/v1/models", response_model=ModelsAnswer, responses=_ERRORS)
     async def models() -> Response:
@@ -127,7 +130,7 @@ def _add_description(app: FastAPI, service: Service) -> None:
 def _add_guards(app: FastAPI, service: Service, api_key: str | None) -> None:
     """From the inside out: what is added last sees a request first."""
     settings = service.settings
-    app.add_middleware(Limits, max_body=settings.max_body, patience=settings.patience)
+    app.add_middleware(Limits, settings=settings)
     app.add_middleware(
         Access,
         key=api_key,

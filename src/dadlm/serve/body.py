@@ -14,10 +14,14 @@ from dadlm.serve.refusals import Refusal
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
-async def read_body(http: Request, schema: type[Checked]) -> Checked:
-    """The body as `schema` describes it, or a refusal that names the field at fault."""
+async def read_body(http: Request, schema: type[Checked], turn: asyncio.Lock) -> Checked:
+    """The body as `schema` describes it, or a refusal that names the field at fault.
+
+    One at a time (`turn`): threads share one interpreter; several would leave little of it to the event loop.
+    """
     content = await http.body()
-    return await asyncio.to_thread(_parse, content, http.headers.get("content-type", ""), schema)
+    async with turn:
+        return await asyncio.to_thread(_parse, content, http.headers.get("content-type", ""), schema)
 
 
 def _parse(content: bytes, content_type: str, schema: type[Checked]) -> Checked:
