@@ -404,15 +404,6 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
         until(lambda: scheduler.cancelled == [True])
 
 
-def test_connections_are_bounded() -> None:
-    with serving(FakeScheduler(finished()), max_connections=3) as server:
-        with server.connect(), server.connect():
-            assert server.ask("GET", "/healthz")[0] == 200
-            with server.connect():
-                assert server.ask("GET", "/healthz")[0] == 503
-        until(lambda: server.ask("GET", "/healthz")[0] == 200)
-
-
 def test_events_of_several_texts_are_told_apart() -> None:
     scheduler = FakeScheduler()
     with serving(scheduler) as server:
