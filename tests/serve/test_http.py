@@ -13,9 +13,10 @@ import pytest
 from tests.serve.fakes import FakeScheduler, committed, fake_service, finished
 from tests.serve.running import Running, events, letter_model, running, settings, until
 
+from dadlm.decode import StepEvent
 from dadlm.errors import ConfigError
 from dadlm.serve import jobs
-from dadlm.serve.request import QueueFull, ShuttingDown
+from dadlm.serve.request import Committed, QueueFull, ShuttingDown, TokenLogprob, Traced
 from dadlm.serve.settings import ServeSettings
 
 KEY = "a-key-of-tests"
@@ -246,9 +247,30 @@ def test_a_text_that_cannot_be_finished_is_told(reason: str, status: int) -> Non
     with serving(scheduler) as server:
         got, answer = server.post("/v1/completions", prompt="x")
         assert got == status and answer["error"]["code"] == reason
-        told = server.chunks("/v1/completions", prompt="x")
-        assert told[0]["choices"][0]["text"] == "ab"
-        assert told[-1]["error"]["code"] == reason
+        assert server.post("/v1/completions", prompt="x", logprobs=2)[0] == status
+        for options in ({}, {"trace": True}, {"logprobs": 1}):
+            told = server.chunks("/v1/completions", prompt="x", **options)
+            assert told[0]["choices"][0]["text"] == "ab"
+            assert told[-1]["error"]["code"] == reason
+
+
+@pytest.mark.parametrize("options", [{}, {"logprobs": 1}, {"stream": True}, {"stream": True, "trace": True}])
+def test_numbers_that_json_cannot_hold_are_an_error(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model whose weights are not finite: the client is told, and does not wait for ever."""
+    nan = float("nan")
+    step = StepEvent(0, 0, [1], ["a"], [False], [[[(1, "a", nan)]]], [[[nan]]], [0], [True], [False])
+    block = Committed([1], "a", [TokenLogprob(1, "a", nan, [(1, "a", nan)])], 1)
+    with serving(FakeScheduler(Traced(step), block, finished())) as server:
+        status, _, answer = server.ask("POST", "/v1/completions", {"prompt": "x"} | options)
+        if "stream" in options:
+            assert status == 200
+            answer = events(answer)[-1]
+        else:
+            assert status == 500
+    assert answer["error"]["type"] == "server_error"
+    assert "ValueError" in caplog.text, "the log tells what it was"
 
 
 @pytest.mark.parametrize("stream", [False, True])

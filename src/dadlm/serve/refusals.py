@@ -35,6 +35,9 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a mistake
         return Response(json.dumps(self.body), self.status, self.headers, "application/json")
 
 
+MISTAKE = Refusal(500, "the server made a mistake; its log has more under this request's id")
+
+
 def add_handlers(app: FastAPI) -> None:
     """Give every error of the framework that form."""
 
