@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 from tests.serve.fakes import FakeScheduler, committed, fake_service, finished
 from tests.serve.running import Running, events, letter_model, running, settings, until
 
 from dadlm.decode import StepEvent
 from dadlm.errors import ConfigError
 from dadlm.serve import jobs
+from dadlm.serve.access import Access
 from dadlm.serve.request import Committed, QueueFull, ShuttingDown, TokenLogprob, Traced
 from dadlm.serve.settings import ServeSettings
 
@@ -176,6 +178,8 @@ def test_a_large_body_is_refused_and_the_server_goes_on(server: Running) -> None
 def test_unknown_places_and_methods(server: Running) -> None:
     assert server.ask("GET", "/v2")[0] == 404
     assert server.ask("GET", "/v1/completions")[0] == 405
+    status, answer = server.post("/v1/chat/completions", messages=[])
+    assert status == 404 and "POST /v1/completions" in answer["error"]["message"]
     assert server.ask("GET", "/static/../settings.py")[0] == 404
     status, answer = server.post("/v1/completions", prompt="x", model="another")
     assert status == 404 and answer["error"]["param"] == "model" and "fake" in answer["error"]["message"]
@@ -353,6 +357,21 @@ def test_other_pages_may_not_call(server: Running) -> None:
     own = {"origin": server.url}
     assert server.ask("POST", "/v1/completions", {"prompt": "x"}, own)[0] == 200
     assert server.ask("GET", "/healthz", headers={"host": "localhost:1"})[0] == 200
+
+
+@pytest.mark.parametrize(("key", "names"), [(None, ()), (None, ("mine.example",)), (KEY, ())])
+def test_open_to_others_without_a_key_names_are_checked(key: str | None, names: tuple[str, ...]) -> None:
+    """Or a web page whose name is made to point here could call, and read the answers."""
+    settings = ServeSettings(host="0.0.0.0", allowed_host=names)
+    access = Access(lambda *_: None, key, settings)  # type: ignore[arg-type,return-value]
+
+    def status(host: str) -> int | None:
+        refusal = access._check("/healthz", "GET", Headers({"host": host, "origin": f"http://{host}"}))
+        return None if refusal is None else refusal.status
+
+    assert [status(host) for host in ("192.0.2.7:8000", "[2001:db8::1]:8000", "localhost")] == [None] * 3
+    assert status("evil.example") == (403 if key is None else None)
+    assert status("mine.example:80") == (None if key or names else 403)
 
 
 def test_an_origin_can_be_let_in() -> None:

@@ -131,13 +131,7 @@ def _add_guards(app: FastAPI, service: Service, api_key: str | None) -> None:
     """From the inside out: what is added last sees a request first."""
     settings = service.settings
     app.add_middleware(Limits, settings=settings)
-    app.add_middleware(
-        Access,
-        key=api_key,
-        host=settings.host,
-        loopback=settings.loopback,
-        origins=settings.cors_origin,
-    )
+    app.add_middleware(Access, key=api_key, settings=settings)
     if settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,

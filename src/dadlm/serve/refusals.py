@@ -10,6 +10,9 @@ from starlette.responses import Response
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
+_NO_CHAT = "these models know no roles, so there is no chat; POST /v1/completions completes a prompt"
+
+
 class Refusal(Exception):  # noqa: N818 - an answer, not a mistake
     """An answer other than the one asked for; `param` names the field at fault."""
 
@@ -47,8 +50,11 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:
+        chat = request.url.path.startswith("/v1/chat")
         said = {
-            404: f"nothing is at {request.url.path[:100]}; GET /openapi.json lists what there is",
+            404: _NO_CHAT
+            if chat
+            else f"nothing is at {request.url.path[:100]}; GET /openapi.json lists what there is",
             405: f"{request.url.path[:100]} does not take {request.method[:20]}",
         }
         message = said.get(error.status_code, str(error.detail))

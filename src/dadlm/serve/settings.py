@@ -35,6 +35,8 @@ class ServeSettings:
     come from one."""
     patience: float = 20.0
     """Seconds that a client may take to send its request, or to take in a piece of the answer."""
+    allowed_host: tuple[str, ...] = ()
+    """Names under which clients reach the server, beside its address; needed where there is no API key."""
     cors_origin: tuple[str, ...] = ()
     """Origins of web pages that may call this server, e.g. https://example.org; its own page always may."""
 
