@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 from tests.serve.fakes import FakeScheduler, committed, fake_service, finished
 from tests.serve.running import Running, events, letter_model, running, settings, until
 
+from dadlm.decode import StepEvent
 from dadlm.errors import ConfigError
 from dadlm.serve import jobs
-from dadlm.serve.request import QueueFull, ShuttingDown
+from dadlm.serve.access import Access
+from dadlm.serve.request import Committed, QueueFull, ShuttingDown, TokenLogprob, Traced
 from dadlm.serve.settings import ServeSettings
 
 KEY = "a-key-of-tests"
@@ -98,6 +101,18 @@ def test_bad_field_is_refused_by_name(server: Running, body: dict[str, Any], par
 
 
 @pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"stop": ["a"] * 5}, "stop: List should have at most 4 items"),
+        ({"prompt": [-1]}, "prompt: Input should be greater than or equal to 0"),
+        ({"prompt": [1, "a"]}, "has none of the forms"),
+    ],
+)
+def test_a_refusal_is_about_the_form_that_was_sent(server: Running, body: Any, message: str) -> None:
+    assert message in server.post("/v1/completions", **{"prompt": "x"} | body)[1]["error"]["message"]
+
+
+@pytest.mark.parametrize(
     ("parts", "told"),
     [
         ("text", "list"),
@@ -163,6 +178,8 @@ def test_a_large_body_is_refused_and_the_server_goes_on(server: Running) -> None
 def test_unknown_places_and_methods(server: Running) -> None:
     assert server.ask("GET", "/v2")[0] == 404
     assert server.ask("GET", "/v1/completions")[0] == 405
+    status, answer = server.post("/v1/chat/completions", messages=[])
+    assert status == 404 and "POST /v1/completions" in answer["error"]["message"]
     assert server.ask("GET", "/static/../settings.py")[0] == 404
     status, answer = server.post("/v1/completions", prompt="x", model="another")
     assert status == 404 and answer["error"]["param"] == "model" and "fake" in answer["error"]["message"]
@@ -234,9 +251,30 @@ def test_a_text_that_cannot_be_finished_is_told(reason: str, status: int) -> Non
     with serving(scheduler) as server:
         got, answer = server.post("/v1/completions", prompt="x")
         assert got == status and answer["error"]["code"] == reason
-        told = server.chunks("/v1/completions", prompt="x")
-        assert told[0]["choices"][0]["text"] == "ab"
-        assert told[-1]["error"]["code"] == reason
+        assert server.post("/v1/completions", prompt="x", logprobs=2)[0] == status
+        for options in ({}, {"trace": True}, {"logprobs": 1}):
+            told = server.chunks("/v1/completions", prompt="x", **options)
+            assert told[0]["choices"][0]["text"] == "ab"
+            assert told[-1]["error"]["code"] == reason
+
+
+@pytest.mark.parametrize("options", [{}, {"logprobs": 1}, {"stream": True}, {"stream": True, "trace": True}])
+def test_numbers_that_json_cannot_hold_are_an_error(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model whose weights are not finite: the client is told, and does not wait for ever."""
+    nan = float("nan")
+    step = StepEvent(0, 0, [1], ["a"], [False], [[[(1, "a", nan)]]], [[[nan]]], [0], [True], [False])
+    block = Committed([1], "a", [TokenLogprob(1, "a", nan, [(1, "a", nan)])], 1)
+    with serving(FakeScheduler(Traced(step), block, finished())) as server:
+        status, _, answer = server.ask("POST", "/v1/completions", {"prompt": "x"} | options)
+        if "stream" in options:
+            assert status == 200
+            answer = events(answer)[-1]
+        else:
+            assert status == 500
+    assert answer["error"]["type"] == "server_error"
+    assert "ValueError" in caplog.text, "the log tells what it was"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -321,6 +359,21 @@ def test_other_pages_may_not_call(server: Running) -> None:
     assert server.ask("GET", "/healthz", headers={"host": "localhost:1"})[0] == 200
 
 
+@pytest.mark.parametrize(("key", "names"), [(None, ()), (None, ("mine.example",)), (KEY, ())])
+def test_open_to_others_without_a_key_names_are_checked(key: str | None, names: tuple[str, ...]) -> None:
+    """Or a web page whose name is made to point here could call, and read the answers."""
+    settings = ServeSettings(host="0.0.0.0", allowed_host=names)
+    access = Access(lambda *_: None, key, settings)  # type: ignore[arg-type,return-value]
+
+    def status(host: str) -> int | None:
+        refusal = access._check("/healthz", "GET", Headers({"host": host, "origin": f"http://{host}"}))
+        return None if refusal is None else refusal.status
+
+    assert [status(host) for host in ("192.0.2.7:8000", "[2001:db8::1]:8000", "localhost")] == [None] * 3
+    assert status("evil.example") == (403 if key is None else None)
+    assert status("mine.example:80") == (None if key or names else 403)
+
+
 def test_an_origin_can_be_let_in() -> None:
     page = "https://page.example"
     with serving(FakeScheduler(finished()), api_key=KEY, cors_origin=(page,)) as server:
@@ -390,15 +443,6 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
             b"content-length: %d\r\n\r\n" % len(body) + body
         )
         until(lambda: scheduler.cancelled == [True])
-
-
-def test_connections_are_bounded() -> None:
-    with serving(FakeScheduler(finished()), max_connections=3) as server:
-        with server.connect(), server.connect():
-            assert server.ask("GET", "/healthz")[0] == 200
-            with server.connect():
-                assert server.ask("GET", "/healthz")[0] == 503
-        until(lambda: server.ask("GET", "/healthz")[0] == 200)
 
 
 def test_events_of_several_texts_are_told_apart() -> None:

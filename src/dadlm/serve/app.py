@@ -1,5 +1,6 @@
 """The HTTP application: which address answers what."""
 
+import asyncio
 import mimetypes
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,6 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
+from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
@@ -20,8 +22,9 @@ from dadlm.serve.answers import (
     ModelCard,
     ModelsAnswer,
 )
+from dadlm.serve.body import read_body
 from dadlm.serve.completions import complete
-from dadlm.serve.describe import describe
+from dadlm.serve.describe import describe, json_body
 from dadlm.serve.infill import fill
 from dadlm.serve.limits import Limits
 from dadlm.serve.log import RequestLog
@@ -59,15 +62,22 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
 
 
 def _add_api(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions", response_model=CompletionAnswer, responses=_ERRORS | _EVENTS)
-    async def completions(body: CompletionBody, http: Request) -> Response:
-        """Complete prompts; OpenAI's API."""
-        return await complete(service, body, http)
+    # Bodies are not parameters of these functions: the framework would check them on the event loop.
+    turn = asyncio.Lock()
 
-    @app.post("/v1/infill", response_model=InfillAnswer, responses=_ERRORS | _EVENTS)
-    async def infill(body: InfillBody, http: Request) -> Response:
+    def post(path: str, body: type[BaseModel], answer: type[BaseModel]):
+        extra = {"requestBody": json_body(body)}
+        return app.post(path, response_model=answer, responses=_ERRORS | _EVENTS, openapi_extra=extra)
+
+    @post("/v1/completions", CompletionBody, CompletionAnswer)
+    async def completions(http: Request) -> Response:
+        """Complete prompts; OpenAI's API."""
+        return await complete(service, await read_body(http, CompletionBody, turn), http)
+
+    @post("/v1/infill", InfillBody, InfillAnswer)
+    async def infill(http: Request) -> Response:
         """Fill gaps anywhere in a text."""
-        return await fill(service, body, http)
+        return await fill(service, await read_body(http, InfillBody, turn), http)
 
     @app.get("/v1/models", response_model=ModelsAnswer, responses=_ERRORS)
     async def models() -> Response:
@@ -120,14 +130,8 @@ def _add_description(app: FastAPI, service: Service) -> None:
 def _add_guards(app: FastAPI, service: Service, api_key: str | None) -> None:
     """From the inside out: what is added last sees a request first."""
     settings = service.settings
-    app.add_middleware(Limits, max_body=settings.max_body, patience=settings.patience)
-    app.add_middleware(
-        Access,
-        key=api_key,
-        host=settings.host,
-        loopback=settings.loopback,
-        origins=settings.cors_origin,
-    )
+    app.add_middleware(Limits, settings=settings)
+    app.add_middleware(Access, key=api_key, settings=settings)
     if settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,

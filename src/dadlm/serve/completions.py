@@ -112,8 +112,11 @@ class Answer:
         offsets = []
         for token in tokens:
             # Not their own texts joined: half a character has no length, and words are joined by spaces.
-            offsets.append(choice.offset)
-            choice.offset += len(choice.places.add([token.token])[0])
+            piece = choice.places.add([token.token])[0]
+            # Bytes before it that became no character after all are certain only now, and not its own.
+            before = _replaced(piece) - _replaced(token.text)
+            offsets.append(choice.offset + max(0, before))
+            choice.offset += len(piece)
         return {
             "tokens": [self._name(token.token) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
@@ -135,3 +138,8 @@ class Answer:
 
     def _chunk(self, choices: list[dict[str, Any]], **more) -> str:
         return data(self.head | {"choices": choices} | more)
+
+
+def _replaced(text: str) -> int:
+    """How many bytes that are no character a text begins with."""
+    return len(text) - len(text.lstrip("\ufffd"))

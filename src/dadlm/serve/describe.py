@@ -2,8 +2,19 @@
 
 from typing import Any
 
-from dadlm.serve.schemas import MAX_ID, MAX_TOKENS
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from dadlm.serve.schemas import MAX_ID, MAX_TOKENS, CompletionBody, InfillBody
 from dadlm.serve.service import Service
+
+_REF = "#/components/schemas/{model}"
+
+
+def json_body(body: type[BaseModel]) -> dict[str, Any]:
+    """An operation's request body, described as the framework describes a parameter of a model's type."""
+    schema = {"$ref": _REF.format(model=body.__name__)}
+    return {"required": True, "content": {"application/json": {"schema": schema}}}
 
 
 def describe(schema: dict[str, Any], service: Service) -> dict[str, Any]:
@@ -14,7 +25,9 @@ def describe(schema: dict[str, Any], service: Service) -> dict[str, Any]:
         ("maxItems", MAX_TOKENS): max(config.context for config in configs) - 1,
         ("exclusiveMaximum", MAX_ID): max(config.mask_id for config in configs),
     }
-    bodies = {name: _bounded(body, bounds) for name, body in schema["components"]["schemas"].items()}
+    asked = [(CompletionBody, "validation"), (InfillBody, "validation")]
+    described = models_json_schema(asked, ref_template=_REF)[1]["$defs"] | schema["components"]["schemas"]
+    bodies = {name: _bounded(body, bounds) for name, body in described.items()}
     for name in ("CompletionBody", "InfillBody"):
         bodies[name]["properties"]["model"] |= {"anyOf": [{"enum": list(service.served)}, {"type": "null"}]}
     return schema | {"components": schema["components"] | {"schemas": bodies}}

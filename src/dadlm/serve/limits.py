@@ -1,25 +1,52 @@
-"""What a client may send: so many bytes, in so much time. Nothing works on a body before it is there."""
+"""What a client may ask for: so many requests at a time, each of so many bytes, in so much time."""
 
 import asyncio
+from collections import Counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dadlm.serve.refusals import Refusal
+from dadlm.serve.settings import ServeSettings
 
 _DROPPED = 16
+_PROBES = ("/healthz", "/readyz")  # answered however busy the server is
+
+
+_BUSY = Refusal(
+    503,
+    "as many requests are in work as this server takes; try again",
+    code="busy",
+    headers={"retry-after": "1", "connection": "close"},
+)
 
 
 class Limits:
-    """Reads the whole body, or says why not."""
+    """Counts the requests in work, and reads the whole body of each, or says why not."""
 
-    def __init__(self, app: ASGIApp, max_body: int, patience: float) -> None:
-        self.app, self.max_body, self.patience = app, max_body, patience
+    def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
+        self.app, self.settings = app, settings
+        self.max_body = settings.max_body
+        self.active = Counter[str]()  # requests in work, by the client's address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"] in _PROBES:
             return await self.app(scope, receive, send)
+        address = scope["client"][0] if scope.get("client") else ""
+        everyone, own = self.active.total(), self.active[address]
+        if everyone >= self.settings.max_connections or own >= self.settings.most_per_address:
+            return await _BUSY.response()(scope, receive, send)
+        self.active[address] += 1
         try:
-            async with asyncio.timeout(self.patience):
+            await self._with_body(scope, receive, send)
+        finally:
+            self.active[address] -= 1
+            if not self.active[address]:
+                del self.active[address]
+
+    async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Nothing works on a body before it is there."""
+        try:
+            async with asyncio.timeout(self.settings.patience):
                 body = await self._read(receive)
         except TimeoutError:
             body = Refusal(408, "the request's body did not come in time", headers={"connection": "close"})

@@ -7,7 +7,7 @@ import uuid
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dadlm.serve.refusals import Refusal
+from dadlm.serve.refusals import MISTAKE
 
 logger = logging.getLogger("dadlm.serve")
 
@@ -48,8 +48,7 @@ class RequestLog:
         except Exception as error:  # its text may quote the request: told are its kind and its place
             logger.error("%s %s%s", id_, type(error).__name__, _place(error))
             if not status:
-                told = "the server made a mistake; its log has more under this request's id"
-                await Refusal(500, told).response()(scope, receive, send_with_headers)
+                await MISTAKE.response()(scope, receive, send_with_headers)
         finally:
             seconds = time.perf_counter() - begin
             logger.info("%s %s %s %.3fs", id_, _path(scope, status), status or "gone", seconds)

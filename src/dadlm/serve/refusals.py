@@ -4,11 +4,13 @@ import json
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+_NO_CHAT = "these models know no roles, so there is no chat; POST /v1/completions completes a prompt"
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not a mistake
@@ -36,6 +38,9 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a mistake
         return Response(json.dumps(self.body), self.status, self.headers, "application/json")
 
 
+MISTAKE = Refusal(500, "the server made a mistake; its log has more under this request's id")
+
+
 def add_handlers(app: FastAPI) -> None:
     """Give every error of the framework that form."""
 
@@ -43,40 +48,14 @@ def add_handlers(app: FastAPI) -> None:
     async def refuse(request: Request, error: Refusal) -> Response:
         return error.response()
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _of_validation(error).response()
-
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:
+        chat = request.url.path.startswith("/v1/chat")
         said = {
-            404: f"nothing is at {request.url.path[:100]}; GET /openapi.json lists what there is",
+            404: _NO_CHAT
+            if chat
+            else f"nothing is at {request.url.path[:100]}; GET /openapi.json lists what there is",
             405: f"{request.url.path[:100]} does not take {request.method[:20]}",
-            400: "the body is not JSON in UTF-8 that can be read",
         }
         message = said.get(error.status_code, str(error.detail))
         return Refusal(error.status_code, message, headers=dict(error.headers or {})).response()
-
-
-def _of_validation(error: RequestValidationError) -> Refusal:
-    """The first fault; of the branches of a union the one that came furthest."""
-    fault = max(error.errors(), key=lambda fault: len(fault["loc"]))
-    path = fault["loc"][1:]
-    if fault["type"] == "json_invalid":
-        return Refusal(400, f"the body is not JSON: {fault['ctx']['error']} at character {path[0]}")
-    if not path:
-        return Refusal(400, "the body must be a JSON object, sent with content-type: application/json")
-    param = str(path[0])[:100]
-    if fault["type"] == "extra_forbidden":
-        where = ".".join(map(str, path))[:200]
-        return Refusal(400, f"unknown field {where}", param=param, code="unknown_parameter")
-    what = fault["msg"].removeprefix("Value error, ")
-    if len(_branches(error, path[0])) > 1:
-        what = f"has none of the forms that it may have; the nearest would want: {what}"
-    return Refusal(400, f"{param}: {what}", param=param, code="invalid_value")
-
-
-def _branches(error: RequestValidationError, field: object) -> set[str]:
-    """The forms of a union that were tried for a field."""
-    places = [fault["loc"] for fault in error.errors() if len(fault["loc"]) > 2 and fault["loc"][1] == field]
-    return {place[2] for place in places if isinstance(place[2], str)}

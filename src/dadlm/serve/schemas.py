@@ -3,7 +3,7 @@
 Bounds that do not depend on the model stand here and show in /openapi.json; `plan` checks the others.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 MAX_CHARACTERS = 100_000
@@ -24,8 +25,10 @@ MAX_PARTS = 256
 
 def _whole(text: str) -> str:
     """JSON can spell half a character, which no tokenizer takes and no answer can repeat."""
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("holds half a character (a lone surrogate), which is not valid Unicode")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half a character (a lone surrogate), which is not valid Unicode") from None
     return text
 
 
@@ -38,7 +41,7 @@ _WHOLE = BeforeValidator(_as_whole)  # behind the bounds: before them it would h
 Name = Annotated[str, Field(max_length=256), AfterValidator(_whole)]
 Text = Annotated[str, Field(max_length=MAX_CHARACTERS), AfterValidator(_whole)]
 Id = Annotated[int, Field(ge=0, lt=MAX_ID), _WHOLE]
-Ids = Annotated[list[Id], Field(min_length=1, max_length=MAX_TOKENS)]
+Ids = Annotated[list[Id], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_whole)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS), _WHOLE]
@@ -46,6 +49,15 @@ Count = Annotated[int, Field(ge=1, le=MAX_TOKENS), _WHOLE]
 
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_field_is_enough(cls, fields: Any) -> Any:
+        """A body may hold 100,000 of them, and an error for each would take seconds and much memory."""
+        if not isinstance(fields, dict) or len(fields) <= len(cls.model_fields):
+            return fields
+        known = {name: value for name, value in fields.items() if name in cls.model_fields}
+        return known | {next(name for name in fields if name not in cls.model_fields): None}
 
 
 class StreamOptions(Body):
@@ -111,7 +123,7 @@ def _unsupported(*neutral: object, instead: str):
             raise ValueError(f"is not supported: {instead}")
         return value
 
-    return AfterValidator(check)
+    return BeforeValidator(check)  # before the type is looked at: a large value has an error for each part
 
 
 class CompletionBody(Decoding):
@@ -119,9 +131,9 @@ class CompletionBody(Decoding):
 
     prompt: (
         Text
-        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
         | Ids
-        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
     """A text, token ids, or a list of either."""
     max_tokens: Count | None = None
@@ -165,7 +177,7 @@ class Gap(Body):
 class InfillBody(Decoding):
     """A text with gaps anywhere."""
 
-    parts: Annotated[list[Text | Gap], Field(min_length=1, max_length=MAX_PARTS)]
+    parts: Annotated[list[Text | Gap], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
     """Texts and gaps in their order, e.g. ["The ", {"gap": 3}, " sat."]."""
 
     @field_validator("parts")

@@ -28,18 +28,31 @@ class ServeSettings:
     max_choices: int = 64
     """Texts that one request may ask for: prompts × n."""
     max_connections: int = 1024
-    """Connections open at once; one more is refused (503)."""
+    """Connections open, and requests in work, at once: a silent connection makes room for a new one, and one
+    request more is refused (503). Probes are always answered."""
+    max_per_address: int | None = None
+    """Requests in work at once of one address; None: three quarters of max_connections. Behind a proxy all
+    come from one."""
     patience: float = 20.0
     """Seconds that a client may take to send its request, or to take in a piece of the answer."""
+    allowed_host: tuple[str, ...] = ()
+    """Names under which clients reach the server, beside its address; needed where there is no API key."""
     cors_origin: tuple[str, ...] = ()
     """Origins of web pages that may call this server, e.g. https://example.org; its own page always may."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port must be in 0..65535, got {self.port}")
-        for name in ("max_rows", "max_queue", "max_body", "max_choices", "max_connections"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in (
+            "max_rows",
+            "max_queue",
+            "max_body",
+            "max_choices",
+            "max_connections",
+            "max_per_address",
+        ):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
         _seconds("grace", self.grace, zero=True)
         _seconds("patience", self.patience)
         if self.deadline is not None:
@@ -50,6 +63,10 @@ class ServeSettings:
                 raise ConfigError(
                     f"cors_origin takes origins such as https://example.org, without a path; got {origin!r}"
                 )
+
+    @property
+    def most_per_address(self) -> int:
+        return self.max_per_address or -(-3 * self.max_connections // 4)
 
     @property
     def loopback(self) -> bool:
