@@ -86,13 +86,14 @@ class Naive:
             ids: Ids = text[first:] + [None] * (size - (len(text) - first))
             step = 0
             known = max(0, start - first)  # of the prompt, whose end-of-text ends nothing
-            while None in ids and not self._has_ended(ids[known:]):
+            while None in ids[: end - first] and not self._has_ended(ids[known:]):
                 passes += 1
                 draw = Draw(seed, first // size, step)
                 ids, step = self.step(text[:first], ids, draw, settings, settings.steps or default_steps)
                 if settings.padded:
                     ids = self._padded(ids, known)
-            text = text[:first] + [id_ for id_ in ids if id_ is not None]
+            # What lies behind the end of the text may be open still.
+            text = text[:first] + [config.eot_id if id_ is None else id_ for id_ in ids]
             new = text[start:end]
             if config.eot_id in new:
                 return Text(new[: new.index(config.eot_id) + 1], passes, written)

@@ -8,7 +8,13 @@ import torch
 from tests.decode.tiny import prompt_of, silence_eot, tiny
 
 from dadlm import generate
-from dadlm.decode.block import composite
+from dadlm.decode.step import composite as composite_of_rows
+
+
+def composite(
+    emitted: torch.Tensor, transition: torch.Tensor, path: torch.Tensor, weight: float
+) -> torch.Tensor:
+    return composite_of_rows(emitted, transition, path, torch.full((len(path), 1), weight).double())
 
 
 def random_case(B: int = 5, N: int = 4, K: int = 3):

@@ -3,14 +3,14 @@
 import pytest
 import torch
 from tests.decode.naive import Naive
-from tests.decode.test_engine import as_on_cuda  # noqa: F401 (a fixture)
 from tests.decode.test_generate import SETTINGS
-from tests.decode.tiny import FAMILIES, prompt_of, silence_eot, tiny
+from tests.decode.tiny import FAMILIES, as_on_cuda, prompt_of, silence_eot, tiny  # noqa: F401 - a fixture
 from tests.serve.company import alone, drain, truth_of
 
 from dadlm import DecodeSettings, Model, generate, stream
-from dadlm.decode import Generated, block, fill
-from dadlm.decode.block import Block, settle
+from dadlm.decode import Generated, fill_gaps, step
+from dadlm.decode.samplers import Block
+from dadlm.decode.step import settle
 from dadlm.serve import Request, Scheduler
 
 WAYS = SETTINGS | {
@@ -44,7 +44,7 @@ def texts(model: Model, options: dict) -> Generated:
 
 def to_the_end(patch: pytest.MonkeyPatch) -> None:
     """Denoise every block to its end, as if nothing were known of end-of-text."""
-    patch.setattr(block, "settle", lambda _, ids, kept, *rest: (ids, kept))
+    patch.setattr(step, "settle", lambda _, ids, kept, *rest: (ids, kept))
 
 
 @pytest.mark.parametrize("options", OPEN.values(), ids=OPEN)
@@ -130,9 +130,8 @@ def test_by_hand() -> None:
     masked = torch.tensor([[0, 0, 0, 1], [0, 1, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0]]).bool()
     ends = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]]).bool()
     number = torch.zeros(4, dtype=torch.int64)
-    now = Block(
-        ids, masked, number, number, number, torch.zeros_like(ids), number, torch.ones_like(masked), ends
-    )
+    every, wanted = torch.ones_like(masked), torch.tensor([[1, 1, 1, 1]] * 4).bool()
+    now = Block(ids, masked, number, number, number, torch.zeros_like(ids), number, every, wanted, ends)
     after, kept = settle(now, ids, torch.zeros_like(masked), 9)
     assert after.tolist() == [[9, 1, 9, 9], ids[1].tolist(), [1, 9, 9, 9], ids[3].tolist()]
     assert kept.tolist() == [
@@ -141,7 +140,7 @@ def test_by_hand() -> None:
         [False, False, True, True],
         [False] * 4,
     ]
-    padded, _ = settle(now, ids, torch.zeros_like(masked), 9, padded=True)
+    padded, _ = settle(now, ids, torch.zeros_like(masked), 9, padded=torch.ones(4, 1).bool())
     assert padded.tolist() == [[9, 1, 9, 9], [9, 1, 9, 9], [1, 9, 9, 9], ids[3].tolist()]
 
 
@@ -151,8 +150,8 @@ def test_padding_is_no_matter_of_gaps(family: str) -> None:
     model, text, gaps = speaking(family), prompt_of(30, 4, vocab=8), [(3, 11), (16, 14)]
     for how in ({"sampler": "confidence", "threshold": 1.0}, {"sampler": "random", "steps": 3}, {}):
         for seed in range(6):
-            whole = fill(model, text, gaps, seed=seed, top_p=1.0, **how)
-            assert fill(model, text, gaps, seed=seed, top_p=1.0, padded=True, **how) == whole
+            whole = fill_gaps(model, text, gaps, seed=seed, top_p=1.0, **how)
+            assert fill_gaps(model, text, gaps, seed=seed, top_p=1.0, padded=True, **how) == whole
 
 
 @pytest.mark.parametrize("family", ["mdlm", "bd3lm", "dadlm"])
@@ -160,12 +159,26 @@ def test_gaps_are_filled_to_their_end(family: str, monkeypatch: pytest.MonkeyPat
     """End-of-text in a gap is a token like any other."""
     model = speaking(family)
     text, gaps = prompt_of(30, 4, vocab=8), [(3, 11), (16, 14)]
-    filled = [fill(model, text, gaps, seed=seed, top_p=1.0) for seed in range(3)]
+    filled = [fill_gaps(model, text, gaps, seed=seed, top_p=1.0) for seed in range(3)]
     assert any(model.config.eot_id in gap[:-1] for one in filled for gap in one.gaps)
     to_the_end(monkeypatch)
-    assert [fill(model, text, gaps, seed=seed, top_p=1.0) for seed in range(3)] == filled
+    whole = [fill_gaps(model, text, gaps, seed=seed, top_p=1.0) for seed in range(3)]
+    assert [one.tokens for one in whole] == [one.tokens for one in filled]
 
 
-def test_a_text_without_end_goes_to_the_end_of_its_block() -> None:
-    out = generate(silence_eot(tiny("bd3lm", block=8)), [[1] * 8], max_new_tokens=9, seed=0)
-    assert out.forward_passes == [16]
+def test_a_row_ends_when_all_that_was_asked_for_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of its last block is only denoised while it may still be context for what was asked for."""
+    model, text = silence_eot(tiny("bd3lm", block=8)), prompt_of(24)
+
+    def passes() -> list[int]:
+        cut = [
+            generate(model, [[1] * 8], max_new_tokens=9, seed=seed).forward_passes[0] for seed in range(20)
+        ]
+        gap = [fill_gaps(model, text[:17], [(9, 3), (16, 1)], seed=seed).forward_passes for seed in range(20)]
+        return cut + gap
+
+    few = passes()
+    to_the_end(monkeypatch)
+    assert passes() == [16] * 20 + [3 + 8] * 20
+    assert all(9 <= n <= 16 for n in few[:20]) and all(4 <= n <= 11 for n in few[20:])
+    assert len(set(few[:20])) > 3 and sum(few[:20]) < 20 * 15

@@ -1,29 +1,29 @@
-"""The acts of decoding as CUDA would run them, in place and at fixed shapes, against the plain way.
+"""The engine as CUDA would run it, in place and at fixed shapes, against the plain way.
 
-Capturing needs CUDA; what surrounds it does not. Here an act is called instead of replayed.
+Capturing needs CUDA; what surrounds it does not. Here a graph is called instead of replayed.
 """
 
+import copy
 import gc
-import importlib
 import threading
 import time
 import weakref
-from collections import defaultdict
 from contextlib import nullcontext
 from itertools import zip_longest
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.decode.tiny import FAMILIES, silence_eot, tiny
+from tests.decode.tiny import FAMILIES, as_on_cuda, silence_eot, tiny  # noqa: F401 - a fixture
 
-from dadlm.decode import DecodeSettings, Generated, engine, generate, stream
-from dadlm.decode.generate import decode, start_rows
+from dadlm.decode import DecodeSettings, Generated, engine, generate, release_engine, stream
+from dadlm.decode.engine import Engine
+from dadlm.decode.generate import borrow_engine, completions, decode_steps
+from dadlm.decode.request import Request
 from dadlm.errors import ConfigError
 from dadlm.model import Model
 from dadlm.model import capture as capturing
-from dadlm.model.capture import capture, lend_pool
+from dadlm.model.capture import GraphedCallable, capture
 
 WAYS = [
     {},
@@ -45,31 +45,26 @@ def run(model: Model, **how) -> Generated:
 
 
 @pytest.fixture
-def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """State in place, and room whose size does not depend on the data."""
-    start = engine.Engine.__init__
+def capacities(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Of each pass: its capacity, the tokens it kept, and all positions."""
+    seen, run = [], Engine._pass
 
-    def with_graphs(self, model, rows, predictor, settings, graphs):
-        start(self, model, rows, predictor, settings, True)
+    def watched(self, model, rows, features, capacity):
+        step = run(self, model, rows, features, capacity)
+        seen.append((capacity, int(step.kept.sum()), step.ids.numel()))
+        return step
 
-    monkeypatch.setattr(engine.Engine, "__init__", with_graphs)
-    monkeypatch.setattr(engine.Act, "__call__", lambda self, function: function())
+    monkeypatch.setattr(Engine, "_pass", watched)
+    return seen
 
 
 def test_padded_ends_leave_room_for_what_comes_sooner(
-    as_on_cuda: None, monkeypatch: pytest.MonkeyPatch
+    as_on_cuda: None, capacities: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An end takes steps out of a row: a pass may keep more than was counted before the first one."""
-    rooms, step = [], engine.Engine.step
-
-    def seen(self: engine.Engine, room: int | None) -> engine.Step:
-        rooms.append((room, self.block.ids.numel()))
-        return step(self, room)
-
-    monkeypatch.setattr(engine.Engine, "step", seen)
     monkeypatch.setattr(engine, "_FEW", 1)
     run(tiny("dadlm"), sampler="random", padded=True)
-    assert rooms and all(room == positions for room, positions in rooms)
+    assert capacities and all(capacity == positions for capacity, _, positions in capacities)
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
@@ -85,33 +80,27 @@ def test_in_place_and_at_fixed_shapes_the_texts_are_the_same(
 
 def test_what_a_step_showed_does_not_change_afterwards(as_on_cuda: None) -> None:
     model = tiny("dadlm")
-    settings = DecodeSettings(max_new_tokens=8)
+    settings = DecodeSettings(max_new_tokens=11)
     seen = []
-    for step in decode(model, start_rows(model, [[1]], settings, 0), settings):
+    for result in decode_steps(model, completions(model, [[1]], settings, 0)):
+        step = result.step
+        assert step is not None
         seen.append((step.block.masked, step.block.masked.clone(), int(step.block.masked.sum())))
     assert all(torch.equal(now, then) for now, then, _ in seen)
     assert [count for _, _, count in seen] == [3, 2, 1, *[4, 3, 2, 1] * 2]
 
 
 def test_finished_rows_leave_when_that_halves_the_batch(
-    as_on_cuda: None, monkeypatch: pytest.MonkeyPatch
+    as_on_cuda: None, capacities: list[tuple[int, int, int]]
 ) -> None:
-    sizes = []
-    step = engine.Engine._step
-    monkeypatch.setattr(
-        engine.Engine, "_step", lambda self, room: sizes.append(len(self.block.ids)) or step(self, room)
-    )
     model = silence_eot(tiny("bd3lm"))
-    prompts = [[1] * 8] * 5  # each may write a block more than the one before
-    settings = [
-        start_rows(model, [p], DecodeSettings(max_new_tokens=4 * (row + 1)), 0)
-        for row, p in enumerate(prompts)
-    ]
-    for _ in decode(
-        model, [one for rows in settings for one in rows], DecodeSettings(sampler="random", steps=1)
-    ):
-        pass
-    assert sizes == [5, 5, 5, 2, 1]
+    waiting = Engine(model)
+    for row in range(5):  # each may write a block more than the one before
+        settings = DecodeSettings(max_new_tokens=4 * (row + 1), sampler="random", steps=1)
+        waiting.add(Request(ids=(1,) * 8, settings=settings, seed=0))
+    while waiting.rows:
+        waiting.step()
+    assert [positions // 4 for _, _, positions in capacities] == [5, 5, 5, 2, 1]
 
 
 class Graph:
@@ -146,18 +135,15 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 1))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("given back"))
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
-    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
     monkeypatch.setattr(capturing, "_stream", lambda _: None)
-    monkeypatch.setattr(capturing, "_idle", defaultdict(list))
-    monkeypatch.setattr(capturing, "_spoilt", set())
     return told
 
 
 @pytest.mark.usefixtures("fake_cuda")
 def test_a_capture_that_fails_is_told_once_and_decoding_goes_on() -> None:
     calls: list[int] = []
-    act = engine.Act(graphs=True, launches=2)
+    act = GraphedCallable(graphs=True, launches=2)
     act(lambda: calls.append(1))
     act(lambda: calls.append(1))
     Graph.fails = [RuntimeError("operation not permitted when stream is capturing\nand more")]
@@ -213,96 +199,69 @@ def test_nobody_captures_before_a_failed_capture_is_cleared_away(monkeypatch: py
     assert order == ["cleared", "another thread"]
 
 
-class Borrower: ...
-
-
-@pytest.mark.usefixtures("fake_cuda")
-def test_a_pool_has_one_borrower_at_a_time() -> None:
-    one, two = Borrower(), Borrower()
-    first, second = lend_pool(0, one), lend_pool(0, two)
-    assert first is not second
-    del one
-    three = Borrower()
-    assert lend_pool(0, three) is first and lend_pool(1, Borrower()) is not first
-    Graph.fails = [RuntimeError("not permitted")]
-    with pytest.warns(UserWarning, match="without CUDA graphs"):
-        assert capture("decoding", lambda: 7, first) is None
-    del three  # what a failed capture has left in the middle is lent to nobody
-    assert lend_pool(0, Borrower()) not in (first, second)
-    Graph.fails = [RuntimeError("another thread captures")]
-    del two
-    assert lend_pool(0, Borrower()) is not None, "an idle one needs no capture"
-    assert lend_pool(2, Borrower()) is None
-
-
-def test_memory_of_large_graphs_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small graphs share a pool that stays; it must not grow with the largest batch there ever was."""
-    given_back: list[int] = []
-    handles = iter(("first", "second"))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(1))
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
-    monkeypatch.setattr(engine, "lend_pool", lambda device, _: f"lent on {device}")
-    on_cuda: Any = SimpleNamespace(
-        graphs=True, lent=None, model=SimpleNamespace(device=torch.device("cuda", 1))
-    )
-    pools = [engine.Engine._pool(on_cuda, positions) for positions in (4096, 129, 128, 16)]
-    assert pools == ["first", "second", "lent on 1", "lent on 1"] and len(given_back) == 2
-    on_cpu: Any = SimpleNamespace(graphs=True, model=SimpleNamespace(device=torch.device("cpu")))
-    assert engine.Engine._pool(on_cpu, 16) is None
-
-
 def test_out_of_memory_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("dadlm.decode.generate")
-
-    def full(*_: object, **__: object):
+    def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
-        yield
 
-    monkeypatch.setattr(module, "decode", full)
+    monkeypatch.setattr(Engine, "step", full)
     with pytest.raises(ConfigError, match=r"out of memory: 4 rows of 9 tokens .* batch_size 1"):
         generate(tiny("bd3lm"), [[1]] * 4, max_new_tokens=8, batch_size=4)
 
 
-def test_room_is_what_each_pass_keeps_in_few_sizes(as_on_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    step = engine.Engine.step
-
-    def look(self, room):
-        done = step(self, room)
-        seen.append((room, int(done.kept.sum())))
-        return done
-
-    monkeypatch.setattr(engine.Engine, "step", look)
+def test_capacity_is_what_each_pass_keeps_in_few_sizes(
+    as_on_cuda: None, capacities: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = silence_eot(tiny("bd3lm", block=8))
     for infill in (None, (2, 0.5)):
         monkeypatch.setattr(engine, "_FEW", 1)
         settings: dict[str, Any] = {"max_new_tokens": 32, "sampler": "random", "steps": 4, "infill": infill}
         texts = generate(model, [[1] * 8] * 3, seed=0, **settings).tokens
-        assert all(kept <= room for room, kept in seen) and {room for room, _ in seen} <= {3, 6, 12, 24}
-        assert len({room for room, _ in seen}) > 1
-        seen.clear()
+        sizes = {capacity for capacity, _, _ in capacities}
+        assert all(kept <= capacity for capacity, kept, _ in capacities) and sizes <= {3, 6, 12, 24}
+        assert len(sizes) > 1
+        capacities.clear()
         monkeypatch.setattr(engine, "_FEW", 64)
         assert generate(model, [[1] * 8] * 3, seed=0, **settings).tokens == texts
-        assert {room for room, _ in seen} == {24}, "a small batch has one size"
-        seen.clear()
+        assert {capacity for capacity, _, _ in capacities} == {24}, "a small batch has one size"
+        capacities.clear()
     generate(model, [[1] * 8] * 3, max_new_tokens=16, seed=0)
-    assert seen == [(3, 3)] * 16
+    assert capacities == [(3, 3, 24)] * 16
 
 
-def test_nothing_of_a_text_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A circle of references would keep the cache of keys and values until Python looks for circles."""
-    kept = []
-    start = engine.Engine.__init__
+# --- what stays between calls
 
-    def look(self, model, rows, predictor, settings, graphs):
-        kept.append(weakref.ref(predictor))
-        start(self, model, rows, predictor, settings, graphs)
 
-    monkeypatch.setattr(engine.Engine, "__init__", look)
+def test_an_engine_stays_with_its_model_and_its_graphs_with_it(
+    as_on_cuda: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, calls = tiny("dadlm"), []
+    monkeypatch.setattr(GraphedCallable, "__call__", lambda self, function: calls.append(self) or function())
+    first = run(model)
+    [kept], before = model.engines, set(calls)
+    calls.clear()
+    assert run(model) == first and model.engines == [kept] and set(calls) <= before
+    assert run(copy.deepcopy(model)) == first and model.engines == [kept], "a copy has an engine of its own"
+    memory = kept.slots.memory
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.01)  # in place: graphs read the new weights, and constants are computed anew
+    assert run(model) == run(copy.deepcopy(model)) and kept.slots.memory is memory
+    model.double().float()  # elsewhere: what was captured reads the old ones
+    assert run(model) == run(copy.deepcopy(model)) and kept.slots.memory is not memory
+    release_engine(model)
+    assert not model.engines and run(model).tokens == run(copy.deepcopy(model)).tokens
+
+
+def test_nothing_of_a_text_outlives_it() -> None:
+    """Without graphs there is nothing worth keeping; and an engine does not keep its model alive."""
+    model = tiny("dadlm")
     gc.disable()
     try:
-        run(tiny("dadlm"))
-        assert kept and all(one() is None for one in kept)
+        run(model)
+        assert model.engines[0].slots.memory is None and model.backbone.modulation.kept is None
+        gone = weakref.ref(model)
+        del model
+        assert gone() is None, "a circle of references would keep it until Python looks for circles"
     finally:
         gc.enable()
 
@@ -315,3 +274,14 @@ def test_two_texts_at_once_do_not_disturb_each_other() -> None:
     turns = list(zip_longest(*both))
     assert [[pair[side].ids for pair in turns if pair[side]] for side in (0, 1)] == alone
     assert model.head.kept is None and model.backbone.modulation.kept is None
+
+
+def test_a_stream_that_nobody_reads_on_gives_its_engine_back() -> None:
+    model = tiny("dadlm")
+    events = stream(model, [1], max_new_tokens=8, seed=1)
+    next(events)
+    assert not model.engines
+    with borrow_engine(model) as other:
+        assert not other.rows, "an engine in use is not shared"
+    events.close()
+    assert len(model.engines) == 1 and not model.engines[0].rows

@@ -6,9 +6,9 @@ from tests.decode.test_generate import SETTINGS
 from tests.decode.tiny import prompt_of, silence_eot, tiny
 
 from dadlm import ConfigError, DecodeSettings, Model, generate
-from dadlm.decode import fill
-from dadlm.decode.fill import start_gaps
-from dadlm.decode.generate import decode
+from dadlm.decode import fill_gaps
+from dadlm.decode.engine import Engine
+from dadlm.decode.request import Request
 
 N = 4
 FAMILIES = ("mdlm", "bd3lm", "dadlm")
@@ -32,7 +32,7 @@ def naive_fill(model: Model, seed: int, settings: DecodeSettings) -> tuple[list[
     steps = settings.steps or (len(holes) if model.config.family == "mdlm" else N)
     for first in range(0, width, size):
         step, before = 0, [id_ for id_ in text[:first] if id_ is not None]
-        while None in (block := text[first : first + size]):
+        while None in (block := text[first : first + size])[: len(TEXT) - first]:
             draw = Draw(seed, first // size, step)
             text[first : first + size], step = naive.step(before, block, draw, settings, steps)
             passes += 1
@@ -42,23 +42,24 @@ def naive_fill(model: Model, seed: int, settings: DecodeSettings) -> tuple[list[
 @pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_long_way_round_gives_the_same(models, family: str, options: dict):
-    filled = fill(models[family], TEXT, GAPS, seed=5, **options)
+    filled = fill_gaps(models[family], TEXT, GAPS, seed=5, **options)
     assert (filled.tokens, filled.forward_passes) == naive_fill(models[family], 5, DecodeSettings(**options))
     assert filled.gaps == [filled.tokens[first : first + length] for first, length in GAPS]
 
 
 def test_without_the_cache_it_is_the_same(models):
     settings = DecodeSettings(sampler="random", steps=2)
-    row = start_gaps(models["dadlm"], TEXT, GAPS, settings, 1)
-    for _ in decode(models["dadlm"], [row], settings, cache=False):
-        pass
-    assert row.tokens == fill(models["dadlm"], TEXT, GAPS, seed=1, settings=settings).tokens
+    engine = Engine(models["dadlm"], cached=False)
+    row = engine.add(Request(ids=tuple(TEXT), gaps=tuple(GAPS), settings=settings, seed=1))
+    while engine.rows:
+        engine.step()
+    assert row.tokens == fill_gaps(models["dadlm"], TEXT, GAPS, seed=1, settings=settings).tokens
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_gap_at_the_end_is_a_completion(family: str):
     model = silence_eot(tiny(family, block=N))
-    filled = fill(model, TEXT, [(9, 21)], seed=2, sampler="random")
+    filled = fill_gaps(model, TEXT, [(9, 21)], seed=2, sampler="random")
     completed = generate(model, TEXT[:9], max_new_tokens=21, seed=2, sampler="random")
     assert filled.gaps == completed.tokens
     assert (filled.forward_passes, filled.cache_passes) == (
@@ -73,7 +74,7 @@ def changed(position: int) -> list[int]:
 
 def filled_with(model: Model, text: list[int]) -> list[list[int]]:
     """A gap in a block of its own, many times over."""
-    return [fill(model, text, [(9, 2)], seed=seed).gaps[0] for seed in range(10)]
+    return [fill_gaps(model, text, [(9, 2)], seed=seed).gaps[0] for seed in range(10)]
 
 
 @pytest.mark.parametrize("family", ("bd3lm", "dadlm"))
@@ -90,19 +91,19 @@ def test_mdlm_sees_the_whole_text(models):
 
 def test_what_cannot_be_filled_is_refused(models):
     with pytest.raises(ConfigError, match="never sees what follows"):
-        fill(tiny("ar"), TEXT, GAPS)
+        fill_gaps(tiny("ar"), TEXT, GAPS)
     for gaps in ([(0, 2)], [(3, 0)], [(29, 2)], [(5, 3), (7, 2)]):
         with pytest.raises(ConfigError, match="gap"):
-            fill(models["bd3lm"], TEXT, gaps)
+            fill_gaps(models["bd3lm"], TEXT, gaps)
     with pytest.raises(ConfigError, match="no gaps"):
-        fill(models["bd3lm"], TEXT, [])
+        fill_gaps(models["bd3lm"], TEXT, [])
     with pytest.raises(ConfigError, match="max_new_tokens belongs to completions"):
-        fill(models["bd3lm"], TEXT, GAPS, max_new_tokens=3)
+        fill_gaps(models["bd3lm"], TEXT, GAPS, max_new_tokens=3)
     with pytest.raises(ConfigError, match="shorten"):
-        fill(models["bd3lm"], prompt_of(65), [(3, 2)])
+        fill_gaps(models["bd3lm"], prompt_of(65), [(3, 2)])
 
 
 def test_a_gap_may_hold_anything_even_the_mask_token(models) -> None:
     model, holes = models["dadlm"], {p for first, length in GAPS for p in range(first, first + length)}
     masked = [model.config.mask_id if p in holes else id_ for p, id_ in enumerate(TEXT)]
-    assert fill(model, masked, GAPS, seed=1).tokens == fill(model, TEXT, GAPS, seed=1).tokens
+    assert fill_gaps(model, masked, GAPS, seed=1).tokens == fill_gaps(model, TEXT, GAPS, seed=1).tokens

@@ -372,14 +372,14 @@ def test_the_mask_is_never_emitted(family: str):
 
 @every_family
 def test_passes_and_tokens_per_forward(models, family: str):
-    """First-hitting: one pass per token of every block that was begun, also beyond the limit."""
+    """First-hitting: one pass per token, and some for those behind the limit that are revealed before the last."""
     out = generate(models[family], rows(6), max_new_tokens=10, seed=0)
     for prompt, tokens, passes, cache_passes, tpf in zip(
         rows(6), out.tokens, out.forward_passes, out.cache_passes, out.tokens_per_forward, strict=True
     ):
         start = len(prompt) or 1
         end = start + 10 if family in ("ar", "mdlm") else -(-(start + 10) // N) * N
-        assert len(tokens) == 10 and passes == end - start
+        assert len(tokens) == 10 and 10 <= passes <= end - start
         blocks = end // N - start // N if family in BLOCK_FAMILIES else 1
         assert cache_passes == blocks - 1
         assert tpf == 10 / passes

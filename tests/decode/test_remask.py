@@ -8,14 +8,26 @@ import torch
 from torch import Tensor
 
 from dadlm import counter
-from dadlm.decode import remask
+from dadlm.decode.samplers import SAMPLERS, Block
+from dadlm.decode.samplers import confidence as confidence_sampler
+
+
+def block_of(masked: Tensor, seed: Tensor, number: Tensor, step: Tensor, plan: Tensor | None = None) -> Block:
+    every = torch.ones_like(masked)
+    plan = torch.zeros_like(masked, dtype=torch.long) if plan is None else plan
+    return Block(plan, masked, step, number, step, plan, seed, every, every, masked)
 
 
 def random_step(
-    masked: Tensor, infilled: Tensor, seed: Tensor, block: Tensor, step: Tensor, steps: Tensor
+    masked: Tensor, infilled: Tensor, seed: Tensor, number: Tensor, step: Tensor, steps: Tensor
 ) -> tuple[Tensor, Tensor]:
-    reveal = remask.reveal_steps(seed, block, steps, masked.shape[1], int(steps.max()))
-    return remask.random(masked, infilled, reveal, step)
+    sampler = SAMPLERS["random"]
+    plan = sampler.begin(seed, number, steps, masked.shape[1], int(steps.max()))
+    return sampler.keep(block_of(masked, seed, number, step, plan), infilled, None, None)
+
+
+def first_hitting(masked: Tensor, infilled: Tensor, seed: Tensor, number: Tensor, step: Tensor) -> Tensor:
+    return SAMPLERS["first-hitting"].keep(block_of(masked, seed, number, step), infilled, None, None)[0]
 
 
 def run_random(
@@ -106,7 +118,7 @@ def test_first_hitting_keeps_one_masked_position_uniformly(pattern: str):
     rows = 20_000
     masked = torch.tensor([char == "1" for char in pattern]).expand(rows, -1)
     zero = torch.zeros(rows).long()
-    kept = remask.first_hitting(masked, torch.zeros_like(masked), torch.arange(rows), zero, zero)
+    kept = first_hitting(masked, torch.zeros_like(masked), torch.arange(rows), zero, zero)
     assert (kept.sum(1) == 1).all() and not (kept & ~masked).any()
     n = pattern.count("1")
     counts = kept.sum(0)[masked[0]]
@@ -118,7 +130,7 @@ def test_first_hitting_chooses_outside_the_infilled():
     masked = torch.tensor([True, True, False, True, True, True]).expand(rows, -1)
     infilled = torch.tensor([True, True, False, False, False, False]).expand(rows, -1)
     zero = torch.zeros(rows).long()
-    kept = remask.first_hitting(masked, infilled, torch.arange(rows), zero, zero)
+    kept = first_hitting(masked, infilled, torch.arange(rows), zero, zero)
     assert kept[:, :2].all() and not kept[:, 2].any() and (kept[:, 3:].sum(1) == 1).all()
     assert (kept[:, 3:].sum(0) - rows / 3).abs().max() <= 4 * (rows * 2 / 9) ** 0.5
 
@@ -126,7 +138,7 @@ def test_first_hitting_chooses_outside_the_infilled():
 def test_first_hitting_adds_nothing_when_all_is_infilled_or_finished():
     masked = torch.tensor([[True, True, False], [False, False, False]])
     zero = torch.zeros(2).long()
-    kept = remask.first_hitting(masked, masked, torch.arange(2), zero, zero)
+    kept = first_hitting(masked, masked, torch.arange(2), zero, zero)
     assert kept.equal(masked)
 
 
@@ -137,7 +149,7 @@ def test_choices_change_with_seed_block_and_step(which: str):
     def kept(seed: int, block: int, step: int) -> Tensor:
         counters = (torch.tensor([seed]), torch.tensor([block]), torch.tensor([step]))
         if which == "first_hitting":
-            return remask.first_hitting(masked, ~masked, *counters)
+            return first_hitting(masked, ~masked, *counters)
         return random_step(masked, ~masked, *counters, torch.tensor([step + 2]))[0]
 
     base = [kept(s, 5, 3) for s in range(8)]
@@ -153,7 +165,11 @@ def confident(
     mask = torch.tensor([masked], dtype=torch.bool)
     fill = torch.zeros_like(mask) if infilled is None else torch.tensor([infilled], dtype=torch.bool)
     end = None if ending is None else torch.tensor([ending]).bool()
-    return remask.confident(mask, fill, torch.tensor([confidence]), threshold, end)[0].long().tolist()
+    return (
+        confidence_sampler.confident(mask, fill, torch.tensor([confidence]), threshold, end)[0]
+        .long()
+        .tolist()
+    )
 
 
 def test_confidence_keeps_what_reaches_the_threshold():

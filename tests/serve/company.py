@@ -6,7 +6,7 @@ from tests.decode.test_generate import SETTINGS
 from tests.decode.tiny import prompt_of
 
 from dadlm import DecodeSettings, Model, generate
-from dadlm.decode import fill
+from dadlm.decode import fill_gaps
 from dadlm.serve import Committed, Event, Finished, Job, Request, Scheduler
 
 WAYS = [*SETTINGS.values(), {"nucleus": "bd3lm", "top_p": 0.6}, {"temperature": 1.7, "top_p": 1.0}]
@@ -40,7 +40,7 @@ Truth = tuple[list[int], int, int]
 def alone(model: Model, request: Request) -> Truth:
     """Tokens, forward passes and cache passes of the request without a scheduler."""
     if request.gaps:
-        filled = fill(model, request.ids, request.gaps, seed=request.seed, settings=request.settings)
+        filled = fill_gaps(model, request.ids, request.gaps, seed=request.seed, settings=request.settings)
         return [id_ for gap in filled.gaps for id_ in gap], filled.forward_passes, filled.cache_passes
     out = generate(model, [request.ids], seed=request.seed, settings=request.settings)
     return out.tokens[0], out.forward_passes[0], out.cache_passes[0]

@@ -10,17 +10,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.decode.tiny import FAMILIES, silence_eot, tiny
+from tests.decode.tiny import (
+    FAMILIES,
+    as_on_cuda,  # noqa: F401 - a fixture
+    silence_eot,
+    tiny,
+)
 from tests.serve.company import alone, drain, gap_requests, requests, truth_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dadlm import DecodeSettings, Model, load
-from dadlm.decode import engine, mixed
-from dadlm.decode.block import composite
+from dadlm.decode import slots, state, step
+from dadlm.decode.cache import Cache, bytes_per_slot, slots_that_fit
+from dadlm.decode.engine import Engine
+from dadlm.decode.request import Row
 from dadlm.decode.sample import draw_each, draw_tokens
-from dadlm.serve import Job, Request, Scheduler, batch
-from dadlm.serve.slots import Slots, bytes_per_slot, slots_that_fit
-from dadlm.serve.task import Task
+from dadlm.decode.step import composite
+from dadlm.serve import Request, Scheduler
 
 SHAPES = {
     **{family: {"family": family} for family in FAMILIES},
@@ -33,14 +39,6 @@ every_model = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 def model_of(shape: dict) -> Model:
     return silence_eot(tiny(**shape))
-
-
-@pytest.fixture
-def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fixed shapes and padded slots; an act is called instead of replayed."""
-    start = batch.Batch.__init__
-    monkeypatch.setattr(batch.Batch, "__init__", lambda self, model, slots: start(self, model, slots, True))
-    monkeypatch.setattr(engine.Act, "__call__", lambda self, function: function())
 
 
 def run_all(model: Model, asked: list[Request], max_rows: int) -> list:
@@ -85,8 +83,8 @@ def test_where_nobody_draws_nothing_is_drawn(
         for i, one in enumerate(requests(8))
     ]
     expected = [alone(model, request) for request in asked]
-    monkeypatch.setattr(mixed, "draw_each", lambda *_, **__: pytest.fail("a token was drawn"))
-    monkeypatch.setattr(mixed, "at_path", lambda *_: pytest.fail("a path was drawn"))
+    monkeypatch.setattr(step, "draw_each", lambda *_, **__: pytest.fail("a token was drawn"))
+    monkeypatch.setattr(step, "at_path", lambda *_: pytest.fail("a path was drawn"))
     assert run_all(model, asked, 4) == expected
 
 
@@ -99,19 +97,18 @@ def test_the_fixed_shapes_of_cuda_give_the_same(family: str, as_on_cuda: None):
 
 @pytest.mark.parametrize("family", ("ar", "dadlm"))
 def test_long_prompts_are_read_in_parts(family: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(batch, "_TOKENS_READ", 8)
+    monkeypatch.setattr(slots, "_READ", 8)
     model = model_of({"family": family})
     asked = requests()
     scheduler = Scheduler(model, max_rows=4)
-    read = []
-    forward = scheduler._batch._forward
+    truth, read, forward = [alone(model, request) for request in asked], [], model.read
     monkeypatch.setattr(
-        scheduler._batch, "_forward", lambda rows, used: read.append(rows.shape) or forward(rows, used)
+        model, "read", lambda ids, *rest, **how: read.append(ids.numel()) or forward(ids, *rest, **how)
     )
     jobs = [scheduler.submit(request) for request in asked]
     drain(scheduler)
-    assert [truth_of(job) for job in jobs] == [alone(model, request) for request in asked]
-    assert max(rows * (columns - 1) // 2 for rows, columns in read) <= 16
+    assert [truth_of(job) for job in jobs] == truth
+    assert max(read) <= 16
 
 
 MODELS = {family: tiny(family, layers=1) for family in FAMILIES}
@@ -142,33 +139,23 @@ def test_any_order_of_arrival(family: str, order: list[int], pauses: list[int], 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_may_come_and_go_between_any_two_acts(family: str, as_on_cuda: None):
-    """Who leaves begins anew later; where the others lie then, and who lay there before, is all the same."""
-    model, chance, truth, leave = MODELS[family], Random(family), truths(family), 30
-    rows = batch.Batch(model, 5)
-    waiting = [Task(model, Job(request), 0.0) for request in ASKED]
-    number, found = {task: i for i, task in enumerate(waiting)}, {}
-
-    def come_and_go() -> None:
-        nonlocal leave
+def test_rows_may_come_and_go_between_any_two_steps(family: str, as_on_cuda: None):
+    """Who leaves begins the block anew later; where the others lie then, and who lay there before, is all the same."""
+    model, chance, truth, leave = MODELS[family], Random(family), truths(family), 12
+    engine = Engine(model, lockstep=False)
+    waiting = [Row(model, request) for request in ASKED]
+    number, found = {row: i for i, row in enumerate(waiting)}, {}
+    while waiting or engine.rows:
         for _ in range(chance.randrange(5)):
-            if leave and rows.tasks and chance.random() < 0.3:
-                gone, leave = chance.choice(rows.tasks), leave - 1
-                rows.remove(gone)
-                gone.rewind()
+            if leave and engine.rows and chance.random() < 0.3:
+                gone, leave = chance.choice(engine.rows), leave - 1
+                engine.remove(gone)
                 waiting.append(gone)
-            elif waiting and len(rows.tasks) < rows.slots:
-                rows.add(waiting.pop(chance.randrange(len(waiting))))
-
-    while waiting or rows.tasks:
-        for act in (rows.write, rows.step):
-            come_and_go()
-            if rows.tasks:
-                act(list(rows.tasks))
-        for task, ids in rows.finished() if rows.tasks else ():
-            if task.commit(ids, 0.0)[1]:
-                rows.remove(task)
-                found[number[task]] = (task.tokens, task.forward_passes, task.cache_passes)
+            elif waiting and len(engine.rows) < 5:
+                engine.add(waiting.pop(chance.randrange(len(waiting))))
+        for new in engine.step().committed if engine.rows else ():
+            if new.row.finished:
+                found[number[new.row]] = (new.row.tokens, new.row.forward_passes, new.row.cache_passes)
     assert not leave and found == truth
 
 
@@ -188,13 +175,13 @@ def test_one_forward_pass_serves_all_rows(monkeypatch: pytest.MonkeyPatch):
 
 
 class Outside(TorchDispatchMode):
-    """Counts the operators that are launched outside the passes: on CUDA each one costs, however small."""
+    """Counts the operators that are launched outside what is captured: on CUDA each one costs, however small."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.count, self.inside = 0, False
-        for name in ("_step", "_forward"):
-            monkeypatch.setattr(batch.Batch, name, self._not_counted(getattr(batch.Batch, name)))
+        for owner, name in ((Engine, "_pass"), (state.State, "advance"), (slots.Slots, "_read")):
+            monkeypatch.setattr(owner, name, self._not_counted(getattr(owner, name)))
 
     def _not_counted(self, function: Any) -> Any:
         def call(*arguments):
@@ -218,7 +205,7 @@ def test_more_rows_launch_nothing_more(family: str, monkeypatch: pytest.MonkeyPa
     def operators(rows: int) -> int:
         scheduler = Scheduler(model, max_rows=rows)
         for seed in range(rows):
-            how = DecodeSettings(max_new_tokens=9)
+            how = DecodeSettings(max_new_tokens=11)  # to the end of a block: all end together
             scheduler.submit(Request(ids=(1, 2, 3, 4, 5), settings=how, seed=seed))
         with monkeypatch.context() as patched, Outside(patched) as outside:
             drain(scheduler)
@@ -250,18 +237,18 @@ def test_a_weight_of_each_row_is_rounded_as_one_weight_is():
     emitted = torch.rand(50, 4, generator=generator)
     transition = torch.randn(50, 4, 3, 3, generator=generator).log_softmax(-1)
     path = torch.randint(0, 3, (50, 4), generator=generator)
-    weights = torch.linspace(0, 1, 50, dtype=torch.float64)
+    weights, ones = torch.linspace(0, 1, 50, dtype=torch.float64), torch.ones(50, 1, dtype=torch.float64)
     single = [
-        composite(emitted[i, None], transition[i, None], path[i, None], float(w))
+        (1 - float(w)) * emitted[i] + float(w) * composite(emitted, transition, path, ones)[i]
         for i, w in enumerate(weights)
     ]
-    assert torch.equal(composite(emitted, transition, path, weights[:, None]), torch.cat(single))
+    assert torch.equal(composite(emitted, transition, path, weights[:, None]), torch.stack(single))
 
 
 def test_memory_is_known_beforehand():
     model = tiny("bd3lm")
-    slots = Slots(model, 3)
-    assert slots.k.nbytes + slots.v.nbytes == 3 * bytes_per_slot(model)
+    cache = Cache(model, 3, model.config.context)
+    assert cache.k.nbytes + cache.v.nbytes == 3 * bytes_per_slot(model)
     assert slots_that_fit(model, 64) == 64
     with pytest.warns(UserWarning, match="6 rows at once instead of 64"):
         assert slots_that_fit(model, 64, free=10 * bytes_per_slot(model) + 1) == 6

@@ -11,6 +11,8 @@ from tests.decode.tiny import prompt_of, silence_eot, tiny
 from tests.serve.company import alone, drain, events_of, finished, requests, text_of, truth_of
 
 from dadlm import ConfigError, DecodeSettings, Model, generate, stream
+from dadlm.decode.engine import Engine
+from dadlm.decode.slots import Slots
 from dadlm.serve import (
     Committed,
     Finished,
@@ -19,7 +21,6 @@ from dadlm.serve import (
     Scheduler,
     ShuttingDown,
     Traced,
-    batch,
     detail,
 )
 from dadlm.serve import scheduler as scheduler_module
@@ -281,14 +282,14 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_poisoned_request_dies_alone(model, monkeypatch: pytest.MonkeyPatch, caplog):
     quiet(caplog)
-    step = batch.Batch._step
+    run = Engine._pass
 
-    def poisoned(self, rows, features):
-        if any(task.request.seed == 13 for task in self.tasks[rows]):
+    def poisoned(self, model, rows, *how):
+        if any(row.seed == 13 for row in self.slots.rows[rows]):
             raise RuntimeError("secret internals")
-        return step(self, rows, features)
+        return run(self, model, rows, *how)
 
-    monkeypatch.setattr(batch.Batch, "_step", poisoned)
+    monkeypatch.setattr(Engine, "_pass", poisoned)
     scheduler = Scheduler(model, max_rows=3)
     asked = [ask(10, seed, prompt=seed % 7) for seed in range(10, 16)]
     jobs = [scheduler.submit(request) for request in asked]
@@ -316,7 +317,8 @@ def test_a_text_that_cannot_be_decoded_ends_alone(speaking, monkeypatch: pytest.
     scheduler = Scheduler(speaking)
     bad, good = scheduler.submit(ask(30)), scheduler.submit(ask(30, seed=1))
     scheduler.tick()
-    monkeypatch.setattr(scheduler._batch.tasks[0].pieces, "_decoded", lambda _: 1 / 0)
+    task = next(iter(scheduler._tasks.values()))
+    monkeypatch.setattr(task.pieces, "_decoded", lambda _: 1 / 0)
     drain(scheduler)
     assert finished(events_of(bad)).reason == "error"
     assert truth_of(good) == alone(speaking, good.request)
@@ -324,19 +326,19 @@ def test_a_text_that_cannot_be_decoded_ends_alone(speaking, monkeypatch: pytest.
 
 def test_out_of_memory_halves_the_rows_and_no_text_changes(model, monkeypatch: pytest.MonkeyPatch, caplog):
     quiet(caplog)
-    step = batch.Batch._step
+    run = Engine._pass
 
-    def too_much(self, rows, features):
+    def too_much(self, model, rows, *how):
         if rows.stop - rows.start > 2:
             raise torch.OutOfMemoryError("full")
-        return step(self, rows, features)
+        return run(self, model, rows, *how)
 
     scheduler = Scheduler(model, max_rows=8)
     asked = requests(8)
     jobs = [scheduler.submit(request) for request in asked]
     for _ in range(5):
         scheduler.tick()
-    monkeypatch.setattr(batch.Batch, "_step", too_much)
+    monkeypatch.setattr(Engine, "_pass", too_much)
     drain(scheduler)
     assert scheduler.max_rows == 2 and scheduler.stats().out_of_memory == 2
     assert [truth_of(job) for job in jobs] == [alone(model, request) for request in asked]
@@ -345,10 +347,10 @@ def test_out_of_memory_halves_the_rows_and_no_text_changes(model, monkeypatch: p
 def test_out_of_memory_even_alone_is_told(model, monkeypatch: pytest.MonkeyPatch, caplog):
     quiet(caplog)
 
-    def full(self, rows, features):
+    def full(self, *how):
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(batch.Batch, "_step", full)
+    monkeypatch.setattr(Engine, "_pass", full)
     scheduler = Scheduler(model, max_rows=2)
     jobs = [scheduler.submit(ask(seed=seed)) for seed in range(3)]
     drain(scheduler)
@@ -404,12 +406,12 @@ def test_shutdown_finishes_what_was_accepted_and_takes_nothing_new(model):
 def test_a_scheduler_that_breaks_tells_everyone(model, monkeypatch: pytest.MonkeyPatch, caplog):
     quiet(caplog)
 
-    def broken(self, task):
+    def broken(self, row):
         raise RuntimeError("the device is gone")
 
     scheduler = Scheduler(model, max_rows=1)
     jobs = [scheduler.submit(ask(40, seed)) for seed in range(3)]
-    monkeypatch.setattr(batch.Batch, "remove", broken)
+    monkeypatch.setattr(Engine, "remove", broken)
     jobs[0].cancel()
     scheduler.tick()  # it waits still: no row to give back
     jobs[1].cancel()
@@ -425,10 +427,10 @@ def test_a_scheduler_that_breaks_tells_everyone(model, monkeypatch: pytest.Monke
 def test_a_device_that_breaks_ends_the_scheduler(model, monkeypatch: pytest.MonkeyPatch, caplog):
     quiet(caplog)
 
-    def broken(self, rows, features):
+    def broken(self, *how):
         raise torch.AcceleratorError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(batch.Batch, "_step", broken)
+    monkeypatch.setattr(Engine, "_pass", broken)
     scheduler = Scheduler(model, max_rows=2)
     jobs = [scheduler.submit(ask(seed=seed)) for seed in range(4)]
     thread = scheduler.start()._thread
@@ -453,18 +455,21 @@ def test_memory_that_runs_out_again_while_making_room(monkeypatch: pytest.Monkey
     model = tiny("bd3lm")
     scheduler = Scheduler(model, max_rows=8)
     failures = iter([True, True, False])
-    original = batch.Slots
+    original = Slots.reserve
 
-    def slots(*given: object) -> object:
+    def reserve(*given: object) -> None:
         if next(failures, False):
             raise torch.OutOfMemoryError("no room")
-        return original(*given)  # type: ignore[arg-type]
+        original(*given)  # type: ignore[arg-type]
 
     job = scheduler.submit(Request(ids=(1, 2), settings=DecodeSettings(max_new_tokens=4), seed=0))
     scheduler.tick()
-    monkeypatch.setattr(batch, "Slots", slots)
-    monkeypatch.setattr(scheduler._batch, "step", _no_room)
-    scheduler.tick()
+    with monkeypatch.context() as patched:
+        patched.setattr(Slots, "reserve", reserve)
+        patched.setattr(scheduler_module, "empty_cache", lambda: None)
+        patched.setattr(scheduler, "_on_gpu", True)
+        patched.setattr(Engine, "_pass", _no_room)
+        scheduler.tick()
     assert scheduler.max_rows == 1 and scheduler.stats().queue == 1
     for _ in range(20):
         scheduler.tick()

@@ -18,7 +18,7 @@ from dadlm.bench.clock import synchronise
 from dadlm.bench.machine import Ceilings, describe_machine, measure_ceilings
 from dadlm.bench.progress import tell
 from dadlm.decode import DecodeSettings, generate
-from dadlm.decode.generate import decode, start_rows
+from dadlm.decode.generate import completions, decode_steps
 from dadlm.model import Model, ModelConfig
 from dadlm.recipes import recipe
 
@@ -72,7 +72,7 @@ def _step(model: Model, batch: int, prefix: int, count: int, ceilings: Ceilings)
     tokens = min(model.config.context - prefix, (warmup + 2 * count) // N * N + 2 * N)
     warmup = min(warmup, tokens // 2)
     settings = DecodeSettings(max_new_tokens=tokens)
-    texts = start_rows(
+    texts = completions(
         model,
         [_prompt(prefix, row, model.config.eot_id or model.config.mask_id) for row in range(batch)],
         settings,
@@ -81,10 +81,12 @@ def _step(model: Model, batch: int, prefix: int, count: int, ceilings: Ceilings)
     times: list[float] = []
     synchronise(device)
     start = time.perf_counter()
-    for index, _ in enumerate(decode(model, texts, settings)):
+    for index, _ in enumerate(decode_steps(model, texts)):
         synchronise(device)
         now = time.perf_counter()
-        inside = N == 1 or index % N != 0  # the first step of a block waits for the cache write before it
+        inside = (
+            N == 1 or 0 < index % N < N - 1
+        )  # the first waits for the cache write before it, the last commits
         if index >= warmup and inside:
             times.append((now - start) * 1e3)
         if len(times) == count:

@@ -1,16 +1,13 @@
 """One text in the terminal as it is written: block by block, or every step with its graph."""
 
 import time
-from collections.abc import Iterator
 
 from rich.console import Console
 from rich.text import Text
 
 from dadlm.decode import DecodeSettings
-from dadlm.decode.block import Step
 from dadlm.decode.events import event_of
-from dadlm.decode.generate import decode, ids_of, start_rows
-from dadlm.decode.rows import Row
+from dadlm.decode.generate import completions, decode_steps
 from dadlm.decode.show import show_step
 from dadlm.model import Model
 
@@ -19,15 +16,16 @@ def write_text(
     model: Model, prompt: str, settings: DecodeSettings, seed: int, show: bool, console: Console
 ) -> None:
     """Complete a prompt in front of the reader, until Ctrl-C at the latest; then say what it took."""
-    [row] = start_rows(model, [prompt], settings, seed)
+    [row] = completions(model, [prompt], settings, seed)
     console.print(Text(prompt, style="dim"), end="\n" if show else "")
     tokens, passes, printed, stopped, start = [], 0, 0, "", time.perf_counter()
     try:
-        for step, finished in passes_of(model, row, settings):
-            tokens, passes = tokens + finished, passes + 1
-            if show:
-                show_step(event_of(model, step, tokens=1), console)
-            elif finished:
+        for result in decode_steps(model, [row]):
+            finished = [row.ids[position] for new in result.committed for position in new.positions]
+            tokens, passes = tokens + finished, passes + bool(result.rows)
+            if show and result.step:
+                show_step(event_of(model, result.step, tokens=1), console)
+            elif finished and not show:
                 # Without a character whose last bytes are still to come.
                 text = _text(model, tokens).rstrip("\N{REPLACEMENT CHARACTER}")
                 console.print(Text(text[printed:]), end="")
@@ -57,20 +55,6 @@ def cut_off(model: Model, prompt: str, tokens: list[int]) -> int:
     if config.family == "mdlm" or config.eot_id in tokens:  # writes no further than asked; ends with it
         return 0
     return -(len(ids_of(model, prompt) or [config.eot_id]) + len(tokens)) % config.block
-
-
-def passes_of(model: Model, row: Row, settings: DecodeSettings) -> Iterator[tuple[Step, list[int]]]:
-    """Each forward pass with the tokens whose block it finished; none while a block is in work."""
-    for step in decode(model, [row], settings):
-        if bool((step.block.masked & ~step.kept).any()):
-            yield step, []
-            continue
-        first = int(step.block.first[0])
-        block = step.ids[0, max(0, len(row.prompt) - first) : row.length - first].tolist()
-        if model.config.eot_id in block:
-            yield step, block[: block.index(model.config.eot_id) + 1]
-            return  # AR looks only now and then whether a text has ended
-        yield step, block
 
 
 def _text(model: Model, tokens: list[int]) -> str:

@@ -1,215 +1,283 @@
-"""Runs the acts of decoding on a set of rows: begin a block, denoise, commit.
+"""The decoding engine: many texts side by side, one forward pass for all of them at a time.
 
-Each act is a function of state on the device that changes it in place. On CUDA an act is launched kernel by
-kernel the first time, captured the second time, and replayed from then on: a decoding step is a few hundred
-small kernels, and launching them one by one takes many times longer than running them. The lengths of the
-texts are read on the device, so one capture serves the whole text; only a smaller batch needs a new one. What
-is done once in a block is captured later: short texts have too few blocks to make up for it.
+`Engine.step` is admit → denoise → commit: rows join and read the text before their blocks, one pass decides some
+tokens of each, and blocks that are decided are handed out. Everything that decodes submits requests here: `generate`,
+`stream`, `fill_gaps`, evaluation and the server.
+
+On CUDA a pass, and what is done when blocks end, is launched kernel by kernel at first, then captured as a graph and
+replayed: a step is a few hundred small kernels, and launching them takes many times longer than running them. Lengths
+are read on the device, so one graph serves the whole text.
+
+S slots of a pass, N block size.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+import weakref
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from dadlm.decode.block import Block, Step, denoise_step, keep
-from dadlm.decode.infill import short_gaps
-from dadlm.decode.predict import Predictor
-from dadlm.decode.rows import Rows
-from dadlm.decode.settings import DecodeSettings
-from dadlm.model import Model
-from dadlm.model.capture import capture, give_back_cached, lend_pool
-from dadlm.model.layer import Modulation
+from dadlm.decode.batched_settings import Features
+from dadlm.decode.predict import predict
+from dadlm.decode.request import Request, Row
+from dadlm.decode.samplers import SAMPLERS
+from dadlm.decode.slots import ONCE_PER_BLOCK, Slots
+from dadlm.decode.state import LAST_TOKENS, State
+from dadlm.decode.step import Step, count_kept, denoise_step
+from dadlm.model import Model, eval_mode
+from dadlm.model.capture import Graphs
 
-Result = TypeVar("Result")
 _FEW = 64  # tokens: to draw fewer saves less than to capture one more size costs
-_TOKENS_BETWEEN_LOOKS = 16
-_SMALL = 128  # positions in work: their graphs share memory with those before and after them
-LAUNCHES = 3
-"""Of what is done once in a block, before it is captured: that takes as long as several of them."""
 
 
-class Act(Generic[Result]):
-    """A function without arguments: launched so many times, and from then on, if `graphs`, replayed as a CUDA
-    graph."""
+@dataclass(frozen=True)
+class Committed:
+    """Tokens that a row has just finished; `row.finished` says whether they were the last of its text."""
 
-    def __init__(self, graphs: bool, pool: Any = None, launches: int = 1) -> None:
-        self.graphs, self.pool, self.launches, self.calls = graphs, pool, launches, 0
-        self.graph: torch.cuda.CUDAGraph | None = None
+    row: Row
+    positions: list[int]
+    """Where they stand in `row.ids`, in order."""
 
-    def __call__(self, function: Callable[[], Result]) -> Result:
-        """The same function every time. It is not kept: a circle would keep the cache until gc finds it."""
-        self.calls += 1
-        if not self.graphs or self.calls <= self.launches:
-            return function()
-        if self.graph is None and not self._captured(function):
-            return function()
-        assert self.graph is not None
-        self.graph.replay()
-        return self.result
 
-    def _captured(self, function: Callable[[], Result]) -> bool:
-        """Capture the function; where that cannot be done, go on kernel by kernel."""
-        captured = capture("decoding", function, self.pool)
-        if captured is None:
-            self.graphs = False
-            return False
-        self.graph, self.result = captured
-        return True
+@dataclass(frozen=True)
+class StepResult:
+    step: Step | None
+    """What the forward pass did, valid until the next one; None if no row had anything to decide."""
+    rows: dict[int, Row]
+    """The rows that took part, by their index in `step`."""
+    committed: list[Committed]
 
 
 class Engine:
-    """The acts on a set of rows that shrinks when texts are finished."""
+    """See the module's text.
+
+    In `lockstep` all rows begin their blocks together and wait for the slowest: best for many texts that nobody reads
+    before they are finished, since keys and values are then written for all of them at once and the device is
+    asked once in a block. Otherwise rows join at any step, and a block is committed as soon as it is decided.
+    `cached=False` is the slow twin: it reads the whole text anew for every pass.
+    """
 
     def __init__(
-        self, model: Model, rows: Rows, predictor: Predictor, settings: DecodeSettings, graphs: bool
+        self, model: Model, *, lockstep: bool = True, cached: bool = True, graphs: bool | None = None
     ) -> None:
-        self.model, self.rows, self.predictor, self.settings = model, rows, predictor, settings
-        self.graphs, self.blocks, self.lent = graphs, 0, None
-        # Graphs know addresses only: what the model keeps for decoding must live as long as they do.
-        self.constants = (
-            model.head.kept,
-            *(module.kept for module in model.modules() if isinstance(module, Modulation)),
-        )
-        self._start(rows.next_block())
+        self._model = weakref.ref(model)  # the engine stays with its model, and must not keep it alive
+        self.lockstep, self.device, self.rows = lockstep, model.device, list[Row]()
+        enabled = (self.device.type == "cuda" and cached) if graphs is None else graphs
+        self.graphs = Graphs(enabled, self.device)
+        self.slots = Slots(lockstep, cached, self.graphs)
+        self._constants = ExitStack()
+        self._addresses: tuple[int, ...] = ()
+        self._begun = False  # lockstep: the rows are inside their blocks
+        self._passes: list[int] | None = None  # tokens that each pass of the block keeps, where that is known
+        self._unseen = 0  # lockstep, AR: tokens since `_look`
 
-    def _start(self, block: Block) -> None:
-        self.block = block
-        self.acts: dict[Any, Act[Any]] = {}  # graphs before go first: what they held can be given back
-        pool = self._pool(block.ids.numel())
-        self.acts = defaultdict(partial(Act, self.graphs, pool))
-        self.acts |= {name: Act(self.graphs, pool, LAUNCHES) for name in ("begin", "commit", "write")}
+    @property
+    def model(self) -> Model:
+        model = self._model()
+        assert model is not None, "an engine is used while its model is there"
+        return model
 
-    def _pool(self, positions: int) -> Any:
-        """Memory for graphs. Small ones take what others have left, and leave it to the next; what large ones
-        need is too much to hold on to, and goes back to the driver before the next."""
-        device = self.model.device
-        if not self.graphs or device.type != "cuda":
-            return None
-        if positions > _SMALL:
-            give_back_cached()
-            return torch.cuda.graph_pool_handle()
-        self.lent = self.lent or lend_pool(device.index, self)
-        return self.lent
+    @property
+    def _state(self) -> State:
+        return self.slots.state
 
-    def begin(self) -> None:
-        self.acts["begin"](self._begin)
+    # --- rows come and go
 
-    def commit(self) -> None:
-        self.acts["commit"](self._commit)
+    def add(self, request: Request | Row) -> Row:
+        """Let a request, or a row that was made of one before, join at the next step."""
+        row = request if isinstance(request, Row) else Row(self.model, request)
+        if not self.rows and not self.slots.rows:
+            self._start()
+        self.rows.append(row)
+        return row
 
-    def write(self) -> None:
-        self.acts["write"](self._write)
+    def remove(self, row: Row) -> None:
+        """Let a row go. It may join again, and does its block again then."""
+        self._drop(row)
+        self.slots.rows = [None if held is row else held for held in self.slots.rows]
+        row.rewind()
 
-    def passes(self) -> Iterator[int | None]:
-        """Once for each forward pass that the block in work needs: room for the tokens that it keeps.
+    def _drop(self, row: Row) -> None:
+        """The last row takes the place of one that leaves."""
+        slot, last = self.rows.index(row), self.rows.pop()
+        if last is not row:
+            self.rows[slot] = last
 
-        Where that does not depend on the tokens, it is known from the start and nothing waits for the device,
-        not even for the news that all texts have ended: what is left to launch has nothing to decide.
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """Let all rows go. Where graphs are captured, they and their memory stay for the next ones."""
+        self.rows, self.slots.rows, self._begun, self._unseen = [], [], False, 0
+        self._constants.close()
+        if not self.graphs.enabled:
+            self.slots.release()
+        elif self.slots.memory is not None:
+            self._state.rest(slice(0, self._state.slots))
+
+    def reserve(self, rows: int) -> None:
+        """Take the memory for so many rows of any length now."""
+        self.slots.reserve(self.model, rows, self.model.config.context)
+
+    @property
+    def read_at_once(self) -> int:
+        """Tokens of prompts that one step reads."""
+        return self.slots.read_at_once(self.model)
+
+    @property
+    def tokens_to_read(self) -> int:
+        """Tokens of prompts that wait to be read."""
+        return sum(row.to_write for row in self.rows if not row.busy)
+
+    def release(self) -> None:
+        """Let all rows go and give all memory back, that of captured graphs included."""
+        self.graphs.clear()
+        self.slots.release()
+        self.clear()
+
+    @torch.inference_mode()
+    def _start(self) -> None:
+        """The first row comes: see whether the weights are where captured graphs look for them."""
+        model = self.model
+        addresses = tuple(parameter.data_ptr() for parameter in model.parameters())
+        if addresses != self._addresses:
+            self.graphs.clear()
+            self.slots.release()
+            self._addresses = addresses
+        with torch.autocast(model.device.type, enabled=False):
+            self._constants.enter_context(model.constants_kept())
+
+    # --- a step
+
+    @torch.inference_mode()
+    def step(self, only: Row | None = None) -> StepResult:
+        """One forward pass of all rows, or of `only` one: admit, denoise, commit.
+
+        Without autocast: the cache has the weights' own type. Between steps the model is the caller's.
         """
-        settings, (B, N) = self.settings, self.block.ids.shape
-        if self.rows.block == 1:
-            yield self._room(B)
-        elif settings.infill is None and settings.sampler != "confidence":
-            for kept in self._kept():
-                if not self.graphs and not bool(self.block.masked.any()):
-                    return
-                yield self._room(kept)
-        elif settings.sampler == "confidence":
-            while bool(self.block.masked.any()):
-                yield self._room(B * N)
-        else:  # infilling: the masks tell what is kept, so that is counted first, and nothing else is drawn
-            while kept := int(self.acts["count"](self._count)):
-                yield self._room(kept)
+        model = self.model
+        with torch.autocast(model.device.type, enabled=False), eval_mode(model):
+            self._admit(model, only)
+            step, rows = self._denoise(model, only)
+            return StepResult(step, rows, self._commit(only))
 
-    def step(self, room: int | None) -> Step:
-        """One forward pass and what follows from it; see `passes`."""
-        return self.acts["step", room](partial(self._step, room))
-
-    def _room(self, kept: int) -> int | None:
-        """Few different sizes are captured; without graphs exactly what is kept is drawn."""
-        if not self.graphs:
-            return None
-        (B, N), settings = self.block.ids.shape, self.settings
-        if settings.path != "sample":
-            return B * N  # the head runs on all nodes
-        if settings.padded and settings.sampler == "random":
-            return B * N  # an end takes steps out of a row: what is kept when is not known from the start
-        if settings.infill is not None or settings.sampler != "first-hitting":
-            kept = max(kept, min(B * N, _FEW))
-        return next((B << doubling for doubling in range(N) if B << doubling >= kept), B * N)
-
-    def drop_finished(self) -> None:
-        """Let go of finished rows: at once, or with graphs when that halves the batch.
-
-        Asking the device costs a wait, so single tokens are asked after in groups.
-        """
-        self.blocks += 1
-        if (
-            self.rows.block == 1
-            and self.blocks % _TOKENS_BETWEEN_LOOKS
-            and self.blocks < self.rows.most_blocks
-        ):
+    def _admit(self, model: Model, only: Row | None) -> None:
+        """Bring new rows in, read the text before their blocks, and begin those."""
+        if self.lockstep and self._begun:
             return
-        finished = self.rows.finished.tolist()
-        going_on = [index for index, ended in enumerate(finished) if not ended]
-        few = not self.graphs or len(going_on) <= len(finished) // 2
-        if len(going_on) == len(finished) or not few:
-            return
-        self.rows.keep(going_on)
-        self.predictor.keep(torch.tensor(going_on, dtype=torch.int64, device=self.model.device))
-        self._start(Block(*(getattr(self.block, field.name)[going_on] for field in fields(Block))))
+        self.slots.arrange(model, self.rows)
+        rows = self.rows if only is None else [only]
+        self.slots.read(model, rows)
+        if beginning := {row for row in rows if not row.busy and not row.to_write}:
+            which = torch.tensor([row in beginning for row in self.slots.rows], device=model.device)
+            self._state.begin(slice(0, len(which)), which, self.slots.features)
+            for row in beginning:
+                row.busy = True
+        if self.lockstep:
+            self._begun, self._passes = True, self._count_passes()
 
-    def _kept(self) -> list[int]:
-        """How many tokens each pass keeps, of a sampler that does not look at them."""
-        masked = self.block.masked
-        if self.settings.sampler == "first-hitting":
-            return [len(masked)] * int(masked.sum(1).max())
-        steps = torch.where(masked, self.block.reveal, -1).cpu().sort(1).values
-        # The passes of a row are its different steps, in order.
-        number = (steps != F.pad(steps[:, :-1], (1, 0), value=-1)).cumsum(1) - 1
-        return number[steps >= 0].bincount().tolist()
+    def _denoise(self, model: Model, only: Row | None) -> tuple[Step | None, dict[int, Row]]:
+        """One forward pass; with the rows that decided something, by their index in it."""
+        rows = self.slots.whole() if only is None else self.slots.of(only)
+        ready = {i: row for i, row in enumerate(self.slots.rows[rows]) if row is not None and row.ready}
+        capacity = self._capacity() if ready else 0
+        if capacity == 0:
+            return None, {}
+        features = self.slots.features
+        call = partial(self._pass, model, rows, features, capacity)
+        step = call() if only else self.graphs(("pass", rows.stop, features, capacity), call)
+        for row in ready.values():
+            row.passes_of_block += 1
+        return step, ready
 
-    def _count(self) -> Tensor:
-        """How many tokens the next pass keeps, infilled ones included; 0 when the block is decided."""
-        assert self.settings.infill is not None
-        infilled = short_gaps(self.block.masked, self.block.inside, *self.settings.infill)
-        return keep(self.block, infilled, self.settings)[0].sum()
-
-    def _begin(self) -> None:
-        self._set(self.rows.next_block())
-
-    def _step(self, room: int | None) -> Step:
-        # A row takes part in a forward pass while it has something to decide.
-        self.rows.forward_passes += self.block.masked.any(1)
-        block = self.block
-        if self.graphs:  # what a step saw must not change before the next one is made
-            block = replace(
-                block, ids=block.ids.clone(), masked=block.masked.clone(), step=block.step.clone()
-            )
-        after, step = denoise_step(self.model, self.predictor, block, self.settings, room)
-        self._set(after)
+    def _pass(self, model: Model, rows: slice, features: Features, capacity: int | None) -> Step:
+        state = self._state
+        width = state.N
+        if state.is_window and not self.graphs.enabled:  # windows may be shorter than the longest there was
+            width = max(row.block for row in self.slots.rows[rows] if row)
+        block = state.blocks(rows, width)
+        state.forward_passes[rows] += block.masked.any(1)
+        # What a step saw must not change before it was looked at.
+        seen = {name: getattr(block, name).clone() for name in ("ids", "masked", "first", "number", "step")}
+        block = replace(block, **seen)
+        context = self.slots.context(model, rows, self._unseen)
+        prediction = predict(model, block, state.text[rows], context)
+        after, step = denoise_step(model, prediction, block, state.settings[rows], features, capacity)
+        state.update(rows, after)
         return step
 
-    def _commit(self) -> None:
-        self.rows.commit(self.block)
+    def _commit(self, only: Row | None) -> list[Committed]:
+        """Hand out the blocks that are decided, and let finished rows go."""
+        rows = self.slots.whole() if only is None else self.slots.of(only)
+        if not self._is_decided(rows):
+            return []
+        features = self.slots.features
+        call = partial(self._state.advance, rows, features)
+        news = call() if only else self.graphs(("advance", rows.stop, features), call, ONCE_PER_BLOCK)
+        self._begun = False
+        if self.lockstep and self.graphs.enabled and self._state.N == 1:
+            self._unseen += (
+                1  # to ask the device costs a wait: after several tokens, or when a text may be over
+            )
+            if self._unseen < min(LAST_TOKENS, *(row.end - row.first for row in self.rows)):
+                return []
+        return self._look(rows, news.tolist())
 
-    def _write(self) -> None:
-        self.predictor.commit(self.block.ids, self.block.first)
-        if self.predictor.cache_writes:
-            self.rows.cache_passes += ~self.rows.finished
+    # --- what a block takes
 
-    def _set(self, block: Block) -> None:
-        """Change the block in work; with graphs its tensors stay where these will look for them."""
-        if not self.graphs:
-            self.block = block
-            return
-        for name in (field.name for field in fields(Block)):
-            old, new = getattr(self.block, name), getattr(block, name)
-            if old is not new:
-                old.copy_(new)
+    def _count_passes(self) -> list[int] | None:
+        """How many tokens each pass of the blocks in work keeps, if that is worth knowing before the first."""
+        features, state = self.slots.features, self._state
+        cut = any(row.first + row.block > row.length for row in self.rows)
+        if not self.graphs.enabled or not features.counted or cut:
+            return None  # without graphs asking the device costs nothing; a text that is cut may end sooner
+        block = state.blocks(self.slots.whole(), state.N)
+        return [len(block.ids)] if state.N == 1 else SAMPLERS[features.samplers[0]].kept_per_pass(block)
+
+    def _capacity(self) -> int | None:
+        """Tokens that the next pass draws; None: as many as there are. Few different numbers are captured."""
+        if not self.graphs.enabled:
+            return None
+        features, rows, N = self.slots.features, self.slots.whole(), self._state.N
+        S, most = rows.stop, rows.stop * features.most_kept(N)
+        drawn = features.drawn or features.position
+        if not self.lockstep or most == S or features.sees_tokens or not drawn:
+            return most
+        if self._passes is None:
+            kept = int(self.graphs(("count", S, features), partial(self._count, rows, features)))
+        else:
+            kept = self._passes[0] if self._passes else 0
+        if features.padded and kept:
+            return most  # an end takes steps out of a row: more may be kept than was counted
+        kept = kept and max(kept, min(most, _FEW))
+        return next((S << doubling for doubling in range(N) if S << doubling >= kept), most) if kept else 0
+
+    def _count(self, rows: slice, features: Features) -> Tensor:
+        return count_kept(self._state.blocks(rows, self._state.N), self._state.settings[rows], features)
+
+    def _is_decided(self, rows: slice) -> bool:
+        """Whether blocks are to be committed: in lockstep when all are decided, else when one is."""
+        ready = [row is not None and row.ready for row in self.slots.rows[rows]]
+        if not any(ready):
+            return False
+        if self.lockstep and self._passes is not None:
+            self._passes = self._passes[1:]
+            return not self._passes
+        is_open = self._state.block.masked[rows].any(1).tolist()
+        decided = [not open_ for open_, is_ready in zip(is_open, ready, strict=False) if is_ready]
+        return all(decided) if self.lockstep else any(decided)
+
+    def _look(self, rows: slice, news: list[list[int]]) -> list[Committed]:
+        """Learn what `State.advance` has done."""
+        self._unseen, committed = 0, list[Committed]()
+        for row, (over, first, passes, *ids) in zip(self.slots.rows[rows], news, strict=False):
+            if row is None or not row.ready or (first == row.first and not over):
+                continue
+            if self._state.N == 1:
+                ids = ids[LAST_TOKENS - (first - row.first) :]
+            committed.append(Committed(row, row.commit(first, bool(over), ids, passes)))
+        for row in [one.row for one in committed if one.row.finished]:
+            self._drop(row)
+        if not self.rows:
+            self.clear()
+        return committed

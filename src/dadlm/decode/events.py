@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dadlm.decode.block import Step
+from dadlm.decode.step import Step
 from dadlm.model import Model
 
 

@@ -1,6 +1,6 @@
 """Positions [B, N] as flat places, so that the head runs on some of them only.
 
-How many there are may be said before (`room`), as a captured step must know it: spare places lie behind all
+A captured step must know how many there are before it begins (`capacity`): spare places lie behind all
 others, at B·N, and what is put there falls off.
 """
 
@@ -9,11 +9,11 @@ from torch import Tensor, where
 from dadlm.nodes import select
 
 
-def places(wanted: Tensor, room: int | None) -> Tensor:
-    """Flat indices [n] of the wanted positions of [B, N]: exactly these, or `room` with spare ones at B·N."""
-    if room is None:
+def places(wanted: Tensor, capacity: int | None) -> Tensor:
+    """Flat indices [n] of the wanted positions of [B, N]: exactly these, or `capacity` with spare ones at B·N."""
+    if capacity is None:
         return wanted.flatten().nonzero().squeeze(1)
-    place = select(wanted.flatten(), room).place[0]
+    place = select(wanted.flatten(), capacity).place[0]
     return where(place < 0, wanted.numel(), place)
 
 

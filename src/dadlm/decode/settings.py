@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from dadlm.decode.samplers import SAMPLERS, SamplerName
 from dadlm.errors import ConfigError
 from dadlm.model import ModelConfig
 
@@ -13,7 +14,7 @@ class DecodeSettings:
 
     max_new_tokens: int | None = None
     """Tokens to write after the prompt; None: 128, or what the context leaves if that is less."""
-    sampler: Literal["first-hitting", "random", "confidence"] = "first-hitting"
+    sampler: SamplerName = "first-hitting"
     """Which predictions a step keeps: one at random, a random share, or all that are sure enough."""
     steps: int | None = None
     """Denoising steps per block of the random sampler; None: as many as the block has tokens."""
@@ -40,7 +41,7 @@ class DecodeSettings:
     out the token that crosses top_p too, as that project's code does."""
 
     def __post_init__(self) -> None:
-        _choice("sampler", self.sampler, ("first-hitting", "random", "confidence"))
+        _choice("sampler", self.sampler, tuple(SAMPLERS))
         _choice("path", self.path, ("sample", "viterbi", "lookahead"))
         _choice("nucleus", self.nucleus, ("standard", "bd3lm", "position"))
         if not isinstance(self.padded, bool):
@@ -52,9 +53,10 @@ class DecodeSettings:
         for name in ("max_new_tokens", "steps"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
-        if self.steps is not None and self.sampler != "random":
+        if self.steps is not None and "steps" not in SAMPLERS[self.sampler].options:
+            owners = " and ".join(name for name, sampler in SAMPLERS.items() if "steps" in sampler.options)
             raise ConfigError(
-                f"steps belongs to the random sampler; {self.sampler} takes as many as it needs"
+                f"steps belongs to the {owners} sampler; {self.sampler} takes as many as it needs"
             )
         if self.infill is not None:
             if not isinstance(self.infill, tuple | list) or len(self.infill) != 2:

@@ -21,8 +21,8 @@ import torch
 
 from dadlm import counter
 from dadlm.decode import DecodeSettings
-from dadlm.decode.engine import LAUNCHES
-from dadlm.decode.generate import decode, start_rows
+from dadlm.decode.generate import completions, decode_steps
+from dadlm.decode.slots import ONCE_PER_BLOCK
 from dadlm.errors import ConfigError
 from dadlm.evaluate.presets import Configuration, default_prompt_tokens
 from dadlm.evaluate.subject import describe
@@ -127,20 +127,24 @@ def _updates(
     """Milliseconds of the updates of one batch of texts that do not begin a block, while all texts go on."""
     # With one update a block there are no others: all are timed, by every model alike.
     single = settings.steps == 1 or model.config.block == 1
-    preparing = 1 + (LAUNCHES if single else 1)  # updates that launch, then capture, what the others replay
-    stepping = decode(model, start_rows(model, prompts, settings, seed), settings)
+    preparing = 1 + (
+        ONCE_PER_BLOCK if single else 1
+    )  # updates that launch, then capture, what the others replay
+    stepping = decode_steps(model, completions(model, prompts, settings, seed))
     for number in count():
         _wait(model)
         start = time.perf_counter()
-        step = next(stepping, None)
+        result = next(stepping, None)
         _wait(model)
         took = 1000 * (time.perf_counter() - start)
-        if step is None:
+        if result is None:
             return
+        if (step := result.step) is None:
+            continue
         begins = not step.block.step.any()
         if begins and int(step.block.masked.any(1).sum()) < len(prompts):  # some text is over
             return
-        if number >= preparing and (single or not begins):
+        if number >= preparing and (single or not (begins or result.committed)):
             yield took
 
 
@@ -148,11 +152,11 @@ def watch_memory(
     model: Model, prompts: Sequence[Sequence[int]], settings: DecodeSettings, seed: int
 ) -> dict[str, float | None]:
     """MiB before the prompt is read, while the last block is there, and the most in between."""
-    rows = start_rows(model, prompts, settings, seed)
+    rows = completions(model, prompts, settings, seed)
     if model.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(model.device)
     start = end = peak = _memory(model)
-    for _ in decode(model, rows, settings):
+    for _ in decode_steps(model, rows):
         end = _memory(model)
         peak = None if peak is None or end is None else max(peak, end)
     if model.device.type == "cuda":

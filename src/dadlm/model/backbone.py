@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from dadlm.model.attention import attend_nodes, attend_read
 from dadlm.model.config import ModelConfig
 from dadlm.model.context import Context
-from dadlm.model.layer import CONDITION, Attend, Layer, Modulation, Norm, Rotation
+from dadlm.model.layer import CONDITION, Attend, Layer, Modulation, Norm, Rotation, refreshed
 from dadlm.model.rotary import rotation
 from dadlm.nodes import Nodes, expand
 
@@ -120,8 +120,8 @@ class Backbone(nn.Module):
         """While this is open, what depends on the weights alone (adaLN) is computed once, not every pass."""
         modulations = [module for module in self.modules() if isinstance(module, Modulation)]
         condition = self._condition()
-        for modulation in modulations:
-            modulation.kept = modulation(condition)  # what is there already, if another text is in work
+        for modulation in modulations:  # what is there already, if another text is in work
+            modulation.kept = modulation.buffer = refreshed(modulation.buffer, modulation(condition))
         self.keepers += 1
         try:
             yield

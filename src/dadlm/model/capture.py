@@ -2,18 +2,68 @@
 
 import threading
 import warnings
-import weakref
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 Result = TypeVar("Result")
 _one_at_a_time = threading.RLock()
 """Captures share a stream, and waiting for the device or giving memory back would spoil another's."""
+
+
+class GraphedCallable(Generic[Result]):
+    """A function without arguments: launched so many times, and from then on, if `graphs`, replayed as a CUDA
+    graph."""
+
+    def __init__(self, graphs: bool, pool: Any = None, launches: int = 1) -> None:
+        self.graphs, self.pool, self.launches, self.calls = graphs, pool, launches, 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, function: Callable[[], Result]) -> Result:
+        """The same function every time. It is not kept: a circle would keep the cache until gc finds it."""
+        self.calls += 1
+        if not self.graphs or self.calls <= self.launches:
+            return function()
+        if self.graph is None and not self._captured(function):
+            return function()
+        assert self.graph is not None
+        self.graph.replay()
+        return self.result
+
+    def _captured(self, function: Callable[[], Result]) -> bool:
+        """Capture the function; where that cannot be done, go on kernel by kernel."""
+        captured = capture("decoding", function, self.pool)
+        if captured is None:
+            self.graphs = False
+            return False
+        self.graph, self.result = captured
+        return True
+
+
+class Graphs:
+    """Callables of one owner by key, which share a pool of memory; without `enabled` they are only called."""
+
+    def __init__(self, enabled: bool, device: torch.device) -> None:
+        self.enabled, self.device, self.pool = enabled, device, None
+        self.callables: dict[Hashable, GraphedCallable[Any]] = {}
+
+    def __call__(self, key: Hashable, function: Callable[[], Result], launches: int = 1) -> Result:
+        """Call a function, or replay it; the same key always means the same function at the same addresses."""
+        if not self.enabled:
+            return function()
+        if key not in self.callables:
+            if self.pool is None and self.device.type == "cuda":
+                self.pool = torch.cuda.graph_pool_handle()
+            self.callables[key] = GraphedCallable(self.enabled, self.pool, launches)
+        return self.callables[key](function)
+
+    def clear(self) -> None:
+        """Let all graphs and their memory go."""
+        self.callables.clear()
+        self.pool = None
 
 
 def capture(
@@ -27,14 +77,13 @@ def capture(
         try:
             with suppress(torch.OutOfMemoryError):
                 return _captured(function, pool)
-            give_back_cached()  # a capture cannot do that on its own
+            empty_cache()  # a capture cannot do that on its own
             return _captured(function, pool)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             first_line = str(error).split("\n")[0]
             warnings.warn(f"{what} without CUDA graphs, more slowly: {first_line}", stacklevel=3)
-            _spoilt.add(pool)
             with suppress(RuntimeError):
                 _end_capture()
             return None
@@ -47,31 +96,10 @@ def _captured(function: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUD
     return graph, result
 
 
-def give_back_cached() -> None:
-    """Memory that is cached and not in use, to the driver; not while another thread captures."""
+def empty_cache() -> None:
+    """`torch.cuda.empty_cache`, but not while another thread captures."""
     with _one_at_a_time:
         torch.cuda.empty_cache()
-
-
-_idle: dict[int, list[torch.cuda.CUDAGraph]] = defaultdict(list)
-"""On each device: graphs that do next to nothing, but keep a pool of memory that nobody uses now."""
-_spoilt: set[Any] = set()
-"""Pools that a failed capture has left in the middle."""
-
-
-def lend_pool(device: int, borrower: object) -> Any:
-    """Memory for the graphs of a borrower alone; who borrows after it is gone takes what it has left.
-
-    None where there is none to be had: then each graph has its own.
-    """
-    idle = _idle[device]
-    try:
-        with _one_at_a_time, torch.cuda.device(device):
-            holder = idle.pop() if idle else _next_to_nothing()
-    except RuntimeError:
-        return None
-    weakref.finalize(borrower, _hand_back, idle, holder).atexit = False
-    return holder.pool()
 
 
 def _next_to_nothing(mode: str = "thread_local") -> torch.cuda.CUDAGraph:
@@ -80,11 +108,6 @@ def _next_to_nothing(mode: str = "thread_local") -> torch.cuda.CUDAGraph:
     with _capturing(graph, None, mode):
         torch.zeros(1, device="cuda")  # an empty graph would warn
     return graph
-
-
-def _hand_back(idle: list[torch.cuda.CUDAGraph], holder: torch.cuda.CUDAGraph) -> None:
-    if holder.pool() not in _spoilt:
-        idle.append(holder)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dadlm.model.config import ModelConfig
 from dadlm.model.kernels import takes
+from dadlm.model.layer import refreshed
 
 _CHUNK = 1 << 28  # logits held at once in training (elements); larger sets are recomputed in backward
 
@@ -18,7 +19,8 @@ class Head(nn.Module):
     def __init__(self, config: ModelConfig, embedding: nn.Embedding) -> None:
         super().__init__()
         self.mask_id = config.mask_id
-        self.kept: tuple[Tensor, Tensor | None] | None = None
+        self.kept: tuple[Tensor | None, ...] | None = None
+        self.buffer: tuple[Tensor | None, ...] | None = None
         self.keepers = 0  # texts in work that rely on what is kept
         self.linear = nn.Linear(config.width, config.vocab_size, bias=config.architecture == "bd3lm")
         if config.tie_embedding:
@@ -36,6 +38,7 @@ class Head(nn.Module):
         """fp32 logits of all tokens but the mask, which is the last id and is never emitted."""
         hidden = self._shifted(hidden, candidate)
         weight, bias = self.kept or self._token_weights()
+        assert weight is not None
         return F.linear(hidden, weight, bias)[..., : self.mask_id].float()
 
     def _token_weights(self) -> tuple[Tensor, Tensor | None]:
@@ -52,7 +55,8 @@ class Head(nn.Module):
         weight, bias = self._token_weights()
         spare = -len(weight) % 64
         if weight.is_cuda and self.kept is None:
-            self.kept = (F.pad(weight, (0, 0, 0, spare)), None if bias is None else F.pad(bias, (0, spare)))
+            padded = (F.pad(weight, (0, 0, 0, spare)), None if bias is None else F.pad(bias, (0, spare)))
+            self.kept = self.buffer = refreshed(self.buffer, padded)
         self.keepers += 1
         try:
             yield

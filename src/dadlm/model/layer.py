@@ -46,11 +46,13 @@ class Modulation(nn.Module):
 
     def __init__(self, config: ModelConfig, parts: int) -> None:
         super().__init__()
-        self.parts, self.kept = parts, None
+        self.parts, self.kept, self.buffer = parts, None, None
         self.linear = nn.Linear(CONDITION, parts * config.width) if config.architecture == "bd3lm" else None
 
     kept: tuple[Tensor | None, ...] | None
     """What it gave, while the backbone keeps it (`Backbone.constants_kept`)."""
+    buffer: tuple[Tensor | None, ...] | None
+    """Where that stands: at the same addresses the next time, for captured graphs to find."""
 
     def forward(self, condition: Tensor | None) -> tuple[Tensor | None, ...]:
         if self.kept is not None:
@@ -58,6 +60,22 @@ class Modulation(nn.Module):
         if self.linear is None or condition is None:
             return (None,) * self.parts
         return self.linear(condition).chunk(self.parts, -1)
+
+
+def refreshed(
+    old: tuple[Tensor | None, ...] | None, new: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    """The values of `new` in the place of `old`, where they fit there."""
+
+    def kind(x: Tensor | None) -> object:
+        return None if x is None else (x.shape, x.dtype, x.device)
+
+    if old is None or [*map(kind, old)] != [*map(kind, new)]:
+        return new
+    for here, x in zip(old, new, strict=True):
+        if here is not None and x is not None:
+            here.copy_(x)
+    return old
 
 
 def _modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:

@@ -3,6 +3,8 @@
 B rows, C nodes, D width, G blocks, N block size, K candidates, L sequence length.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -38,12 +40,23 @@ class Graph(nn.Module):
         self.transition = kind(config)
 
 
+class Engines(list):
+    """Decoding engines that wait for the next call; a copy of the model has none."""
+
+    def __deepcopy__(self, memo: dict) -> "Engines":
+        return Engines()
+
+    def __reduce__(self) -> tuple[type, tuple]:
+        return Engines, ()
+
+
 class Model(nn.Module):
     """Any of the four families; `config.family` says which calls make sense."""
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer | None = None) -> None:
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
+        self.engines = Engines()
         self.backbone = Backbone(config)
         self.head = Head(config, self.backbone.embedding)
         self.graph = Graph(config) if config.family == "dadlm" else None
@@ -54,6 +67,12 @@ class Model(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.backbone.embedding.weight.device
+
+    @contextmanager
+    def constants_kept(self) -> Iterator[None]:
+        """While this is open, what depends on the weights alone is computed once, not in every pass."""
+        with self.backbone.constants_kept(), self.head.constants_kept():
+            yield
 
     def read(self, ids: Tensor, context: Context | None = None, **how) -> Tensor:
         """Run clean (ar, block families) or noisy (mdlm) sequences; see `Backbone.read`."""
@@ -112,6 +131,19 @@ class Model(nn.Module):
             elif isinstance(module, nn.Linear) and (name == "head.linear" or ".modulation" in f".{name}"):
                 nn.init.zeros_(module.weight)
                 nn.init.zeros_(module.bias)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """While this is open, the model does not train."""
+    training = model.training
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        if training:
+            model.train()
 
 
 def _tokens_before(ids: Tensor, last: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ from dataclasses import fields, replace
 
 import torch
 
-from dadlm.decode.block import Block, Step
 from dadlm.decode.events import StepEvent, event_of
 from dadlm.decode.predict import Prediction, at_path
+from dadlm.decode.samplers import Block
+from dadlm.decode.step import Step
 from dadlm.model import Model
 from dadlm.serve.request import TokenLogprob
 from dadlm.serve.text import text_of

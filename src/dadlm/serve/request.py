@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from dadlm.decode import DecodeSettings, StepEvent
+from dadlm.decode import StepEvent, request
 from dadlm.errors import ConfigError, DadlmError
 
 Reason = Literal["stop", "length", "cancelled", "deadline", "shutdown", "error"]
@@ -29,17 +29,9 @@ class ShuttingDown(DadlmError):  # noqa: N818
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """A text to complete, or one whose gaps are to be filled."""
+class Request(request.Request):
+    """A text to complete, or one whose gaps are to be filled, and what its client wants to know of it."""
 
-    ids: tuple[int, ...]
-    """Tokens of the prompt; for infilling the whole text, with anything at the gaps."""
-    gaps: tuple[tuple[int, int], ...] = ()
-    """(first, length) of the positions to fill, in order; empty: complete the prompt."""
-    settings: DecodeSettings
-    """How to decode; checked against the model on submit."""
-    seed: int
-    """The same request with the same seed gives the same text, alone or in company."""
     stop: tuple[str, ...] = ()
     """At most 4; the text is cut before the first that occurs, also where blocks meet."""
     trace: bool = False

@@ -10,19 +10,22 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
 
-from dadlm.decode.block import Step
+from dadlm.decode.cache import slots_that_fit
+from dadlm.decode.engine import Committed as CommittedTokens
+from dadlm.decode.engine import Engine, StepResult
+from dadlm.decode.request import Row
+from dadlm.decode.step import Step
 from dadlm.errors import ConfigError
 from dadlm.model import Model
-from dadlm.model.capture import give_back_cached
+from dadlm.model.capture import empty_cache
 from dadlm.serve import detail
-from dadlm.serve.batch import Batch
 from dadlm.serve.request import Committed, Job, QueueFull, Reason, Request, ShuttingDown, Traced
-from dadlm.serve.slots import slots_that_fit
 from dadlm.serve.stats import Rate, Stats
 from dadlm.serve.task import Task
 
@@ -52,7 +55,9 @@ class Scheduler:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         self.model, self.clock = model, clock
         self.max_rows, self.max_queue = slots_that_fit(model, max_rows), max_queue
-        self._batch = Batch(model, self.max_rows)
+        self._on_gpu = model.device.type == "cuda"
+        self._engine, self._tasks = Engine(model, lockstep=False), dict[Row, Task]()
+        self._reserve()
         self._waiting: deque[Task] = deque()
         self._changed = threading.Condition()  # guards what is waiting, the counts, and the end
         self._stats, self._tokens = Stats(), Rate()
@@ -101,7 +106,7 @@ class Scheduler:
         with self._changed:
             now = self.clock()
             stats = copy.deepcopy(self._stats)
-            stats.queue, stats.rows = len(self._waiting), len(self._batch.tasks)
+            stats.queue, stats.rows = len(self._waiting), len(self._tasks)
             stats.max_rows, stats.max_queue = self.max_rows, self.max_queue
             stats.tokens_per_second = self._tokens.per_second(now)
         return stats
@@ -126,42 +131,44 @@ class Scheduler:
         for task in self._everyone():
             self._tell(task, reason, message)
         with self._changed:
-            self._batch.close()
+            self._engine.release()
+            self._tasks.clear()
             self._waiting.clear()
 
     def _is_over(self) -> bool:
         """Wait until there is something to do; True when there never will be again."""
         with self._changed:
-            while not (self._waiting or self._batch.tasks):
+            while not (self._waiting or self._tasks):
                 if self._stop_at is not None:
                     return True
                 self._changed.wait()
             return self._stop_at is not None and self.clock() >= self._stop_at
 
     def tick(self) -> None:
-        """One denoising step of everyone who is in work."""
+        """One step of the engine, and what its clients get of it."""
         full = False
         try:
             self._sweep()
             self._join()
-            self._together(self._batch.write)
-            for step, tasks in filter(None, self._together(self._batch.step)):
-                self._look(step, tasks)
-            self._commit()
+            for result in self._step():
+                self._look(result)
+                for new in result.committed:
+                    if task := self._tasks.get(new.row):  # what was asked about the step may have failed
+                        self._alone(task, partial(self._commit, task, new))
         except torch.OutOfMemoryError:
             full = True
         except torch.AcceleratorError:
             raise  # the device answers nothing after it: better no scheduler than one that fails everyone
         except Exception:
             _log.exception("a step failed")
-            for task in list(self._batch.tasks):
+            for task in list(self._tasks.values()):
                 self._end(task, "error", _FAILED)
         if full:  # only now: the error's frames hold on to the memory
             self._shrink()
 
     def _everyone(self) -> list[Task]:
         with self._changed:
-            return [*self._batch.tasks, *self._waiting]
+            return [*self._tasks.values(), *self._waiting]
 
     def _sweep(self) -> None:
         """Let those go who were cancelled or are too late."""
@@ -177,27 +184,32 @@ class Scheduler:
 
     def _join(self) -> None:
         """First come, first in, as long as there are rows and what is to be read fits the next step."""
-        while len(self._batch.tasks) < self.max_rows and self._batch.unread < self._batch.read_at_once:
+        engine = self._engine
+        while len(engine.rows) < self.max_rows and engine.tokens_to_read < engine.read_at_once:
             with self._changed:
                 if not self._waiting:
                     return
                 task = self._waiting.popleft()
                 task.joined = self.clock() if task.joined is None else task.joined
-                self._batch.add(task)
+                self._tasks[engine.add(task.row)] = task
 
-    def _together(self, act: Callable[[Sequence[Task]], Result]) -> list[Result]:
-        """Act on all tasks at once; should that fail, on each alone, so that only the culprit pays."""
-        tasks = list(self._batch.tasks)
+    def _step(self) -> list[StepResult]:
+        """A step of all rows at once; should that fail, of each alone, so that only the culprit pays."""
+        tasks = list(self._tasks.values())
         try:
-            return [act(tasks)] if tasks else []
+            return [self._engine.step()] if tasks else []
         except _OF_ALL:
             raise
         except Exception:
             _log.exception("a step failed; each request is tried alone")
-        return [result for task in tasks for result in self._alone(task, lambda task=task: act([task]))]
+        return [
+            result
+            for task in tasks
+            for result in self._alone(task, partial(self._engine.step, only=task.row))
+        ]
 
     def _alone(self, task: Task, act: Callable[[], Result]) -> list[Result]:
-        """What the act gave; nothing if it failed, which ends the task."""
+        """What was done for one task; nothing if it failed, which ends the task."""
         try:
             return [act()]
         except _OF_ALL:
@@ -207,32 +219,32 @@ class Scheduler:
             self._end(task, "error", _FAILED)
             return []
 
-    def _look(self, step: Step, tasks: dict[int, Task]) -> None:
+    def _look(self, result: StepResult) -> None:
         """Hand out what was asked about a step, and count it."""
+        if result.step is None:
+            return
         with self._changed:
             self._stats.forward_passes += 1
-            self._stats.row_passes += len(tasks)
-            self._stats.batch_rows.add(len(tasks))
-        for row, task in tasks.items():
+            self._stats.row_passes += len(result.rows)
+            self._stats.batch_rows.add(len(result.rows))
+        for index, row in result.rows.items():
+            task = self._tasks[row]
             if task.request.trace or task.request.logprobs is not None:
-                self._alone(task, lambda task=task, row=row: self._details(task, step, row))
+                self._alone(task, partial(self._details, task, result.step, index))
 
-    def _details(self, task: Task, step: Step, row: int) -> None:
-        one = detail.row_of_step(step, row, task.block)
+    def _details(self, task: Task, step: Step, index: int) -> None:
+        one = detail.row_of_step(step, index, task.row.block)
         if task.request.trace:
             task.job.put(Traced(detail.trace(self.model, one)))
         if task.request.logprobs is not None:
             found = detail.logprobs(self.model, one, task.request.logprobs)
-            task.logprobs |= {task.first + place: logprob for place, logprob in found.items()}
+            first = int(one.block.first[0])
+            task.logprobs |= {first + place: logprob for place, logprob in found.items()}
 
-    def _commit(self) -> None:
-        """Hand out finished blocks; let those go who are finished with them."""
-        for task, ids in self._batch.finished():
-            self._alone(task, lambda task=task, ids=ids: self._commit_one(task, ids))
-
-    def _commit_one(self, task: Task, ids: list[int]) -> None:
+    def _commit(self, task: Task, new: CommittedTokens) -> None:
+        """Hand out a finished block; let the request go if it is finished with it."""
         now = self.clock()
-        committed, reason = task.commit(ids, now)
+        committed, reason = task.commit(new, now)
         with self._changed:
             self._stats.tokens += len(committed.tokens)
             self._tokens.add(now, len(committed.tokens))
@@ -243,9 +255,9 @@ class Scheduler:
     def _end(self, task: Task, reason: Reason, message: str | None = None) -> None:
         """Free the task's place and tell its client."""
         with self._changed:
-            if task in self._batch.tasks:
-                self._batch.remove(task)
-            else:
+            if task.row in self._engine.rows:
+                self._engine.remove(task.row)
+            if self._tasks.pop(task.row, None) is None:
                 self._waiting.remove(task)
         self._tell(task, reason, message)
 
@@ -262,7 +274,7 @@ class Scheduler:
 
     def _shrink(self) -> None:
         """Out of memory: half as many rows. Their requests wait again and go on where they were."""
-        tasks = sorted(self._batch.tasks, key=lambda task: task.submitted)
+        tasks = sorted(self._tasks.values(), key=lambda task: task.submitted)
         if self.max_rows == 1:
             for task in tasks:
                 self._end(task, "error", _NO_MEMORY)
@@ -272,18 +284,18 @@ class Scheduler:
             self.max_rows //= 2
             self._stats.out_of_memory += 1
             for task in reversed(tasks):
-                task.rewind()
+                task.row.rewind()
                 self._waiting.appendleft(task)
-            self._batch.close()
-            self._batch = self._smaller_batch()
+            self._tasks.clear()
+            self._engine.release()
+            self._reserve()
 
-    def _smaller_batch(self) -> Batch:
-        """A batch of `max_rows`, or of fewer where even that does not fit any more."""
-        while True:
-            if self.model.device.type == "cuda":
-                give_back_cached()
+    def _reserve(self) -> None:
+        """On a GPU, take the memory of `max_rows` rows now, or of fewer where that does not fit any more."""
+        while self._on_gpu:
+            empty_cache()
             try:
-                return Batch(self.model, self.max_rows)
+                return self._engine.reserve(self.max_rows)
             except torch.OutOfMemoryError:
                 if self.max_rows == 1:
                     raise

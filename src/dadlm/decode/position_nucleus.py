@@ -19,29 +19,29 @@ from dadlm.decode.sample import draw_tokens, in_nucleus
 from dadlm.model import Model
 
 
-def draw_inside(
+def draw_in_position_nucleus(
     model: Model,
     prediction: Prediction,
     wanted: Tensor,
     uniform: tuple[Tensor, Tensor],
     temperature: Tensor,
     top_p: Tensor,
-    room: int | None,
+    capacity: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The path [B, N], its tokens [B, N] and their untempered probabilities where `wanted` [B, N].
 
     `uniform` for the path and for the tokens, [B, N] each; temperature and top_p are fp64 [B].
     """
-    place = places(wanted, room)
+    place = places(wanted, capacity)
     some = place.clamp(max=wanted.numel() - 1)
     row, hidden = some // wanted.shape[1], prediction.hidden.flatten(0, 1)[some]
     K = hidden.shape[1]
     logits = model.head.token_logits(hidden, torch.arange(K, device=hidden.device))  # [n, K, V]
-    heat = temperature[row].clamp(min=1e-30).float()[:, None]
+    temperature = temperature[row].clamp(min=1e-30).float()[:, None]
     prior = dag.node_marginals(prediction.transition_logp).exp().flatten(0, 1)[some]
 
     def emitted(k: int) -> Tensor:
-        return (logits[:, k] / heat).softmax(-1)
+        return (logits[:, k] / temperature).softmax(-1)
 
     together = torch.zeros_like(logits[:, 0])
     for k in range(K):  # one at a time: of all together they would take as much memory as the logits again
@@ -53,9 +53,9 @@ def draw_inside(
     path = dag.sample_path(links, uniform[0])
     node = path.flatten()[some]
     own = at_path(logits[None], node[None])[0]
-    # What stands in spare room is not looked at, but its node may have nothing inside: then all may be drawn.
+    # What stands in spare capacity is not looked at, but its node may have nothing inside: then all may be drawn.
     outside = ~inside & (left.gather(1, node[:, None]) > 0)
-    tempered = (own / heat).masked_fill(outside, -torch.inf)
+    tempered = (own / temperature).masked_fill(outside, -torch.inf)
     drawn = draw_tokens(tempered, uniform[1].flatten()[some], 1.0, 1.0, "standard")  # all is cut off already
     probability = own.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
     return path, put(drawn, place, wanted), put(probability, place, wanted)

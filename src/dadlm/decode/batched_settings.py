@@ -1,0 +1,128 @@
+"""`DecodeSettings` of several rows as tensors: one denoising step, and on CUDA one captured graph, serves all of them.
+
+B rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from dadlm.decode.samplers import SAMPLERS
+from dadlm.decode.settings import DecodeSettings
+from dadlm.model import ModelConfig
+
+
+@dataclass(frozen=True)
+class BatchedSettings:
+    """A row each, all [B]. Numbers are fp64, and rounded where a single number would be."""
+
+    sampler: Tensor
+    """Index in `SAMPLERS`."""
+    best: Tensor
+    """The best path is taken instead of a drawn one: that of the block, or (`lookahead`) node after node."""
+    lookahead: Tensor
+    padded: Tensor
+    standard: Tensor
+    """The nucleus keeps the token that crosses top_p."""
+    position: Tensor
+    """Tokens are drawn from the nucleus of their position."""
+    longest_gap: Tensor
+    """Infilling's k; 0: none."""
+    known_ratio: Tensor
+    """Infilling's r."""
+    threshold: Tensor
+    transition_weight: Tensor
+    temperature: Tensor
+    top_p: Tensor
+
+    @classmethod
+    def of(cls, settings: Sequence[DecodeSettings], device: torch.device | str = "cpu") -> "BatchedSettings":
+        columns = list(zip(*map(_numbers, settings), strict=True))
+        numbers = torch.tensor(columns, dtype=torch.float64).to(device)  # one copy for all
+        dtypes = {bool: torch.bool, int: torch.int64, float: torch.float64}
+        return cls(*(x.to(dtypes[type(column[0])]) for x, column in zip(numbers, columns, strict=True)))
+
+    def __getitem__(self, rows: slice) -> "BatchedSettings":
+        return BatchedSettings(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def _numbers(settings: DecodeSettings) -> tuple[bool | int | float, ...]:
+    longest, ratio = settings.infill or (0, 0.0)
+    return (
+        list(SAMPLERS).index(settings.sampler),
+        settings.path != "sample",
+        settings.path == "lookahead",
+        settings.padded,
+        settings.nucleus != "bd3lm",
+        settings.of_position,
+        min(longest, 2**31),  # no gap is longer
+        float(ratio),
+        float(settings.threshold),
+        float(settings.transition_weight),
+        float(settings.temperature),
+        float(settings.top_p),
+    )
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a step must be able to do: known before it, so that no row pays for what none asks for."""
+
+    samplers: tuple[str, ...]
+    most_steps: int
+    """Of the random sampler."""
+    drawn: bool
+    """Some row draws from the nucleus of the candidate on its path."""
+    position: bool
+    """Some row draws from the nucleus of positions, for which all candidates go through the head."""
+    viterbi: bool
+    """Some row takes the best path of its block, for which all nodes go through the head."""
+    lookahead: bool
+    """Some row takes the best node after each node."""
+    infill: bool
+    cold: bool
+    """Some row has temperature 0."""
+    padded: bool
+    gaps: bool
+    """Some row has gaps to fill instead of a prompt to complete."""
+
+    @classmethod
+    def of(
+        cls, settings: Sequence[DecodeSettings], config: ModelConfig, steps: int, gaps: bool
+    ) -> "Features":
+        """`steps`: the most that the random sampler takes for a block of these rows."""
+        position = [config.nodes_per_mask > 1 and one.of_position for one in settings]
+        names = {one.sampler for one in settings}
+        return cls(
+            samplers=tuple(name for name in SAMPLERS if name in names),
+            most_steps=steps if any("steps" in SAMPLERS[name].options for name in names) else 0,
+            drawn=any(one.path == "sample" and not p for one, p in zip(settings, position, strict=True)),
+            position=any(position),
+            viterbi=any(one.path == "viterbi" for one in settings),
+            lookahead=any(one.path == "lookahead" for one in settings),
+            infill=any(one.infill is not None for one in settings),
+            cold=any(one.temperature == 0 for one in settings),
+            padded=any(one.padded for one in settings),
+            gaps=gaps,
+        )
+
+    @property
+    def best(self) -> bool:
+        """Some row takes a best path."""
+        return self.viterbi or self.lookahead
+
+    @property
+    def sees_tokens(self) -> bool:
+        """Some sampler decides by the tokens what is kept."""
+        return any(SAMPLERS[name].sees_tokens for name in self.samplers)
+
+    @property
+    def counted(self) -> bool:
+        """All rows have one sampler, which can tell before the first step what each step keeps."""
+        return len(self.samplers) == 1 and not self.sees_tokens and not self.infill
+
+    def most_kept(self, positions: int) -> int:
+        """The most positions of a block of so many that a step keeps."""
+        return positions if self.infill else max(SAMPLERS[name].most(positions) for name in self.samplers)

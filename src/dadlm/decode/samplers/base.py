@@ -1,0 +1,108 @@
+"""What a sampler is: it decides which of a step's predictions are kept; the others are masked again.
+
+Every decision is a function of (row seed, block, step, position), so a row does not depend on the rows beside it,
+and no method waits for the device: a whole step can be captured as a CUDA graph.
+
+B rows, N block size.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from dadlm import counter
+from dadlm.model.kernels import HAS_TRITON
+
+if TYPE_CHECKING:
+    from dadlm.decode.settings import BatchedSettings
+
+
+@dataclass(frozen=True)
+class Block:
+    """The block that each row is working on."""
+
+    ids: Tensor
+    """[B, N]: tokens; meaningless where masked."""
+    masked: Tensor
+    """[B, N]: still to be decided."""
+    first: Tensor
+    """[B]: sequence position of the block's first token."""
+    number: Tensor
+    """[B]: index of the block in its row."""
+    step: Tensor
+    """[B]: next denoising step."""
+    plan: Tensor
+    """[B, N]: what the row's sampler drew when the block began (`Sampler.begin`)."""
+    seed: Tensor
+    """[B]: the row's seed."""
+    in_window: Tensor
+    """[B, N]: part of the block; False in the padding of a shorter MDLM window."""
+    wanted: Tensor
+    """[B, N]: part of the text; False behind its end in the last block."""
+    ends: Tensor
+    """[B, N]: where end-of-text ends the text: what is masked at first, but nowhere in a text with gaps."""
+
+    def uniform(self, purpose: int) -> Tensor:
+        """[B, N]: this step's random numbers for a purpose."""
+        return block_uniform(self.seed, self.number, self.step, self.ids.shape[1], purpose)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a step would write, for samplers that look at the tokens."""
+
+    confidence: Tensor
+    """[B, N]: untempered probability of each token, mixed with the transitions of its path."""
+    ending: Tensor | None
+    """[B, N]: tokens that are the padding of a text's end (`settings.padded`); None: not told apart."""
+
+
+class Sampler(ABC):
+    """One way to choose what a step keeps. Subclasses are listed in `dadlm.decode.samplers`."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """One line of help."""
+    options: ClassVar[tuple[str, ...]] = ()
+    """Fields of `DecodeSettings` that only this sampler reads."""
+    sees_tokens: ClassVar[bool] = False
+    """Whether the choice depends on the tokens: then all masked positions are drawn, not only the kept ones."""
+
+    @abstractmethod
+    def keep(
+        self, block: Block, infilled: Tensor, settings: "BatchedSettings", proposal: Proposal | None
+    ) -> tuple[Tensor, Tensor]:
+        """What is decided in this step [B, N], `infilled` included, and the step number it happens at [B]."""
+
+    def most(self, positions: int) -> int:
+        """The most positions of a block of so many that a step keeps, infilled ones not counted."""
+        return positions
+
+    def begin(self, seed: Tensor, number: Tensor, steps: Tensor, positions: int, most_steps: int) -> Tensor:
+        """`Block.plan` [B, N] of blocks that begin; `most_steps` is the largest of `steps` [B]."""
+        del number, steps, most_steps
+        return seed.new_zeros(len(seed), positions)
+
+    def kept_per_pass(self, block: Block) -> list[int] | None:
+        """How many tokens each pass of these blocks keeps, all rows together; None: known only afterwards."""
+        del block
+        return None
+
+
+def block_uniform(seed: Tensor, block: Tensor, step: Tensor, positions: int, purpose: int) -> Tensor:
+    """[B, N]: random numbers of the positions of a block, at counters [B]."""
+    if seed.is_cuda and HAS_TRITON:
+        from dadlm.decode.kernels.counters import uniform
+
+        return uniform(seed, block, step, positions, purpose)
+    position = torch.arange(positions, device=seed.device)
+    return counter.uniform(seed[:, None], block[:, None], step[:, None], position, purpose)
+
+
+def highest(x: Tensor) -> Tensor:
+    """One-hot of the largest entry of each row; ties go to the lowest index."""
+    best = x == x.amax(1, keepdim=True)
+    return best & (best.cumsum(1) == 1)

@@ -1,0 +1,23 @@
+"""First-hitting: every step keeps one position, drawn uniformly among the masked ones."""
+
+from torch import Tensor
+
+from dadlm import counter
+from dadlm.decode.samplers.base import Block, Proposal, Sampler, highest
+
+
+class FirstHitting(Sampler):
+    name = "first-hitting"
+    summary = "one position at random"
+
+    def keep(self, block: Block, infilled: Tensor, settings: object, proposal: Proposal | None = None):
+        del settings, proposal
+        candidates = block.masked & ~infilled
+        u = block.uniform(counter.REVEAL).masked_fill(~candidates, -1.0)
+        return infilled | (highest(u) & candidates), block.step
+
+    def most(self, positions: int) -> int:
+        return 1
+
+    def kept_per_pass(self, block: Block) -> list[int]:
+        return [len(block.masked)] * int(block.masked.sum(1).max())

@@ -1,0 +1,208 @@
+"""What the device knows of the rows in work: their texts, the block each is working on, and their settings.
+
+All of it changes in place and nothing waits for the device, so that what is done here can be captured (`engine`).
+
+S slots, n rows of a call, N block size (MDLM: the longest window), L positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from dadlm.decode.batched_settings import BatchedSettings, Features
+from dadlm.decode.request import Row
+from dadlm.decode.samplers import SAMPLERS, Block
+from dadlm.decode.settings import DecodeSettings
+from dadlm.model import ModelConfig
+
+LAST_TOKENS = 16
+"""Of an AR model's text that `advance` reports: so many tokens may go by before somebody looks."""
+
+
+class State:
+    def __init__(
+        self, config: ModelConfig, slots: int, positions: int, length: int, device: torch.device
+    ) -> None:
+        """`positions` that texts may have; `length` >= positions + N bounds what may be addressed."""
+        self.config, self.slots, self.positions = config, slots, positions
+        self.is_window = config.family == "mdlm"
+        self.N = positions if self.is_window else config.block
+        number = partial(torch.zeros, device=device, dtype=torch.int64)
+        flag = partial(torch.zeros, device=device, dtype=torch.bool)
+        self.text, self.open = number(slots, length), flag(slots, length)
+        self.first, self.length, self.end = number(slots), number(slots), number(slots)
+        """Of the block in work (or the next one), of the text, and behind its last open position."""
+        self.steps, self.has_gaps = number(slots), flag(slots)
+        self.busy, self.finished = flag(slots), flag(slots)
+        self.forward_passes = number(slots)
+        N = self.N
+        self.block = Block(
+            ids=number(slots, N),
+            masked=flag(slots, N),
+            first=number(slots),
+            number=number(slots),
+            step=number(slots),
+            plan=number(slots, N),
+            seed=number(slots),
+            in_window=flag(slots, N),
+            wanted=flag(slots, N),
+            ends=flag(slots, N),
+        )
+        self.settings = BatchedSettings.of([DecodeSettings()] * slots, device)
+        self.rest(slice(0, slots))
+
+    def tensors(self) -> list[Tensor]:
+        """Everything, a slot along the first dimension of each."""
+        own = [x for x in vars(self).values() if isinstance(x, Tensor)]
+        parts = [getattr(part, f.name) for part in (self.block, self.settings) for f in fields(part)]
+        return own + parts
+
+    def copy_from(self, other: "State") -> None:
+        """Take over the rows of a smaller state."""
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            mine[: len(theirs)] = 0
+            mine[tuple(slice(0, size) for size in theirs.shape)] = theirs
+
+    # --- rows come and go
+
+    def put(self, slots: Sequence[int], rows: Sequence[Row]) -> None:
+        """Lay down rows that have joined; their blocks begin when the text before them has been read."""
+        if not rows:
+            return
+        device, width = self.text.device, max(len(row.ids) for row in rows)
+        columns = [
+            [
+                slot,
+                row.first,
+                row.length,
+                row.end,
+                row.steps,
+                int(bool(row.gaps)),
+                row.seed,
+                row.forward_passes,
+            ]
+            + [*row.ids, *[0] * (width - len(row.ids))]
+            + [*row.open, *[True] * (width - len(row.open))]
+            for slot, row in zip(slots, rows, strict=True)
+        ]
+        given = torch.tensor(columns).to(device)
+        slot = given[:, 0]
+        own = (
+            self.first,
+            self.length,
+            self.end,
+            self.steps,
+            self.has_gaps,
+            self.block.seed,
+            self.forward_passes,
+        )
+        for column, x in enumerate(own, 1):
+            x[slot] = given[:, column].to(x.dtype)
+        text, open_ = given[:, 8:].chunk(2, 1)
+        self.text[slot, :width], self.open[slot, :width] = text, open_.bool()
+        self.finished[slot] = False
+        settings = BatchedSettings.of([row.settings for row in rows], device)
+        for field in fields(settings):
+            getattr(self.settings, field.name)[slot] = getattr(settings, field.name)
+        self.rest(slot)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        for x in self.tensors():
+            x[target] = x[source]
+
+    def rest(self, slots: slice | Tensor) -> None:
+        """Slots with nothing to decide. What AR writes for them, at position 0, is what stands there anyway."""
+        self.busy[slots] = False
+        self.block.masked[slots] = False
+        self.block.in_window[slots] = True
+        self.block.first[slots] = 1
+
+    # --- blocks
+
+    def blocks(self, rows: slice, width: int) -> Block:
+        """The blocks of some rows, of which the first `width` positions are looked at."""
+        own = {field.name: getattr(self.block, field.name)[rows] for field in fields(Block)}
+        return Block(**{name: x[:, :width] if x.dim() == 2 else x for name, x in own.items()})
+
+    def update(self, rows: slice, after: Block) -> None:
+        """Take over what a denoising step has changed."""
+        width = after.ids.shape[1]
+        self.block.ids[rows, :width] = after.ids
+        self.block.masked[rows, :width] = after.masked
+        self.block.step[rows] = after.step
+
+    def begin(self, rows: slice, which: Tensor, features: Features) -> None:
+        """Begin the blocks at `first` of the rows `which` [n]; known tokens in them are anchors."""
+        first, length = self.first[rows], self.length[rows]
+        position = first[:, None] + torch.arange(self.N, device=first.device)
+        wanted = position < length[:, None]
+        # Other families denoise their last block to its end and cut the text.
+        in_window = wanted if self.is_window else torch.ones_like(wanted)
+        masked = self.open[rows].gather(1, position) & in_window
+        seed, number = self.block.seed[rows], first // self.N
+        new = Block(
+            ids=self.text[rows].gather(1, position),
+            masked=masked,
+            first=first,
+            number=number,
+            step=torch.zeros_like(number),
+            plan=self._plan(seed, number, rows, features),
+            seed=seed,
+            in_window=in_window,
+            wanted=wanted,
+            ends=masked & ~self.has_gaps[rows, None],
+        )
+        for name in (field.name for field in fields(Block) if field.name != "seed"):
+            here, there = getattr(new, name), getattr(self.block, name)[rows]
+            there.copy_(torch.where(which if here.dim() == 1 else which[:, None], here, there))
+        self.busy[rows] |= which
+
+    def _plan(self, seed: Tensor, number: Tensor, rows: slice, features: Features) -> Tensor:
+        plan = None
+        for name in features.samplers:
+            drawn = SAMPLERS[name].begin(seed, number, self.steps[rows], self.N, features.most_steps)
+            own = (self.settings.sampler[rows] == list(SAMPLERS).index(name))[:, None]
+            plan = drawn if plan is None else torch.where(own, drawn, plan)
+        assert plan is not None
+        return plan
+
+    def advance(self, rows: slice, features: Features) -> Tensor:
+        """Commit the blocks that are decided and begin the ones that follow them.
+
+        Returns [n, 3 + ...]: whether each row is finished, where it stands, its forward passes, and its committed block
+        (of an AR model, its last tokens). A block that does not follow directly, in a text with gaps, is begun
+        when the text before it has been read.
+        """
+        N, first, text = self.N, self.first[rows].clone(), self.text[rows]
+        block_ids = self.block.ids[rows].clone()
+        position = first[:, None] + torch.arange(N, device=first.device)
+        done = self.busy[rows] & ~self.block.masked[rows].any(1)
+        text.scatter_(1, position, torch.where(done[:, None], block_ids, text.gather(1, position)))
+        is_end = (block_ids == self.config.eot_id) & self.open[rows].gather(1, position)
+        is_end &= (position < self.length[rows, None]) & ~self.has_gaps[rows, None]
+        over = is_end.any(1) | (first + N >= self.end[rows])
+        self.finished[rows] |= done & over
+        goes_on = done & ~over
+        following = first + N
+        if features.gaps and not self.is_window:
+            following = torch.where(goes_on, self._next_open(rows), following)
+        self.first[rows] = torch.where(goes_on, following, first)
+        self.busy[rows] &= ~done
+        self.begin(rows, goes_on & (following == first + N), features)
+        now = self.first[rows]
+        if N == 1:
+            last = now[:, None] + torch.arange(-LAST_TOKENS, 1, device=now.device)
+            block_ids = text.gather(1, last.clamp(min=0))
+        facts = torch.stack([self.finished[rows], now, self.forward_passes[rows]], 1)
+        return torch.cat([facts, block_ids], 1)
+
+    def _next_open(self, rows: slice) -> Tensor:
+        """[n]: the first position of the next block with something open."""
+        blocks = self.positions // self.N
+        is_open = self.open[rows, : blocks * self.N].view(-1, blocks, self.N).any(2)
+        index = torch.arange(blocks, device=is_open.device)
+        later = is_open & (index > self.first[rows, None] // self.N)
+        return torch.where(later, index, blocks).amin(1) * self.N
