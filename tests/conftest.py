@@ -28,3 +28,15 @@ def same_numbers_every_time() -> None:
     """A red test stays red, whichever tests ran before it."""
     random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines as with CUDA graphs: fixed shapes and padded slots. A graph is called instead of replayed."""
+    from dadlm.decode.engine import Engine
+    from dadlm.model.capture import GraphedCallable
+
+    start = Engine.__init__
+    with_graphs = lambda self, model, **how: start(self, model, **{**how, "graphs": True})  # noqa: E731
+    monkeypatch.setattr(Engine, "__init__", with_graphs)
+    monkeypatch.setattr(GraphedCallable, "__call__", lambda self, function: function())

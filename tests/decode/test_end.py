@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.decode.naive import Naive
 from tests.decode.test_generate import SETTINGS
-from tests.decode.tiny import FAMILIES, as_on_cuda, prompt_of, silence_eot, tiny  # noqa: F401 - a fixture
+from tests.decode.tiny import FAMILIES, prompt_of, silence_eot, tiny
 from tests.serve.company import alone, drain, truth_of
 
 from dadlm import DecodeSettings, Model, generate, stream

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.decode.tiny import FAMILIES, as_on_cuda, silence_eot, tiny  # noqa: F401 - a fixture
+from tests.decode.tiny import FAMILIES, silence_eot, tiny
 
 from dadlm.decode import DecodeSettings, Generated, engine, generate, release_engine, stream
 from dadlm.decode.engine import Engine

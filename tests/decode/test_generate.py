@@ -372,7 +372,8 @@ def test_the_mask_is_never_emitted(family: str):
 
 @every_family
 def test_passes_and_tokens_per_forward(models, family: str):
-    """First-hitting: one pass per token, and some for those behind the limit that are revealed before the last."""
+    """First-hitting: one pass per token, and some for those behind the limit that are revealed before the
+    last."""
     out = generate(models[family], rows(6), max_new_tokens=10, seed=0)
     for prompt, tokens, passes, cache_passes, tpf in zip(
         rows(6), out.tokens, out.forward_passes, out.cache_passes, out.tokens_per_forward, strict=True

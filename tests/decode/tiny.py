@@ -1,12 +1,9 @@
 """Tiny random models of every family, and settings shared by the tests of `decode`."""
 
-import pytest
 import torch
 from hypothesis import settings
 
 from dadlm import Model, ModelConfig
-from dadlm.decode.engine import Engine
-from dadlm.model.capture import GraphedCallable
 from dadlm.tokens import Tokenizer
 
 FAMILIES = ("ar", "mdlm", "bd3lm", "dadlm")
@@ -72,13 +69,3 @@ def prompt_of(length: int, seed: int = 0, vocab: int = 30) -> list[int]:
     """Random ids, neither end-of-text nor mask."""
     generator = torch.Generator().manual_seed(1000 * seed + length)
     return torch.randint(0, vocab - 2, (length,), generator=generator).tolist()
-
-
-@pytest.fixture
-def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines as with CUDA graphs: fixed shapes and padded slots. A graph is called instead of replayed."""
-    start = Engine.__init__
-    monkeypatch.setattr(
-        Engine, "__init__", lambda self, model, **how: start(self, model, **{**how, "graphs": True})
-    )
-    monkeypatch.setattr(GraphedCallable, "__call__", lambda self, function: function())

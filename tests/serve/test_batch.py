@@ -10,12 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.decode.tiny import (
-    FAMILIES,
-    as_on_cuda,  # noqa: F401 - a fixture
-    silence_eot,
-    tiny,
-)
+from tests.decode.tiny import FAMILIES, silence_eot, tiny
 from tests.serve.company import alone, drain, gap_requests, requests, truth_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -140,7 +135,8 @@ def test_any_order_of_arrival(family: str, order: list[int], pauses: list[int], 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_may_come_and_go_between_any_two_steps(family: str, as_on_cuda: None):
-    """Who leaves begins the block anew later; where the others lie then, and who lay there before, is all the same."""
+    """Who leaves begins the block anew later; where the others lie then, and who lay there before, is all the
+    same."""
     model, chance, truth, leave = MODELS[family], Random(family), truths(family), 12
     engine = Engine(model, lockstep=False)
     waiting = [Row(model, request) for request in ASKED]
@@ -175,7 +171,8 @@ def test_one_forward_pass_serves_all_rows(monkeypatch: pytest.MonkeyPatch):
 
 
 class Outside(TorchDispatchMode):
-    """Counts the operators that are launched outside what is captured: on CUDA each one costs, however small."""
+    """Counts the operators that are launched outside what is captured: on CUDA each one costs, however
+    small."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()

@@ -8,6 +8,7 @@ from rich.text import Text
 from dadlm.decode import DecodeSettings
 from dadlm.decode.events import event_of
 from dadlm.decode.generate import completions, decode_steps
+from dadlm.decode.request import ids_of
 from dadlm.decode.show import show_step
 from dadlm.model import Model
 

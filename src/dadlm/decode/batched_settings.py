@@ -1,4 +1,5 @@
-"""`DecodeSettings` of several rows as tensors: one denoising step, and on CUDA one captured graph, serves all of them.
+"""`DecodeSettings` of several rows as tensors: one denoising step, and on CUDA one captured graph, serves all
+of them.
 
 B rows.
 """

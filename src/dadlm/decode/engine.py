@@ -1,12 +1,12 @@
 """The decoding engine: many texts side by side, one forward pass for all of them at a time.
 
-`Engine.step` is admit → denoise → commit: rows join and read the text before their blocks, one pass decides some
-tokens of each, and blocks that are decided are handed out. Everything that decodes submits requests here: `generate`,
-`stream`, `fill_gaps`, evaluation and the server.
+`Engine.step` is admit → denoise → commit: rows join and read the text before their blocks, one pass decides
+some tokens of each, and blocks that are decided are handed out. Everything that decodes submits requests
+here: `generate`, `stream`, `fill_gaps`, evaluation and the server.
 
-On CUDA a pass, and what is done when blocks end, is launched kernel by kernel at first, then captured as a graph and
-replayed: a step is a few hundred small kernels, and launching them takes many times longer than running them. Lengths
-are read on the device, so one graph serves the whole text.
+On CUDA a pass, and what is done when blocks end, is launched kernel by kernel at first, then captured as a
+graph and replayed: a step is a few hundred small kernels, and launching them takes many times longer than
+running them. Lengths are read on the device, so one graph serves the whole text.
 
 S slots of a pass, N block size.
 """
@@ -53,10 +53,10 @@ class StepResult:
 class Engine:
     """See the module's text.
 
-    In `lockstep` all rows begin their blocks together and wait for the slowest: best for many texts that nobody reads
-    before they are finished, since keys and values are then written for all of them at once and the device is
-    asked once in a block. Otherwise rows join at any step, and a block is committed as soon as it is decided.
-    `cached=False` is the slow twin: it reads the whole text anew for every pass.
+    In `lockstep` all rows begin their blocks together and wait for the slowest: best for many texts that
+    nobody reads before they are finished, since keys and values are then written for all of them at once and
+    the device is asked once in a block. Otherwise rows join at any step, and a block is committed as soon as
+    it is decided. `cached=False` is the slow twin: it reads the whole text anew for every pass.
     """
 
     def __init__(
@@ -226,7 +226,8 @@ class Engine:
     # --- what a block takes
 
     def _count_passes(self) -> list[int] | None:
-        """How many tokens each pass of the blocks in work keeps, if that is worth knowing before the first."""
+        """How many tokens each pass of the blocks in work keeps, if that is worth knowing before the
+        first."""
         features, state = self.slots.features, self._state
         cut = any(row.first + row.block > row.length for row in self.rows)
         if not self.graphs.enabled or not features.counted or cut:

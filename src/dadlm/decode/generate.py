@@ -27,8 +27,8 @@ class Generated:
     tokens: list[list[int]]
     """Generated ids up to and including the first end-of-text."""
     forward_passes: list[int]
-    """Denoising passes of each sample: neither prefill nor cache writes. They end when all that was asked for is
-    decided: with end-of-text, or with the last of `max_new_tokens`."""
+    """Denoising passes of each sample: neither prefill nor cache writes. They end when all that was asked for
+    is decided: with end-of-text, or with the last of `max_new_tokens`."""
     cache_passes: list[int]
     """Passes that only wrote keys and values of a finished block."""
     seeds: list[int]
@@ -117,9 +117,9 @@ def fill_gaps(
 ) -> Filled:
     """Fill the gaps (first, length) of a text `ids`, which may have anything there.
 
-    Known tokens of a block are anchors. A block model (bd3lm, dadlm) fills its blocks from left to right: a gap is
-    filled knowing the text before its block and the known tokens inside its block, not the blocks that follow.
-    MDLM sees the whole text.
+    Known tokens of a block are anchors. A block model (bd3lm, dadlm) fills its blocks from left to right: a
+    gap is filled knowing the text before its block and the known tokens inside its block, not the blocks that
+    follow. MDLM sees the whole text.
     """
     settings = settings_of(settings, options)
     if not gaps:
@@ -162,7 +162,8 @@ def decode_steps(model: Model, rows: Sequence[Row]) -> Iterator[StepResult]:
 
 @contextmanager
 def borrow_engine(model: Model, cached: bool = True) -> Iterator[Engine]:
-    """The engine that stays with the model between calls, captured graphs included, or another if it is in use."""
+    """The engine that stays with the model between calls, captured graphs included, or another if it is in
+    use."""
     engine = model.engines.pop() if model.engines and cached else None
     if engine is None or engine.device != model.device:
         engine = Engine(model, cached=cached)

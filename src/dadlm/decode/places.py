@@ -10,7 +10,8 @@ from dadlm.nodes import select
 
 
 def places(wanted: Tensor, capacity: int | None) -> Tensor:
-    """Flat indices [n] of the wanted positions of [B, N]: exactly these, or `capacity` with spare ones at B·N."""
+    """Flat indices [n] of the wanted positions of [B, N]: exactly these, or `capacity` with spare ones at
+    B·N."""
     if capacity is None:
         return wanted.flatten().nonzero().squeeze(1)
     place = select(wanted.flatten(), capacity).place[0]

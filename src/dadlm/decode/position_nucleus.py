@@ -53,7 +53,8 @@ def draw_in_position_nucleus(
     path = dag.sample_path(links, uniform[0])
     node = path.flatten()[some]
     own = at_path(logits[None], node[None])[0]
-    # What stands in spare capacity is not looked at, but its node may have nothing inside: then all may be drawn.
+    # What stands in spare capacity is not looked at, but its node may have nothing inside: then all may be
+    # drawn.
     outside = ~inside & (left.gather(1, node[:, None]) > 0)
     tempered = (own / temperature).masked_fill(outside, -torch.inf)
     drawn = draw_tokens(tempered, uniform[1].flatten()[some], 1.0, 1.0, "standard")  # all is cut off already

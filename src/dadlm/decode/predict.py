@@ -1,7 +1,7 @@
 """What the model says of the blocks in work, for each family, with the finished text before them.
 
-All four families look the same from outside: an AR model decodes blocks of one token, MDLM one block as long as
-its window.
+All four families look the same from outside: an AR model decodes blocks of one token, MDLM one block as long
+as its window.
 
 B rows, N block size, K candidates, V vocabulary, D width.
 """
@@ -41,8 +41,9 @@ def at_path(x: Tensor, path: Tensor) -> Tensor:
 def predict(model: Model, block: Block, text: Tensor, context: Context | None) -> Prediction:
     """The graphs of blocks that follow `text` [B, L], whose keys and values are in `context`.
 
-    AR: reads the token before the block, which also caches that one. MDLM: the window, prompt included, is the
-    block and sees itself in both directions. BD3LM, DA-DLM: the nodes of the block against the text before it.
+    AR: reads the token before the block, which also caches that one. MDLM: the window, prompt included, is
+    the block and sees itself in both directions. BD3LM, DA-DLM: the nodes of the block against the text
+    before it.
     """
     family, first = model.config.family, block.first[:, None]
     if family == "ar":

@@ -33,8 +33,8 @@ class Request:
 class Row:
     """A request in work: its text so far, what is open, and what it took.
 
-    A row can be taken out of an engine at any time and put into another: it reads its text again and does its block
-    again, with the same random numbers.
+    A row can be taken out of an engine at any time and put into another: it reads its text again and does its
+    block again, with the same random numbers.
     """
 
     def __init__(self, model: Model, request: Request) -> None:

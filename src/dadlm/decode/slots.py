@@ -1,7 +1,7 @@
 """The rows in work in the slots of one cache: who lies where, and what of their texts has been read.
 
-Rows lie in the first slots without holes. The device hears of those who come and go at the next `arrange`, for all of
-them at once: launching an operation takes as long as computing dozens of rows.
+Rows lie in the first slots without holes. The device hears of those who come and go at the next `arrange`,
+for all of them at once: launching an operation takes as long as computing dozens of rows.
 
 S slots of a pass, n rows, N block size.
 """
@@ -21,7 +21,8 @@ from dadlm.model.capture import Graphs
 # Tokens of prompts that are read in one step: a long one must not keep rows in work waiting.
 _READ, _READ_CUDA, _READ_ALONE = 512, 2048, 1 << 15
 ONCE_PER_BLOCK = 3
-"""Launches of what is done once in a block before it is captured: a capture takes as long as several of them."""
+"""Launches of what is done once in a block before it is captured: a capture takes as long as several of
+them."""
 
 
 class Slots:
@@ -121,7 +122,8 @@ class Slots:
         return max(model.config.block, tokens // model.config.block * model.config.block)
 
     def read(self, model: Model, rows: list[Row]) -> None:
-        """Write keys and values of what the next blocks of rows must see, of prompts as much as a step allows."""
+        """Write keys and values of what the next blocks of rows must see, of prompts as much as a step
+        allows."""
         if finished := [row for row in rows if row.busy and row.to_write]:
             self._write_blocks(model, finished)
         at_once = self.read_at_once(model)

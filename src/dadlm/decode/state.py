@@ -1,6 +1,7 @@
 """What the device knows of the rows in work: their texts, the block each is working on, and their settings.
 
-All of it changes in place and nothing waits for the device, so that what is done here can be captured (`engine`).
+All of it changes in place and nothing waits for the device, so that what is done here can be captured
+(`engine`).
 
 S slots, n rows of a call, N block size (MDLM: the longest window), L positions.
 """
@@ -73,32 +74,15 @@ class State:
         if not rows:
             return
         device, width = self.text.device, max(len(row.ids) for row in rows)
-        columns = [
-            [
-                slot,
-                row.first,
-                row.length,
-                row.end,
-                row.steps,
-                int(bool(row.gaps)),
-                row.seed,
-                row.forward_passes,
-            ]
-            + [*row.ids, *[0] * (width - len(row.ids))]
-            + [*row.open, *[True] * (width - len(row.open))]
-            for slot, row in zip(slots, rows, strict=True)
-        ]
+        own = (self.first, self.length, self.end, self.steps, self.has_gaps, self.block.seed)
+        own += (self.forward_passes,)
+        columns = []
+        for slot, row in zip(slots, rows, strict=True):
+            facts = (row.first, row.length, row.end, row.steps, bool(row.gaps), row.seed, row.forward_passes)
+            pad = width - len(row.ids)
+            columns.append([slot, *facts, *row.ids, *[0] * pad, *row.open, *[True] * pad])
         given = torch.tensor(columns).to(device)
         slot = given[:, 0]
-        own = (
-            self.first,
-            self.length,
-            self.end,
-            self.steps,
-            self.has_gaps,
-            self.block.seed,
-            self.forward_passes,
-        )
         for column, x in enumerate(own, 1):
             x[slot] = given[:, column].to(x.dtype)
         text, open_ = given[:, 8:].chunk(2, 1)
@@ -114,7 +98,8 @@ class State:
             x[target] = x[source]
 
     def rest(self, slots: slice | Tensor) -> None:
-        """Slots with nothing to decide. What AR writes for them, at position 0, is what stands there anyway."""
+        """Slots with nothing to decide. What AR writes for them, at position 0, is what stands there
+        anyway."""
         self.busy[slots] = False
         self.block.masked[slots] = False
         self.block.in_window[slots] = True
@@ -172,9 +157,9 @@ class State:
     def advance(self, rows: slice, features: Features) -> Tensor:
         """Commit the blocks that are decided and begin the ones that follow them.
 
-        Returns [n, 3 + ...]: whether each row is finished, where it stands, its forward passes, and its committed block
-        (of an AR model, its last tokens). A block that does not follow directly, in a text with gaps, is begun
-        when the text before it has been read.
+        Returns [n, 3 + ...]: whether each row is finished, where it stands, its forward passes, and its
+        committed block (of an AR model, its last tokens). A block that does not follow directly, in a text
+        with gaps, is begun when the text before it has been read.
         """
         N, first, text = self.N, self.first[rows].clone(), self.text[rows]
         block_ids = self.block.ids[rows].clone()

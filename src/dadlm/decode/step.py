@@ -1,8 +1,8 @@
 """One denoising step of a block: the paper's figure as a function.
 
-The settings are tensors with a value for each row, so one step serves rows of any settings; what none of the rows
-asks for is left out (`Features`). Nothing waits for the device or depends on how many tokens are masked, so that
-on CUDA a whole step can be captured once and replayed (`engine`).
+The settings are tensors with a value for each row, so one step serves rows of any settings; what none of the
+rows asks for is left out (`Features`). Nothing waits for the device or depends on how many tokens are masked,
+so that on CUDA a whole step can be captured once and replayed (`engine`).
 
 B rows, N block size, K candidates, V vocabulary without the mask, D width.
 """
@@ -233,8 +233,8 @@ def best_tokens(model: Model, prediction: Prediction) -> tuple[Tensor, Tensor]:
 def composite(emitted: Tensor, transition_logp: Tensor, path: Tensor, weight: Tensor) -> Tensor:
     """Confidence [B, N]: (1 - w)·emission + w·mean of the incoming and outgoing transition on the path.
 
-    The end-of-block node is certain. With one node per position there are no transitions to speak of. The weight
-    of each row is fp64 [B, 1], and rounded where a single number would be.
+    The end-of-block node is certain. With one node per position there are no transitions to speak of. The
+    weight of each row is fp64 [B, 1], and rounded where a single number would be.
     """
     if transition_logp.shape[-1] == 1:
         return emitted

@@ -51,7 +51,8 @@ class Graphs:
         self.callables: dict[Hashable, GraphedCallable[Any]] = {}
 
     def __call__(self, key: Hashable, function: Callable[[], Result], launches: int = 1) -> Result:
-        """Call a function, or replay it; the same key always means the same function at the same addresses."""
+        """Call a function, or replay it; the same key always means the same function at the same
+        addresses."""
         if not self.enabled:
             return function()
         if key not in self.callables:

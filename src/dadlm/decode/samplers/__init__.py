@@ -1,4 +1,5 @@
-"""The samplers by name: the command line, the API's schema, the playground and the presets read this registry.
+"""The samplers by name: the command line, the API's schema, the playground and the presets read this
+registry.
 
 To add one: write a file with a subclass of `Sampler`, and name it in `SamplerName` and `SAMPLERS`.
 """

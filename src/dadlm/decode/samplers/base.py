@@ -1,7 +1,7 @@
 """What a sampler is: it decides which of a step's predictions are kept; the others are masked again.
 
-Every decision is a function of (row seed, block, step, position), so a row does not depend on the rows beside it,
-and no method waits for the device: a whole step can be captured as a CUDA graph.
+Every decision is a function of (row seed, block, step, position), so a row does not depend on the rows beside
+it, and no method waits for the device: a whole step can be captured as a CUDA graph.
 
 B rows, N block size.
 """
@@ -69,7 +69,8 @@ class Sampler(ABC):
     options: ClassVar[tuple[str, ...]] = ()
     """Fields of `DecodeSettings` that only this sampler reads."""
     sees_tokens: ClassVar[bool] = False
-    """Whether the choice depends on the tokens: then all masked positions are drawn, not only the kept ones."""
+    """Whether the choice depends on the tokens: then all masked positions are drawn, not only the kept
+    ones."""
 
     @abstractmethod
     def keep(

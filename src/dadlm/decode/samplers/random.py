@@ -1,4 +1,5 @@
-"""Random remasking on the exact uniform grid: step s of T reveals a masked position with probability 1 / (T - s)."""
+"""Random remasking on the exact uniform grid: step s of T reveals a masked position with probability 1 / (T -
+s)."""
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +14,8 @@ _STEPS_AT_ONCE = 64  # bounds the memory of `begin` for long windows
 class Random(Sampler):
     """The step that reveals each position is drawn when the block begins (`Block.plan`).
 
-    A step that would keep nothing changes nothing, and a model that does not see the time would answer the same
-    again: such steps are skipped, row by row.
+    A step that would keep nothing changes nothing, and a model that does not see the time would answer the
+    same again: such steps are skipped, row by row.
     """
 
     name = "random"
