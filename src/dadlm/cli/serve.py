@@ -116,6 +116,7 @@ def _read_key(file: Path | None) -> str | None:
 def _check_extra() -> None:
     try:
         import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ConfigError("serving needs more packages: pip install 'dadlm[serve]'") from error

@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
+from prometheus_client import generate_latest
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
@@ -28,7 +29,7 @@ from dadlm.serve.describe import describe, json_body
 from dadlm.serve.infill import fill
 from dadlm.serve.limits import Limits
 from dadlm.serve.log import RequestLog
-from dadlm.serve.metrics import metrics_text
+from dadlm.serve.metrics import registry_of
 from dadlm.serve.refusals import Refusal, add_handlers
 from dadlm.serve.schemas import CompletionBody, InfillBody
 from dadlm.serve.service import Service
@@ -91,6 +92,8 @@ def _add_api(app: FastAPI, service: Service) -> None:
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
+    registry = registry_of(service)
+
     @app.get("/healthz", response_model=HealthAnswer, responses=_ERRORS)
     async def alive() -> Response:
         """The process answers, and no scheduler has given up."""
@@ -108,7 +111,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", response_class=PlainTextResponse, responses=_ERRORS)
     async def metrics() -> Response:
         """Counters and histograms as Prometheus reads them."""
-        return PlainTextResponse(metrics_text(service), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
 
 def _add_page(app: FastAPI) -> None:
