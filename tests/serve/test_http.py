@@ -16,8 +16,8 @@ from tests.serve.running import Running, events, letter_model, running, settings
 
 from dadlm.decode import StepEvent
 from dadlm.errors import ConfigError
-from dadlm.serve import jobs
-from dadlm.serve.access import Access
+from dadlm.serve import respond
+from dadlm.serve.middleware import Access
 from dadlm.serve.request import Committed, QueueFull, ShuttingDown, TokenLogprob, Traced
 from dadlm.serve.settings import ServeSettings
 
@@ -105,7 +105,7 @@ def test_bad_field_is_refused_by_name(server: Running, body: dict[str, Any], par
     [
         ({"stop": ["a"] * 5}, "stop: List should have at most 4 items"),
         ({"prompt": [-1]}, "prompt: Input should be greater than or equal to 0"),
-        ({"prompt": [1, "a"]}, "has none of the forms"),
+        ({"prompt": [1, "a"]}, "matches none of the accepted forms"),
     ],
 )
 def test_a_refusal_is_about_the_form_that_was_sent(server: Running, body: Any, message: str) -> None:
@@ -128,7 +128,7 @@ def test_a_refusal_is_about_the_form_that_was_sent(server: Running, body: Any, m
     ids=lambda value: ascii(value)[:30],
 )
 def test_bad_parts_are_refused(server: Running, parts: Any, told: str) -> None:
-    status, answer = server.post("/v1/infill", parts=parts)
+    status, answer = server.post("/v1/fill_gaps", parts=parts)
     assert status == 400 and answer["error"]["param"] == "parts"
     assert told in answer["error"]["message"]
 
@@ -291,11 +291,11 @@ def test_a_client_that_goes_away_cancels_its_jobs(stream: bool) -> None:
                 assert opened.recv(1000).startswith(b"HTTP/1.1 200")
             until(lambda: len(scheduler.jobs) == 2)
             assert scheduler.cancelled == [False, False]
-        until(lambda: scheduler.cancelled == [True, True], jobs._KEEP_ALIVE - 1)  # not by writing in vain
+        until(lambda: scheduler.cancelled == [True, True], respond._KEEP_ALIVE - 1)  # not by writing in vain
 
 
 def test_silence_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "_KEEP_ALIVE", 0.05)
+    monkeypatch.setattr(respond, "_KEEP_ALIVE", 0.05)
     scheduler = FakeScheduler()
     with serving(scheduler) as server, server.connect() as opened:
         body = b'{"prompt": "x", "stream": true}'

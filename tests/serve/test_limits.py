@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from tests.serve.fakes import FakeScheduler, committed, fake_service, finished
 from tests.serve.running import WAIT, Running, letter_model, running, until
 
-from dadlm.serve.schemas import CompletionBody, InfillBody
+from dadlm.serve.schemas import CompletionBody, FillGapsBody
 from dadlm.serve.server import _RESERVE, connections_possible
 
 NAMES = {f"k{i}": 1 for i in range(90_000)}
@@ -25,8 +25,8 @@ HOSTILE = {
     "options": (CompletionBody, {"prompt": "x", "stream": True, "stream_options": NAMES}),
     "bias": (CompletionBody, {"prompt": "x", "logit_bias": dict.fromkeys(NAMES, "x")}),
     "stop": (CompletionBody, {"prompt": "x", "stop": [1] * 300_000}),
-    "gap": (InfillBody, {"parts": [{"gap": 1} | NAMES]}),
-    "parts": (InfillBody, {"parts": [{"gap": 0}] * 256}),
+    "gap": (FillGapsBody, {"parts": [{"gap": 1} | NAMES]}),
+    "parts": (FillGapsBody, {"parts": [{"gap": 0}] * 256}),
 }
 
 
@@ -92,7 +92,7 @@ def test_silent_connections_make_room() -> None:
 
 
 def test_silent_connections_are_closed_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dadlm.serve.server._TO_SPEAK", 0.2)
+    monkeypatch.setattr("dadlm.serve.server._FIRST_BYTE", 0.2)
     with serving() as server, server.connect() as silent, server.connect() as slow:
         slow.sendall(b"GET /healthz HTTP/1.1\r\n")
         assert silent.recv(1) == b""

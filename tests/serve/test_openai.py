@@ -12,7 +12,7 @@ from tests.serve.running import WAIT, Running, letter_model, letters, running, s
 
 import dadlm
 from dadlm.decode import fill
-from dadlm.serve.completions import Answer, Choice
+from dadlm.serve.completions import Choice, Completion
 from dadlm.serve.request import TokenLogprob
 from dadlm.serve.service import Service
 from dadlm.serve.text import Pieces
@@ -185,7 +185,7 @@ def test_blocks_carry_passes_and_tokens_so_far(server: Running) -> None:
     ends = [min(end, 4 * (steps[last - 1].block + 1)) - start for last in lasts]
     assert so_far[:-1] == list(zip(lasts, ends, strict=True))
     assert so_far[-1][0] == lasts[-1] and told[-1]["usage"]["completion_tokens"] == 9
-    told = server.chunks("/v1/infill", model="bd3lm", parts=["the cat ", {"gap": 6}, " mat"], seed=8)
+    told = server.chunks("/v1/fill_gaps", model="bd3lm", parts=["the cat ", {"gap": 6}, " mat"], seed=8)
     assert [chunk["dadlm"]["forward_passes"] for chunk in told][-1] == told[-2]["dadlm"]["forward_passes"]
     assert told[-2]["dadlm"]["tokens"] == 6
 
@@ -226,13 +226,13 @@ def test_infill_is_that_of_fill(server: Running, family: str) -> None:
     gaps = [(len(first), 5), (len(first) + 5 + len(middle), 2)]
     want = fill(letter_model(family), ids, gaps, seed=3, sampler="random", steps=2)
     fields = {"model": family, "seed": 3, "parts": parts, "sampler": "random", "steps": 2}
-    status, answer = server.post("/v1/infill", **fields)
+    status, answer = server.post("/v1/fill_gaps", **fields)
     assert status == 200
     assert answer["text"] == want.text
     assert answer["gaps"] == [letters().decode(gap) for gap in want.gaps]
     assert answer["usage"]["completion_tokens"] == 7
     assert answer["dadlm"]["forward_passes"] == want.forward_passes
-    told = server.chunks("/v1/infill", **fields)
+    told = server.chunks("/v1/fill_gaps", **fields)
     assert told[-1]["text"] == want.text and told[-1]["gaps"] == answer["gaps"]
 
 
@@ -240,14 +240,14 @@ def test_a_gap_may_come_first(server: Running) -> None:
     """The text then begins after an end of text, as an empty prompt does."""
     ending = letters().encode(" sat")
     want = fill(letter_model("dadlm"), [letters().eot_id, 0, 0, 0, *ending], [(1, 3)], seed=1)
-    status, answer = server.post("/v1/infill", model="dadlm", seed=1, parts=[{"gap": 3}, " sat"])
+    status, answer = server.post("/v1/fill_gaps", model="dadlm", seed=1, parts=[{"gap": 3}, " sat"])
     assert status == 200 and answer["text"] == want.text and answer["text"].endswith(" sat")
-    again = server.post("/v1/infill", model="dadlm", seed=1, parts=["", {"gap": 3}, " sat"])[1]
+    again = server.post("/v1/fill_gaps", model="dadlm", seed=1, parts=["", {"gap": 3}, " sat"])[1]
     assert again["gaps"] == answer["gaps"]
 
 
 def test_infill_is_refused_by_ar(server: Running) -> None:
-    status, answer = server.post("/v1/infill", model="ar", parts=["a", {"gap": 1}])
+    status, answer = server.post("/v1/fill_gaps", model="ar", parts=["a", {"gap": 1}])
     assert status == 400 and answer["error"]["param"] == "parts"
 
 
@@ -272,10 +272,10 @@ def test_places_of_tokens_are_those_in_the_text() -> None:
     begun = letters().encode("日")[:1]
     ids = [*letters().encode(" in 日本 the cat 🙂 went"), *begun, *letters().encode("on")]
     text = letters().decode(ids)
-    answer = Answer.__new__(Answer)
+    answer = Completion.__new__(Completion)
     answer.tokenizer = letters()
     tokens = [TokenLogprob(id_, letters().decode([id_]), -1.0, []) for id_ in ids]
-    choice = Choice(7, Pieces(letters()))
+    choice = Choice("", Pieces(letters()), 7)
     told = answer._logprobs(choice, tokens[:5]), answer._logprobs(choice, tokens[5:])
     for token, at in zip(tokens, [at for part in told for at in part["text_offset"]], strict=True):
         half = "\ufffd" in token.text

@@ -31,6 +31,7 @@ CHECKS: list[CheckFunction] = [
 ]
 PLACES = [
     "/v1/completions",
+    "/v1/fill_gaps",
     "/v1/infill",
     "/v1/models",
     "/v1/models/{name}",
