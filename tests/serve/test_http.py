@@ -17,7 +17,8 @@ from tests.serve.running import Running, events, letter_model, running, settings
 from dadlm.decode import StepEvent
 from dadlm.errors import ConfigError
 from dadlm.serve import respond
-from dadlm.serve.middleware import Access
+from dadlm.serve.middleware import Guard
+from dadlm.serve.refusals import Refusal
 from dadlm.serve.request import Committed, QueueFull, ShuttingDown, TokenLogprob, Traced
 from dadlm.serve.settings import ServeSettings
 
@@ -363,11 +364,13 @@ def test_other_pages_may_not_call(server: Running) -> None:
 def test_open_to_others_without_a_key_names_are_checked(key: str | None, names: tuple[str, ...]) -> None:
     """Or a web page whose name is made to point here could call, and read the answers."""
     settings = ServeSettings(host="0.0.0.0", allowed_host=names)
-    access = Access(lambda *_: None, key, settings)  # type: ignore[arg-type,return-value]
+    guard = Guard(lambda *_: None, key, settings)  # type: ignore[arg-type,return-value]
 
     def status(host: str) -> int | None:
-        refusal = access._check("/healthz", "GET", Headers({"host": host, "origin": f"http://{host}"}))
-        return None if refusal is None else refusal.status
+        try:
+            guard._check_access("/healthz", "GET", Headers({"host": host, "origin": f"http://{host}"}))
+        except Refusal as refusal:
+            return refusal.status
 
     assert [status(host) for host in ("192.0.2.7:8000", "[2001:db8::1]:8000", "localhost")] == [None] * 3
     assert status("evil.example") == (403 if key is None else None)

@@ -22,7 +22,7 @@ from dadlm.serve.body import read_body
 from dadlm.serve.completions import Completion
 from dadlm.serve.fill_gaps import FilledGaps
 from dadlm.serve.metrics import registry_of
-from dadlm.serve.middleware import Access, Limits, RequestLog
+from dadlm.serve.middleware import Guard, RequestLog
 from dadlm.serve.refusals import Refusal, add_handlers
 from dadlm.serve.respond import Answer, respond
 from dadlm.serve.schemas import MAX_ID, MAX_TOKENS, CompletionBody, Decoding, FillGapsBody, describe_samplers
@@ -139,8 +139,7 @@ def _add_page(app: FastAPI) -> None:
 def _add_middleware(app: FastAPI, service: Service, api_key: str | None) -> None:
     """From the inside out: the last one sees a request first."""
     settings = service.settings
-    app.add_middleware(Limits, settings=settings)
-    app.add_middleware(Access, key=api_key, settings=settings)
+    app.add_middleware(Guard, key=api_key, settings=settings)
     if settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,

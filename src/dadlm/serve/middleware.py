@@ -5,8 +5,11 @@ import hmac
 import ipaddress
 import logging
 import time
+import traceback
 import uuid
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -54,7 +57,9 @@ class RequestLog:
         try:
             await self.app(scope, receive, send_with_headers)
         except Exception as error:  # its message may quote the request: only its type and place are logged
-            _log.error("%s %s%s", id_, type(error).__name__, _frames(error))
+            frames = traceback.extract_tb(error.__traceback__)[-8:]
+            places = "".join(f"\n  {frame.filename}:{frame.lineno}" for frame in frames)
+            _log.error("%s %s%s", id_, type(error).__name__, places)
             if not status:
                 await INTERNAL_ERROR.response()(scope, receive, send_with_headers)
         finally:
@@ -69,45 +74,50 @@ def _known_path(scope: Scope, status: int) -> str:
     return path if is_route or is_file else "unknown"
 
 
-def _frames(error: Exception) -> str:
-    frames, frame = [], error.__traceback__
-    while frame is not None:
-        frames.append(f"\n  {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}")
-        frame = frame.tb_next
-    return "".join(frames[-8:])
-
-
-class Access:
-    """Refuses unknown Host names (DNS rebinding), other origins, and requests without the key."""
+class Guard:
+    """Refuses unknown callers and too many, too large or too slow requests."""
 
     def __init__(self, app: ASGIApp, key: str | None, settings: ServeSettings) -> None:
         self.app, self.settings = app, settings
         self.key = None if key is None else key.encode()
+        self.active = Counter[str]()  # requests in progress by client address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            refusal = self._check(scope["path"], scope["method"], Headers(scope=scope))
-            if refusal is not None:
-                return await refusal.response()(scope, receive, send)
-        await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        try:
+            self._check_access(scope["path"], scope["method"], Headers(scope=scope))
+            if scope["path"] in _PROBES:  # always answered
+                return await self.app(scope, receive, send)
+            with self._counted(scope["client"][0] if scope.get("client") else ""):
+                body = await self._read(receive)
+                if body is None:
+                    return
+                unread = [{"type": "http.request", "body": body, "more_body": False}]
 
-    def _check(self, path: str, method: str, headers: Headers) -> Refusal | None:
+                async def receive_again() -> Message:
+                    return unread.pop() if unread else await receive()
+
+                await self.app(scope, receive_again, send)
+        except Refusal as refusal:
+            await refusal.response()(scope, receive, send)
+
+    def _check_access(self, path: str, method: str, headers: Headers) -> None:
+        """Refuse unknown Host names (DNS rebinding), other origins, and requests without the key."""
         host, origin = headers.get("host", ""), headers.get("origin")
         name, colon, port = host.rpartition(":")
         if not self._is_ours(name if colon and port.isdigit() else host):
-            return Refusal(403, "unknown host name: start the server with --allowed-host NAME", param="host")
+            raise Refusal(403, "unknown host name: start the server with --allowed-host NAME", param="host")
         is_own_page = origin is None or origin.partition("://")[2] == host
         if not is_own_page and origin not in self.settings.cors_origin:
             message = "origin not allowed: start the server with --cors-origin ORIGIN"
-            return Refusal(403, message, param="origin")
+            raise Refusal(403, message, param="origin")
         if self.key is None or path in _WITHOUT_KEY or path.startswith("/static/") or method == "OPTIONS":
-            return None
+            return
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        # Compared in constant time.
-        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.key):
-            return None
-        message = "no valid API key: send the header authorization: Bearer KEY"
-        return Refusal(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.key):
+            message = "no valid API key: send the header authorization: Bearer KEY"
+            raise Refusal(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
     def _is_ours(self, name: str) -> bool:
         """Without a key, only the Host tells our own page from a site whose name points here."""
@@ -116,67 +126,43 @@ class Access:
             return True
         return not settings.loopback and (self.key is not None or _is_address(name))
 
+    @contextmanager
+    def _counted(self, address: str) -> Iterator[None]:
+        total, own = self.active.total(), self.active[address]
+        if total >= self.settings.max_connections or own >= self.settings.most_per_address:
+            headers = {"retry-after": "1", "connection": "close"}
+            raise Refusal(503, "too many requests in progress; try again", code="busy", headers=headers)
+        self.active[address] += 1
+        try:
+            yield
+        finally:
+            self.active[address] -= 1
+            self.active += Counter()  # drops addresses without requests
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The body; None if the client disconnected."""
+        body, size, more, most = bytearray(), 0, True, self.settings.max_body
+        try:
+            async with asyncio.timeout(self.settings.patience):
+                while more and size <= _MOST_READ * most:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return None
+                    size += len(message.get("body", b""))
+                    if size <= most:
+                        body += message.get("body", b"")
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            close = {"connection": "close"}
+            raise Refusal(408, "the request's body did not arrive in time", headers=close) from None
+        if size > most:
+            message = f"the request's body has more than {most} bytes"
+            raise Refusal(413, message, param="body", headers={"connection": "close"})
+        return bytes(body)
+
 
 def _is_address(name: str) -> bool:
     try:
         return bool(ipaddress.ip_address(name.strip("[]")))
     except ValueError:
         return False
-
-
-class Limits:
-    """Bounds the requests in progress, in total and per address, and reads each body within time and size."""
-
-    def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
-        self.app, self.settings = app, settings
-        self.active = Counter[str]()  # requests in progress by client address
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _PROBES:  # probes are always answered
-            return await self.app(scope, receive, send)
-        address = scope["client"][0] if scope.get("client") else ""
-        total, own = self.active.total(), self.active[address]
-        if total >= self.settings.max_connections or own >= self.settings.most_per_address:
-            headers = {"retry-after": "1", "connection": "close"}
-            busy = Refusal(503, "too many requests in progress; try again", code="busy", headers=headers)
-            return await busy.response()(scope, receive, send)
-        self.active[address] += 1
-        try:
-            await self._with_body(scope, receive, send)
-        finally:
-            self.active[address] -= 1
-            if not self.active[address]:
-                del self.active[address]
-
-    async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            async with asyncio.timeout(self.settings.patience):
-                body = await self._read(receive)
-        except TimeoutError:
-            body = Refusal(408, "the request's body did not arrive in time", headers={"connection": "close"})
-        if isinstance(body, Refusal):
-            return await body.response()(scope, receive, send)
-        if body is None:
-            return
-        unread = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive_again() -> Message:
-            return unread.pop() if unread else await receive()
-
-        await self.app(scope, receive_again, send)
-
-    async def _read(self, receive: Receive) -> bytes | Refusal | None:
-        """The body; None if the client disconnected."""
-        body, size, more, most = bytearray(), 0, True, self.settings.max_body
-        while more and size <= _MOST_READ * most:
-            message = await receive()
-            if message["type"] != "http.request":
-                return None
-            size += len(message.get("body", b""))
-            if size <= most:
-                body += message.get("body", b"")
-            more = message.get("more_body", False)
-        if size > most:
-            message = f"the request's body has more than {most} bytes"
-            return Refusal(413, message, param="body", headers={"connection": "close"})
-        return bytes(body)

@@ -4,6 +4,7 @@ Each copy loads the models for itself. Ray's own processes listen on loopback on
 served; its dashboard and usage reports are off.
 """
 
+import logging
 import os
 import signal
 import threading
@@ -38,12 +39,10 @@ def serve_replicas(
         raise ConfigError("--replicas needs Ray Serve: pip install 'dadlm[serve,ray]'") from error
 
     def build() -> Any:  # in each copy: models and threads cannot be sent between processes
-        from dadlm.model import load
         from dadlm.serve.app import create_app
         from dadlm.serve.service import Service
 
-        models = {name: load(source, device, dtype) for name, source in sources.items()}
-        return create_app(Service.of(models, settings), api_key)
+        return create_app(Service.load(sources, device, dtype, settings), api_key)
 
     options = {
         "name": "dadlm",
@@ -59,7 +58,7 @@ def serve_replicas(
         _node_ip_address="127.0.0.1",
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="warning",
+        logging_level=logging.WARNING,
         num_cpus=replicas + 1,
         runtime_env={"worker_process_setup_hook": "dadlm.serve.replicas.listen_on_loopback"},
     )

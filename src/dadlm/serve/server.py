@@ -102,12 +102,13 @@ class Protocol(H11Protocol):
         super().__init__(*given, **named)
         # uvicorn itself would then refuse every request, probes too.
         self.most, self.limit_concurrency = self.limit_concurrency or 0, None
-        self.late: asyncio.TimerHandle | None = None  # set while waiting for a request
-        self.silent = True
+        self.timer: asyncio.TimerHandle | None = None  # set while waiting for a request
+        self.silent = True  # nothing received yet
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait_for_request(min(_FIRST_BYTE, self.timeout_keep_alive))
+        self.address = self.client[0] if self.client else ""
+        self._wait(min(_FIRST_BYTE, self.timeout_keep_alive))
         opened = transport.get_extra_info("socket")
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux, which then ends the connection
             milliseconds = int(self.timeout_keep_alive * 1000)
@@ -117,51 +118,41 @@ class Protocol(H11Protocol):
 
     def _close_one(self) -> None:
         """Close an idle connection, of the address that has most; if there is none, this one."""
-        opened = [one for one in self.connections if isinstance(one, Protocol) and not one.is_closing]
+        every = [one for one in self.connections if isinstance(one, Protocol)]
+        opened = [one for one in every if not one.transport.is_closing()]
         if len(opened) <= self.most:
             return
         held = Counter(one.address for one in opened)
         # None of the same address that is as new: its request may be on its way too.
         aged = self.loop.time() - _TO_ARRIVE
-        idle = [one for one in opened if one.late and (one.address != self.address or one.since < aged)]
+        idle = [one for one in opened if one.timer and (one.address != self.address or one.since < aged)]
         if idle:
             max(idle, key=lambda one: (held[one.address], -one.since)).transport.close()
         elif len(opened) > self.most + _RESERVE:
             self.transport.close()
 
-    @property
-    def is_closing(self) -> bool:
-        return self.transport.is_closing()
-
-    @property
-    def address(self) -> str:
-        return self.client[0] if self.client else ""
-
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._wait(None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.silent:
             self.silent = False
-            self._wait_for_request(self.timeout_keep_alive)
+            self._wait(self.timeout_keep_alive)
         super().data_received(data)
 
     def handle_events(self) -> None:
         super().handle_events()
         if self.conn.their_state is not h11.IDLE and self.conn.our_state is not h11.DONE:
-            self._stop_waiting()
+            self._wait(None)
 
     def on_response_complete(self) -> None:
-        self._wait_for_request(self.timeout_keep_alive)
+        self._wait(self.timeout_keep_alive)
         super().on_response_complete()
 
-    def _wait_for_request(self, seconds: float) -> None:
-        self._stop_waiting()
+    def _wait(self, seconds: float | None) -> None:
+        """Close the connection unless a request comes within `seconds`; None: stop waiting."""
+        if self.timer is not None:
+            self.timer.cancel()
         self.since = self.loop.time()
-        self.late = self.loop.call_later(seconds, self.transport.close)
-
-    def _stop_waiting(self) -> None:
-        if self.late is not None:
-            self.late.cancel()
-            self.late = None
+        self.timer = None if seconds is None else self.loop.call_later(seconds, self.transport.close)

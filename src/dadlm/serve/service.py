@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from dadlm.model import Model
+from dadlm.model import Model, load
 from dadlm.serve.refusals import Refusal
 from dadlm.serve.scheduler import Scheduler
 from dadlm.serve.settings import ServeSettings
@@ -21,20 +21,14 @@ class Served:
     def card(self, created: int) -> dict[str, Any]:
         """An entry of /v1/models."""
         config = self.model.config
-        metadata = {
+        about = {
             "family": config.family,
             "block_size": config.block,
             "candidates": config.nodes_per_mask,
             "context": config.context,
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
         }
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": created,
-            "owned_by": "dadlm",
-            "dadlm": metadata,
-        }
+        return {"id": self.name, "object": "model", "created": created, "owned_by": "dadlm", "dadlm": about}
 
 
 class Service:
@@ -49,6 +43,11 @@ class Service:
             [Served(name, m, Scheduler(m, max_rows=rows, max_queue=queue)) for name, m in models.items()],
             settings,
         )
+
+    @classmethod
+    def load(cls, sources: Mapping[str, str], device: str, dtype: str, settings: ServeSettings) -> "Service":
+        """From name → what `dadlm.load` takes."""
+        return cls.of({name: load(source, device, dtype) for name, source in sources.items()}, settings)
 
     def start(self) -> None:
         for served in self.served.values():
