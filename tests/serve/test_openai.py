@@ -11,7 +11,8 @@ import torch
 from tests.serve.running import WAIT, Running, letter_model, letters, running, settings
 
 import dadlm
-from dadlm.decode import fill
+from dadlm.decode import DecodeSettings, fill
+from dadlm.decode.samplers import SAMPLERS
 from dadlm.serve.completions import Choice, Completion
 from dadlm.serve.request import TokenLogprob
 from dadlm.serve.service import Service
@@ -151,12 +152,6 @@ def test_logprobs(client: openai.OpenAI, stream: bool) -> None:
     assert all(len(top) == 3 for top in tops)
 
 
-def test_a_single_model_can_be_asked_for(client: openai.OpenAI) -> None:
-    assert client.models.retrieve("bd3lm") == next(one for one in client.models.list() if one.id == "bd3lm")
-    with pytest.raises(openai.NotFoundError, match="unicorn"):
-        client.models.retrieve("unicorn")
-
-
 def test_trace_carries_every_step(server: Running) -> None:
     fields = {"model": "dadlm", "prompt": PROMPT, "seed": 8, "max_tokens": 8}
     told = server.chunks("/v1/completions", trace=True, **fields)
@@ -191,17 +186,24 @@ def test_blocks_carry_passes_and_tokens_so_far(server: Running) -> None:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    cards = list(client.models.list())
+    page = client.models.list()
+    cards = list(page)
     assert [card.id for card in cards] == list(FAMILIES)
-    facts = cards[0].model_extra["dadlm"]  # type: ignore[index]
+    assert client.models.retrieve("bd3lm") == cards[1]
+    with pytest.raises(openai.NotFoundError, match="unicorn"):
+        client.models.retrieve("unicorn")
     model = letter_model("dadlm")
-    assert facts == {
+    assert cards[0].model_extra["dadlm"] == {  # type: ignore[index]
         "family": "dadlm",
         "block_size": 4,
         "candidates": 3,
         "context": 64,
         "parameters": sum(p.numel() for p in model.parameters()),
     }
+    for told, (name, sampler) in zip(page.dadlm["samplers"], SAMPLERS.items(), strict=True):  # type: ignore
+        assert (told["name"], told["summary"]) == (name, sampler.summary)
+        defaults = {option["name"]: option["default"] for option in told["options"]}
+        assert defaults == {option: getattr(DecodeSettings(), option) for option in sampler.options}
 
 
 def test_default_model_is_the_first(server: Running) -> None:
@@ -219,7 +221,7 @@ def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("family", ["dadlm", "bd3lm"])
-def test_infill_is_that_of_fill(server: Running, family: str) -> None:
+def test_gaps_are_those_of_fill(server: Running, family: str) -> None:
     parts = ["the cat ", {"gap": 5}, " on the ", {"gap": 2}, "."]
     first, middle, last = (letters().encode(text) for text in ("the cat ", " on the ", "."))
     ids = [*first, *[0] * 5, *middle, *[0] * 2, *last]
@@ -227,7 +229,9 @@ def test_infill_is_that_of_fill(server: Running, family: str) -> None:
     want = fill(letter_model(family), ids, gaps, seed=3, sampler="random", steps=2)
     fields = {"model": family, "seed": 3, "parts": parts, "sampler": "random", "steps": 2}
     status, answer = server.post("/v1/fill_gaps", **fields)
-    assert status == 200
+    assert status == 200 and answer["object"] == "fill_gaps"
+    old = server.post("/v1/infill", **fields)[1]
+    assert old["object"] == "infill" and old["text"] == answer["text"]
     assert answer["text"] == want.text
     assert answer["gaps"] == [letters().decode(gap) for gap in want.gaps]
     assert answer["usage"]["completion_tokens"] == 7
@@ -246,7 +250,7 @@ def test_a_gap_may_come_first(server: Running) -> None:
     assert again["gaps"] == answer["gaps"]
 
 
-def test_infill_is_refused_by_ar(server: Running) -> None:
+def test_ar_cannot_fill_gaps(server: Running) -> None:
     status, answer = server.post("/v1/fill_gaps", model="ar", parts=["a", {"gap": 1}])
     assert status == 400 and answer["error"]["param"] == "parts"
 
