@@ -115,7 +115,7 @@ def test_sigterm_lets_texts_finish(folder: Path) -> None:
         assert "".join(told["choices"][0]["text"] for told in client.told) == text
 
 
-def test_sigterm_tells_whom_it_cannot_finish(folder: Path) -> None:
+def test_sigterm_reports_texts_it_cannot_finish(folder: Path) -> None:
     with process("--model", folder, "--grace", 0.2) as (server, port):
         clients = end_under_load(port, server, 2000)
         assert server.stderr is not None
@@ -148,19 +148,14 @@ def test_clear_errors(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert "in use" in refused(capsys, "--model", folder, "--port", taken.getsockname()[1])
+    assert "--port" in refused(capsys, "--model", folder, "--replicas", 2, "--port", 0)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "pip install 'dadlm[serve,ray]'" in refused(capsys, "--model", folder, "--replicas", 2)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install 'dadlm[serve]'" in refused(capsys, "--model", folder)
 
 
-def test_ray_is_asked_for_by_name(
-    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert "pip install 'dadlm[serve,ray]'" in refused(capsys, "--model", folder, "--replicas", 2)
-    assert "--port" in refused(capsys, "--model", folder, "--replicas", 2, "--port", 0)
-
-
-def test_open_to_others_without_a_key_is_warned_of(
+def test_warns_if_others_can_call_without_a_key(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[Any] = []

@@ -20,13 +20,8 @@ from dadlm.serve.request import Traced
 
 PROMPT = "the red fox "
 RANDOM = {"sampler": "random", "steps": 2, "infill": (1, 0.5)}
-LINK = {"prompt": PROMPT, "max_tokens": 13, "seed": 5, "sampler": "random", "steps": 2} | {
-    "infill_k": 1,
-    "infill_r": 0.5,
-    "temperature": 1,
-    "top_p": 0.9,
-    "path": "sample",
-}
+LINK = {"prompt": PROMPT, "max_tokens": 13, "seed": 5, "sampler": "random", "steps": 2, "path": "sample"}
+LINK |= {"infill_k": 1, "infill_r": 0.5, "temperature": 1, "top_p": 0.9}
 DONE = "#exports:not([hidden])"
 
 
@@ -76,11 +71,9 @@ def until_done(page) -> None:
     page.evaluate("new Promise(requestAnimationFrame)")
 
 
-def go_to(page, step: int) -> None:
-    page.locator("#slider").fill(str(step))
-    page.wait_for_function(
-        "n => document.querySelector('#count').textContent.startsWith(`${n} /`)", arg=step + 1
-    )
+def until_at(page, step: int, count: int) -> None:
+    shown = "n => document.querySelector('#count').textContent === n"
+    page.wait_for_function(shown, arg=f"{step + 1} / {count}")
 
 
 def test_writes_what_generate_writes(browser, url, models) -> None:
@@ -134,7 +127,8 @@ def test_graph_of_every_step(browser, url, models) -> None:
         until_done(page)
         assert page.locator("#slider").get_attribute("max") == str(len(events) - 1)
         for number, event in enumerate(events):
-            go_to(page, number)
+            page.locator("#slider").fill(str(number))
+            until_at(page, number, len(events))
             masked = [position for position, known in enumerate(event.anchor) if not known]
             assert page.locator("#graph .anchor").count() == len(event.anchor) - len(masked)
             assert page.locator("#graph g.candidate").count() == 2 * len(masked)  # of three, one is lit
@@ -170,12 +164,10 @@ def test_keyboard(browser, url, models) -> None:
     with visit(browser, url, hash_of()) as page:
         until_done(page)
         page.keyboard.press("ArrowLeft")
-        page.wait_for_function(
-            "n => document.querySelector('#count').textContent === n", arg=f"{count - 1} / {count}"
-        )
+        until_at(page, count - 2, count)
         page.locator("#slider").focus()
         page.keyboard.press("Home")
-        page.wait_for_function("n => document.querySelector('#count').textContent === n", arg=f"1 / {count}")
+        until_at(page, 0, count)
         assert page.locator('#graph [tabindex="0"]').count() == 1  # one stop; the arrows go on from there
         page.locator('#graph [tabindex="0"]').focus()
         page.keyboard.press("ArrowLeft")
@@ -193,9 +185,7 @@ def test_play_walks_to_the_end(browser, url, models) -> None:
     with visit(browser, url, hash_of(step=count - 2)) as page:
         until_done(page)
         page.get_by_role("button", name="Play the steps").click()
-        page.wait_for_function(
-            "n => document.querySelector('#count').textContent === n", arg=f"{count} / {count}"
-        )
+        until_at(page, count - 1, count)
         page.get_by_role("button", name="Play the steps").wait_for()
 
 
@@ -324,7 +314,9 @@ def test_exports(browser, url, models, tmp_path: Path) -> None:
 def test_link_makes_the_run_again(browser, url, models) -> None:
     with visit(browser, url, hash_of(), permissions=["clipboard-read", "clipboard-write"]) as page:
         until_done(page)
-        go_to(page, 2)
+        count = len(steps_of(models["dadlm"], **RANDOM))
+        page.locator("#slider").fill("2")
+        until_at(page, 2, count)
         page.get_by_role("button", name="Copy link").click()
         page.wait_for_function("() => document.querySelector('#status').textContent.includes('opied')")
         link = page.evaluate("navigator.clipboard.readText()")
@@ -332,7 +324,7 @@ def test_link_makes_the_run_again(browser, url, models) -> None:
         text = page.locator("#text").inner_html()
     with visit(browser, url, link.removeprefix(url)) as page:
         until_done(page)
-        page.wait_for_function("() => document.querySelector('#count').textContent.startsWith('3 /')")
+        until_at(page, 2, count)
         assert page.locator("#graph").inner_html() == picture
         assert page.locator("#text").inner_html() == text
 
@@ -362,15 +354,18 @@ def test_server_refusals_are_told_in_words(browser, url) -> None:
 
 
 def test_links_from_elsewhere_do_no_harm(browser, url) -> None:
-    with visit(browser, url, hash_of("dance", model="unicorn", sampler="magic", step="x")) as page:
+    with visit(browser, url, hash_of(step="x")) as page:
+        until_done(page)
+        assert page.locator("#count").inner_text().startswith("1 /")
+        foreign = hash_of("dance", model="unicorn", sampler="magic", seed=99)
+        page.evaluate("hash => { location.hash = hash }", foreign)
         page.get_by_text("This server does not have the model of this link.").wait_for()
+        page.get_by_role("button", name="Copy link").click()  # that of the run on the page
+        page.wait_for_function("() => location.hash.includes('seed=5')")
         page.get_by_label("Model").select_option("dadlm")
         page.get_by_label("Sampler").select_option("random")
         page.get_by_role("button", name="Write").click()
         page.wait_for_selector(f"{DONE} #save-svg:enabled")
-    with visit(browser, url, hash_of(step="x")) as page:
-        until_done(page)
-        assert page.locator("#count").inner_text().startswith("1 /")
 
 
 def sent_by(page) -> list[dict]:
@@ -416,15 +411,6 @@ def test_a_link_holds_all_and_only_what_it_says(browser, url) -> None:
         assert "max_tokens" not in again[0] and again[0] == bodies[1]
 
 
-def test_copied_is_the_link_of_what_is_shown(browser, url) -> None:
-    with visit(browser, url, hash_of()) as page:
-        until_done(page)
-        page.evaluate("hash => { location.hash = hash }", hash_of(model="unicorn", seed=99))
-        page.get_by_text("This server does not have the model of this link.").wait_for()
-        page.get_by_role("button", name="Copy link").click()
-        page.wait_for_function("() => location.hash.includes('seed=5')")
-
-
 def test_a_fault_in_a_hidden_control_does_not_hold_the_button(browser, url) -> None:
     with visit(browser, url) as page:
         bodies = sent_by(page)
@@ -443,7 +429,7 @@ def test_who_looks_back_is_left_there_when_the_run_ends(browser, models) -> None
     events = steps_of(models["dadlm"], **RANDOM)
     with faked(browser, models, *map(Traced, events[:3])) as (_, scheduler, page):
         page.get_by_role("button", name="Write").click()
-        page.wait_for_function("() => document.querySelector('#count').textContent === '3 / 3'")
+        until_at(page, 2, 3)
         page.keyboard.press("ArrowLeft")
         for event in (Traced(events[3]), finished("stop")):
             scheduler.jobs[0].put(event)
