@@ -1,4 +1,4 @@
-"""`dadlm serve` as people start and end it: a process of its own, keys, signals, and clear errors."""
+"""`dadlm serve` as a process: models, keys, signals, errors."""
 
 import http.client
 import json
@@ -20,7 +20,7 @@ from tests.serve.running import WAIT, events, letter_model, until
 import dadlm
 from dadlm import Model
 from dadlm.cli import main
-from dadlm.cli.serve import _read_key, _sources
+from dadlm.cli.serve import _sources
 
 PROMPT = "the cat "
 
@@ -76,15 +76,15 @@ class Client(threading.Thread):
         connection.close()
 
     @property
-    def told(self) -> list[Any]:
+    def chunks(self) -> list[Any]:
         return events(self.content) if self.stream else [json.loads(self.content)]
 
 
 def submitted(port: int) -> float:
     """How many texts the server has been asked for: a request that is sent has not arrived yet."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT) as answer:
-        told = answer.read().decode()
-    return float(re.findall(r"^dadlm_submitted_total\{.*\} (.*)$", told, re.M)[0])
+        text = answer.read().decode()
+    return float(re.findall(r"^dadlm_submitted_total\{.*\} (.*)$", text, re.M)[0])
 
 
 def end_under_load(port: int, server: subprocess.Popen[str], tokens: int) -> list[Client]:
@@ -112,7 +112,7 @@ def test_sigterm_lets_texts_finish(folder: Path) -> None:
         clients = end_under_load(port, server, 160)
     for client, text in zip(clients, want, strict=True):
         assert client.status == 200
-        assert "".join(told["choices"][0]["text"] for told in client.told) == text
+        assert "".join(chunk["choices"][0]["text"] for chunk in client.chunks) == text
 
 
 def test_sigterm_reports_texts_it_cannot_finish(folder: Path) -> None:
@@ -121,16 +121,16 @@ def test_sigterm_reports_texts_it_cannot_finish(folder: Path) -> None:
         assert server.stderr is not None
         log = server.stderr.read()
     for client in clients:
-        assert client.told[-1]["error"]["code"] == "shutdown"
+        assert client.chunks[-1]["error"]["code"] == "shutdown"
         assert client.status == (200 if client.stream else 503)
     assert PROMPT.strip() not in log and "Traceback" not in log
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     assert main(["serve", *map(str, words)]) == 2
-    told = capsys.readouterr()
-    assert not told.out and told.err.startswith("error: ")
-    return told.err
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("error: ")
+    return err
 
 
 def test_clear_errors(
@@ -162,10 +162,10 @@ def test_warns_if_others_can_call_without_a_key(
     monkeypatch.setattr("dadlm.cli.serve._serve", lambda *given: served.append(given))
     assert main(["serve", "--model", str(folder), "--host", "0.0.0.0"]) == 0
     assert "no API key" in capsys.readouterr().err
-    (tmp_path / "key").write_text("a-key-of-tests\n")
+    (tmp_path / "key").write_text("a-key-of-tests \n")  # without the white space
     key = ["--api-key-file", str(tmp_path / "key")]
     assert main(["serve", "--model", f"a={folder}", str(folder), "--host", "0.0.0.0", *key]) == 0
-    monkeypatch.setenv("DADLM_API_KEY", "another-key")
+    monkeypatch.setenv("DADLM_API_KEY", "another-key ")
     assert main(["serve"]) == 0
     assert not capsys.readouterr().err
     sources, keys = [given[1] for given in served], [given[2] for given in served]
@@ -181,9 +181,3 @@ def test_a_folder_is_called_by_its_own_name(tmp_path: Path) -> None:
     best = folder.with_name("best")
     best.symlink_to(folder)
     assert _sources((str(best), "name=dadlm", "ar")) == {"best": str(best), "name": "dadlm", "ar": "ar"}
-
-
-def test_a_key_is_the_same_with_a_space_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DADLM_API_KEY", "open sesame ")
-    (tmp_path / "key").write_text("open sesame\n", encoding="utf-8")
-    assert _read_key(None) == _read_key(tmp_path / "key") == "open sesame"

@@ -94,7 +94,7 @@ def test_a_refusal_is_about_the_form_that_was_sent(server: Running, body: Any, m
 
 
 @pytest.mark.parametrize(
-    ("parts", "told"),
+    ("parts", "message"),
     [
         ("text", "list"),
         ([], "at least 1"),
@@ -108,10 +108,10 @@ def test_a_refusal_is_about_the_form_that_was_sent(server: Running, body: Any, m
     ],
     ids=lambda value: ascii(value)[:30],
 )
-def test_bad_parts_are_refused(server: Running, parts: Any, told: str) -> None:
+def test_bad_parts_are_refused(server: Running, parts: Any, message: str) -> None:
     status, answer = server.post("/v1/fill_gaps", parts=parts)
     assert status == 400 and answer["error"]["param"] == "parts"
-    assert told in answer["error"]["message"]
+    assert message in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -187,17 +187,17 @@ def test_whole_answer_and_its_account(server: Running) -> None:
 
 
 def test_stream_tells_the_account_with_the_last_reason(server: Running) -> None:
-    told = server.chunks("/v1/completions", prompt="x", n=2, stream_options={"include_usage": True})
+    chunks = server.chunks("/v1/completions", prompt="x", n=2, stream_options={"include_usage": True})
     texts = ["", ""]
-    for chunk in told[:-1]:
+    for chunk in chunks[:-1]:
         for choice in chunk["choices"]:
             texts[choice["index"]] += choice["text"]
     assert texts == ["abcd", "abcd"]
-    ends = [chunk for chunk in told[:-1] if chunk["choices"][0]["finish_reason"]]
+    ends = [chunk for chunk in chunks[:-1] if chunk["choices"][0]["finish_reason"]]
     assert [chunk["choices"][0]["finish_reason"] for chunk in ends] == ["length", "length"]
     assert "usage" not in ends[0] and ends[1]["usage"]["completion_tokens"] == 8
     assert ends[1]["dadlm"]["forward_passes"] == 4
-    assert told[-1]["choices"] == [] and told[-1]["usage"] == ends[1]["usage"]
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == ends[1]["usage"]
 
 
 def test_queue_full_is_429_unless_so_many_can_never_wait() -> None:
@@ -220,23 +220,23 @@ def test_refusals_of_the_scheduler(error: Exception, status: int) -> None:
 
 
 @pytest.mark.parametrize(("reason", "status"), [("error", 500), ("deadline", 503), ("shutdown", 503)])
-def test_a_text_that_cannot_be_finished_is_told(reason: str, status: int) -> None:
+def test_a_text_that_cannot_be_finished_is_an_error(reason: str, status: int) -> None:
     scheduler = FakeScheduler(committed("ab"), finished(reason, message="it broke"))
     with serving(scheduler) as server:
         got, answer = server.post("/v1/completions", prompt="x")
         assert got == status and answer["error"]["code"] == reason
         assert server.post("/v1/completions", prompt="x", logprobs=2)[0] == status
         for options in ({}, {"trace": True}, {"logprobs": 1}):
-            told = server.chunks("/v1/completions", prompt="x", **options)
-            assert told[0]["choices"][0]["text"] == "ab"
-            assert told[-1]["error"]["code"] == reason
+            chunks = server.chunks("/v1/completions", prompt="x", **options)
+            assert chunks[0]["choices"][0]["text"] == "ab"
+            assert chunks[-1]["error"]["code"] == reason
 
 
 @pytest.mark.parametrize("options", [{}, {"logprobs": 1}, {"stream": True}, {"stream": True, "trace": True}])
 def test_numbers_that_json_cannot_hold_are_an_error(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A model whose weights are not finite: the client is told, and does not wait for ever."""
+    """A model whose weights are not finite: the client gets an error and does not wait forever."""
     nan = float("nan")
     step = StepEvent(0, 0, [1], ["a"], [False], [[[(1, "a", nan)]]], [[[nan]]], [0], [True], [False])
     block = Committed([1], "a", [TokenLogprob(1, "a", nan, [(1, "a", nan)])], 1)
@@ -248,7 +248,7 @@ def test_numbers_that_json_cannot_hold_are_an_error(
         else:
             assert status == 500
     assert answer["error"]["type"] == "server_error"
-    assert "ValueError" in caplog.text, "the log tells what it was"
+    assert "ValueError" in caplog.text, "the log names the error"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -292,7 +292,7 @@ def test_key(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_mistake_of_ours_is_told_without_its_words(caplog: pytest.LogCaptureFixture, stream: bool) -> None:
+def test_an_internal_error_does_not_quote_the_request(caplog: pytest.LogCaptureFixture, stream: bool) -> None:
     caplog.set_level(logging.DEBUG)
     with serving(FakeScheduler(refusal=RuntimeError("a secret prompt"))) as server:
         status, headers, answer = server.ask("POST", "/v1/completions", {"prompt": "x", "stream": stream})
@@ -379,7 +379,7 @@ def is_closed(connection: socket.socket, sent: bytes) -> bool:
         return True
 
 
-def test_slow_heads_and_bodies_are_given_up() -> None:
+def test_slow_heads_and_bodies_are_closed() -> None:
     scheduler = FakeScheduler(finished())
     begin = time.monotonic()
     with serving(scheduler, patience=1.0) as server, server.connect() as head, server.connect() as body:
@@ -397,7 +397,7 @@ def test_a_connection_refused_before_its_body_is_closed() -> None:
         until(lambda: is_closed(opened, b" "))
 
 
-def test_a_client_that_does_not_read_is_given_up() -> None:
+def test_a_client_that_does_not_read_is_cancelled() -> None:
     scheduler = FakeScheduler(*[committed("x" * 100_000)] * 100)
     with serving(scheduler, patience=1.0) as server, server.begin(prompt="x", stream=True):
         until(lambda: scheduler.cancelled == [True])

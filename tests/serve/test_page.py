@@ -142,29 +142,16 @@ def test_graph_of_every_step(browser, url, models) -> None:
             assert below.count("↺") == len(masked) - sum(event.fixed)
 
 
-def test_hint_tells_a_nodes_tokens(browser, url, models) -> None:
-    event = steps_of(models["dadlm"], **RANDOM)[0]
-    position = event.anchor.index(False)
-    with visit(browser, url, hash_of(step=0)) as page:
-        until_done(page)
-        page.locator(f'#graph [data-group="{position}"][data-node="1"]').hover()
-        told = page.locator("#hint li").all_inner_texts()
-        assert [line.split("\n")[0] for line in told] == [
-            text for _, text, _ in event.top_tokens[position][1]
-        ]
-        p = event.top_tokens[position][1][0][2]
-        assert f"{round(100 * p)}%" in told[0]
-        page.keyboard.press("Escape")
-        assert page.locator("#hint").is_hidden()
-
-
-def test_keyboard(browser, url, models) -> None:
+def test_play_keyboard_and_hint(browser, url, models) -> None:
     events = steps_of(models["dadlm"], **RANDOM)
     count, first = len(events), events[0].anchor.index(False)
     with visit(browser, url, hash_of()) as page:
         until_done(page)
         page.keyboard.press("ArrowLeft")
         until_at(page, count - 2, count)
+        page.get_by_role("button", name="Play the steps").click()
+        until_at(page, count - 1, count)
+        page.get_by_role("button", name="Play the steps").wait_for()  # no longer "Pause"
         page.locator("#slider").focus()
         page.keyboard.press("Home")
         until_at(page, 0, count)
@@ -173,20 +160,17 @@ def test_keyboard(browser, url, models) -> None:
         page.keyboard.press("ArrowLeft")
         assert page.evaluate("document.activeElement.dataset.group") == str(first - 1)
         assert page.locator("#hint").is_visible()
+        page.keyboard.press("Escape")
+        assert page.locator("#hint").is_hidden()
+        page.locator(f'#graph [data-group="{first}"][data-node="1"]').hover()
+        top = events[0].top_tokens[first][1]
+        lines = page.locator("#hint li").all_inner_texts()
+        assert [line.split("\n")[0] for line in lines] == [text for _, text, _ in top]
+        assert f"{round(100 * top[0][2])}%" in lines[0]
         page.get_by_label("Prompt").focus()
         with page.expect_response("**/v1/completions"):
             page.keyboard.press("Control+Enter")
         until_done(page)
-
-
-@pytest.mark.acceptance
-def test_play_walks_to_the_end(browser, url, models) -> None:
-    count = len(steps_of(models["dadlm"], **RANDOM))
-    with visit(browser, url, hash_of(step=count - 2)) as page:
-        until_done(page)
-        page.get_by_role("button", name="Play the steps").click()
-        until_at(page, count - 1, count)
-        page.get_by_role("button", name="Play the steps").wait_for()
 
 
 def test_race(browser, url, models) -> None:
@@ -244,9 +228,9 @@ def test_text_as_it_stood_at_a_step(browser, url, models) -> None:
     with visit(browser, url, hash_of(step=number)) as page:
         until_done(page)
         assert page.locator("#text .mask").count() == known.count(False)
-        told = page.locator("#text .token").all_text_contents()
+        shown = page.locator("#text .token").all_text_contents()
         ids = [id_ for id_, there in zip(event.ids, known, strict=True) if there]
-        assert told == [model.tokenizer.token_text(id_) for id_ in ids]
+        assert shown == [model.tokenizer.token_text(id_) for id_ in ids]
         assert page.locator("#text .text").text_content() == model.tokenizer.decode(written)
 
 
@@ -339,7 +323,7 @@ def test_html_is_shown_and_never_run(browser, url) -> None:
         assert first is not None and first.startswith(f"the {SCRIPT} fox")
 
 
-def test_server_refusals_are_told_in_words(browser, url) -> None:
+def test_refusals_are_shown(browser, url) -> None:
     with visit(browser, url, hash_of(prompt="the unicorn"), refused=True) as page:
         page.wait_for_selector("#problem:not([hidden])")
         assert "unicorn" in page.get_by_role("alert").inner_text()
@@ -425,7 +409,7 @@ def test_a_fault_in_a_hidden_control_does_not_hold_the_button(browser, url) -> N
         assert bodies[0]["sampler"] == "confidence"
 
 
-def test_who_looks_back_is_left_there_when_the_run_ends(browser, models) -> None:
+def test_an_earlier_step_stays_shown_when_the_run_ends(browser, models) -> None:
     events = steps_of(models["dadlm"], **RANDOM)
     with faked(browser, models, *map(Traced, events[:3])) as (_, scheduler, page):
         page.get_by_role("button", name="Write").click()
@@ -449,7 +433,7 @@ def test_a_gap_that_cannot_be_filled_is_not_drawn(browser, url) -> None:
         page.get_by_text("Done: the gaps are filled.").wait_for()
 
 
-def test_a_connection_that_breaks_is_told_in_words(browser, models) -> None:
+def test_a_broken_connection_is_shown(browser, models) -> None:
     with faked(browser, models, committed("half a text"), refused=True) as (server, _, page):
         page.get_by_role("button", name="Write").click()
         page.get_by_text("half a text").wait_for()

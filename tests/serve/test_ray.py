@@ -71,7 +71,7 @@ def text_of(content: bytes, stream: bool) -> str:
 
 
 def family() -> list[psutil.Process]:
-    """Ray's processes of these tests, and none of anybody else's."""
+    """The processes of this test only."""
     return psutil.Process().children(recursive=True)
 
 

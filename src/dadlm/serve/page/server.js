@@ -68,13 +68,13 @@ async function ask(path, request) {
 }
 
 async function words(answer) {
-  const said = (await answer.json().catch(() => null))?.error?.message;
+  const message = (await answer.json().catch(() => null))?.error?.message;
   if (answer.status === 401) return "This server needs a key. Type it above and try again.";
   if (answer.status === 429) {
     const seconds = answer.headers.get("retry-after");
     return `The server is busy. Try again ${seconds ? `in ${seconds} s` : "in a moment"}.`;
   }
-  return said ? sentence(said) : `The server answered ${answer.status} ${answer.statusText}.`;
+  return message ? sentence(message) : `The server answered ${answer.status} ${answer.statusText}.`;
 }
 
 function sentence(text) {
