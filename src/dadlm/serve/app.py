@@ -52,8 +52,7 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
     _add_api(app, service)
     _add_state(app, service)
     _add_page(app)
-    openapi = app.openapi
-    app.openapi = lambda: _with_bodies(openapi(), service)  # type: ignore[method-assign]
+    app.openapi_schema = _with_bodies(app.openapi(), service)  # now: it takes long, and anyone may ask for it
     _add_middleware(app, service, api_key)
     return app
 
@@ -91,12 +90,13 @@ def _add_api(app: FastAPI, service: Service) -> None:
     old = partial(FilledGaps, name="infill")
     post("/v1/infill", FillGapsBody, old, answers.FilledGaps, "The former name of /v1/fill_gaps", True)
 
+    samplers = describe_samplers()
+
     @app.get("/v1/models", response_model=answers.Models, responses=_ERRORS)
     async def models() -> Response:
         """The models served, the default first, and the samplers."""
         cards = [served.card(service.created) for served in service.served.values()]
-        samplers = {"samplers": describe_samplers()}
-        return JSONResponse({"object": "list", "data": cards, "dadlm": samplers})
+        return JSONResponse({"object": "list", "data": cards, "dadlm": {"samplers": samplers}})
 
     @app.get("/v1/models/{name:path}", response_model=answers.ModelCard, responses=_ERRORS)
     async def model(name: str) -> Response:

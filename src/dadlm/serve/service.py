@@ -75,6 +75,6 @@ class Service:
         if name is None:
             return next(iter(self.served.values()))
         if name not in self.served:
-            message = f"model: no {name!r} here, only {', '.join(self.served)}"
+            message = f"model: no {name[:100]!r} here, only {', '.join(self.served)}"
             raise Refusal(404, message, param="model", code="model_not_found")
         return self.served[name]
