@@ -6,11 +6,12 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from dadlm.errors import ConfigError
+from dadlm.model import load
 from dadlm.model.pretrained import NAMES
 from dadlm.serve.settings import ServeSettings
 
@@ -53,29 +54,34 @@ def run(words: list[str]) -> int:
 
 
 def _serve(options: Options, sources: dict[str, str], key: str | None) -> None:
-    from dadlm.serve.app import create_app
     from dadlm.serve.server import Server, open_socket
-    from dadlm.serve.service import Service
 
     with open_socket(options.settings) as opened:
-        service = Service.load(sources, options.device, options.dtype, options.settings)
+        app, service = _build(options, sources, key)
         port = opened.getsockname()[1]
-        server = Server(create_app(service, key), service, lambda: _announce(options, list(sources), port))
-        server.run(sockets=[opened])
+        Server(app, service, lambda: _announce(options, list(sources), port)).run(sockets=[opened])
 
 
 def _serve_replicas(options: Options, sources: dict[str, str], key: str | None) -> None:
     from dadlm.serve.replicas import serve_replicas
 
     serve_replicas(
-        sources,
+        lambda: _build(options, sources, key)[0],
+        options.settings,
         replicas=options.replicas,
-        device=options.device,
-        dtype=options.dtype,
-        settings=options.settings,
-        api_key=key,
+        on_gpu=options.device.startswith("cuda"),
         announce=lambda: _announce(options, list(sources), options.settings.port),
     )
+
+
+def _build(options: Options, sources: dict[str, str], key: str | None) -> tuple[Any, Any]:
+    """The application and its service."""
+    from dadlm.serve.app import create_app
+    from dadlm.serve.service import Service
+
+    models = {name: load(source, options.device, options.dtype) for name, source in sources.items()}
+    service = Service.of(models, options.settings)
+    return create_app(service, key), service
 
 
 def _announce(options: Options, names: list[str], port: int) -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from dadlm.errors import ConfigError
@@ -20,16 +20,17 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
 def serve_replicas(
-    sources: Mapping[str, str],
+    build: Callable[[], Any],
+    settings: ServeSettings,
     *,
     replicas: int,
-    device: str,
-    dtype: str,
-    settings: ServeSettings,
-    api_key: str | None,
+    on_gpu: bool,
     announce: Callable[[], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then let the copies finish their requests."""
+    """Serve until SIGTERM or SIGINT, then let the copies finish their requests.
+
+    `build` makes the application in each copy: models and threads cannot be sent between processes.
+    """
     if not settings.port:
         raise ConfigError("replicas need a fixed port: pass --port")
     try:
@@ -37,12 +38,6 @@ def serve_replicas(
         from ray import serve
     except ImportError as error:
         raise ConfigError("--replicas needs Ray Serve: pip install 'dadlm[serve,ray]'") from error
-
-    def build() -> Any:  # in each copy: models and threads cannot be sent between processes
-        from dadlm.serve.app import create_app
-        from dadlm.serve.service import Service
-
-        return create_app(Service.load(sources, device, dtype, settings), api_key)
 
     options = {
         "name": "dadlm",
@@ -52,7 +47,7 @@ def serve_replicas(
         "graceful_shutdown_wait_loop_s": 0.5,
         "health_check_period_s": 1,
         "health_check_timeout_s": 10,
-        "ray_actor_options": {"num_cpus": 1, "num_gpus": int(device.startswith("cuda"))},
+        "ray_actor_options": {"num_cpus": 1, "num_gpus": int(on_gpu)},
     }
     ray.init(
         _node_ip_address="127.0.0.1",

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from dadlm.model import Model, load
+from dadlm.model import Model
 from dadlm.serve.refusals import Refusal
 from dadlm.serve.scheduler import Scheduler
 from dadlm.serve.settings import ServeSettings
@@ -43,11 +43,6 @@ class Service:
             [Served(name, m, Scheduler(m, max_rows=rows, max_queue=queue)) for name, m in models.items()],
             settings,
         )
-
-    @classmethod
-    def load(cls, sources: Mapping[str, str], device: str, dtype: str, settings: ServeSettings) -> "Service":
-        """From name → what `dadlm.load` takes."""
-        return cls.of({name: load(source, device, dtype) for name, source in sources.items()}, settings)
 
     def start(self) -> None:
         for served in self.served.values():
