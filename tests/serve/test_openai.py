@@ -11,7 +11,7 @@ import torch
 from tests.serve.running import WAIT, Running, letter_model, letters, running, settings
 
 import dadlm
-from dadlm.decode import DecodeSettings, fill
+from dadlm.decode import DecodeSettings, fill_gaps
 from dadlm.decode.samplers import SAMPLERS
 from dadlm.serve.completions import Choice, Completion
 from dadlm.serve.request import TokenLogprob
@@ -208,7 +208,7 @@ def test_gaps_are_those_of_fill(server: Running, family: str) -> None:
     first, middle, last = (letters().encode(text) for text in ("the cat ", " on the ", "."))
     ids = [*first, *[0] * 5, *middle, *[0] * 2, *last]
     gaps = [(len(first), 5), (len(first) + 5 + len(middle), 2)]
-    want = fill(letter_model(family), ids, gaps, seed=3, sampler="random", steps=2)
+    want = fill_gaps(letter_model(family), ids, gaps, seed=3, sampler="random", steps=2)
     fields = {"model": family, "seed": 3, "parts": parts, "sampler": "random", "steps": 2}
     status, answer = server.post("/v1/fill_gaps", **fields)
     assert status == 200 and answer["object"] == "fill_gaps"
@@ -225,7 +225,7 @@ def test_gaps_are_those_of_fill(server: Running, family: str) -> None:
 def test_a_gap_may_come_first(server: Running) -> None:
     """The text then begins after an end of text, as an empty prompt does."""
     ending = letters().encode(" sat")
-    want = fill(letter_model("dadlm"), [letters().eot_id, 0, 0, 0, *ending], [(1, 3)], seed=1)
+    want = fill_gaps(letter_model("dadlm"), [letters().eot_id, 0, 0, 0, *ending], [(1, 3)], seed=1)
     status, answer = server.post("/v1/fill_gaps", model="dadlm", seed=1, parts=[{"gap": 3}, " sat"])
     assert status == 200 and answer["text"] == want.text and answer["text"].endswith(" sat")
     again = server.post("/v1/fill_gaps", model="dadlm", seed=1, parts=["", {"gap": 3}, " sat"])[1]

@@ -14,7 +14,7 @@ from tests.serve.page_server import SCRIPT, serving, tiny_models
 from tests.serve.running import running, until
 
 from dadlm import Model, StepEvent, generate, stream
-from dadlm.decode import fill
+from dadlm.decode import fill_gaps
 from dadlm.decode.samplers import SAMPLERS
 from dadlm.serve.request import Traced
 
@@ -204,7 +204,7 @@ def test_a_race_counts_while_it_runs(browser, models) -> None:
 def test_infill(browser, url, models) -> None:
     model = models["dadlm"]
     ids = model.tokenizer.encode("the red a a a river a a fox")
-    filled = fill(model, ids, [(2, 3), (6, 2)], seed=5, **RANDOM)
+    filled = fill_gaps(model, ids, [(2, 3), (6, 2)], seed=5, **RANDOM)
     gaps = [model.tokenizer.decode(gap) for gap in filled.gaps]
     text = "the red [[3]] river [[2]] fox"
     with visit(browser, url, hash_of("infill", prompt=text, step=0)) as page:
