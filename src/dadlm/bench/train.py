@@ -61,7 +61,8 @@ def bench_train(
         with tempfile.TemporaryDirectory() as folder:
             ms = _step_ms(replace(run, train=train, out=folder), groups, warmup, place)
         flops = step_flops(run.model, rows)
-        row = {"system": name, "ms": ms, "tokens_per_second": rows * run.model.context / ms * 1e3}
+        row = {"system": name, "family": run.model.family, "ms": ms}
+        row["tokens_per_second"] = rows * run.model.context / ms * 1e3
         row["flop_use"] = flops / (ms * 1e9) / ceilings.tflops
         row["floor_ms"] = ceilings.floor_ms(flops, 0)
         row["peak_gib"] = torch.cuda.max_memory_allocated(place) / 2**30 if place.type == "cuda" else None
