@@ -102,12 +102,12 @@ def test_byte_order_mark_and_blank_lines_and_empty_documents_are_left_out(tmp_pa
 def test_pieces_join_to_the_text_wherever_it_arrives_in_parts(text, limit, parts):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "LIMIT", limit)
-        expected = pieces.cut(text)
+        expected = pieces.split_text(text)
         assert "".join(expected) == text
         assert all(0 < len(piece) <= limit for piece in expected) or text == ""
         done, rest = [], ""
         for start in range(0, len(text), parts):
-            *ready, rest = pieces.cut(rest + text[start : start + parts])
+            *ready, rest = pieces.split_text(rest + text[start : start + parts])
             done += ready
         assert [*done, rest] == expected
 
@@ -122,7 +122,7 @@ def test_cuts_do_not_change_what_gpt2_takes_for_words(words, limit):
     text = "".join(map("".join, words))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "LIMIT", limit)
-        parts = pieces.cut(text)
+        parts = pieces.split_text(text)
     assert len(parts) >= len(text) / limit
     split = ByteLevel(add_prefix_space=False).pre_tokenize_str
     assert [word for part in parts for word, _ in split(part)] == [word for word, _ in split(text)]

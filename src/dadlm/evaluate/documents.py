@@ -12,7 +12,7 @@ from typing import Any
 
 from dadlm.errors import DataError
 from dadlm.evaluate.jsonl import find_jsonl, lines_of, record_of
-from dadlm.tokens.records import field_of
+from dadlm.tokens import field_of
 
 _NAMES = (("document", "summary"), ("prompt", "completion"))
 

@@ -13,7 +13,7 @@ from typing import Any
 from dadlm.errors import DataError
 from dadlm.evaluate.jsonl import find_jsonl, read_jsonl
 from dadlm.evaluate.subject import NAMES, essence
-from dadlm.tokens.records import field_of
+from dadlm.tokens import field_of
 
 _FIELDS = ("model", "configuration", "prompt", "text", "index")
 Place = tuple[str, int]

@@ -6,7 +6,7 @@ guess there, pass after pass; and shown as known, it would tell where the summar
 padding: neither learned nor seen by anything that is.
 
 Rows of like length share a bucket, of one shape each. Which rows a step takes follows from (seed, step)
-alone, as in `tokens.loader`. Knows nothing of noise or losses.
+alone, as in `tokens.rows`. Knows nothing of noise or losses.
 
 B rows of a batch, L their length, N block size.
 """
