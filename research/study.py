@@ -72,7 +72,7 @@ def train(name: str, run: Run, options: argparse.Namespace) -> None:
         if not (Path(config.init_from) / "last").exists():
             raise CheckpointError(f"{name} stands on {run.after}: train that first")
         model = model_from(Path(config.init_from) / "last", config.model, config.train.seed)
-    torch._dynamo.reset()  # of the run before; compiled code is kept on disk
+    torch.compiler.reset()  # of the run before; compiled code is kept on disk
     context = config.model.context
     trainer = Trainer(
         config,

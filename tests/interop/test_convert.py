@@ -13,8 +13,8 @@ import dadlm
 from dadlm.cli import main
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.interop.convert import convert
-from dadlm.interop.names import published_name
 from dadlm.interop.positions import position_logp
+from dadlm.interop.published_form import published_name
 from dadlm.model.checkpoint import weights
 from dadlm.noise import Noise
 from dadlm.objective import losses
@@ -223,8 +223,8 @@ def test_every_difference_of_the_weights_is_listed(tmp_path: Path) -> None:
         ({"hidden_dim": 48}, "expected (30, 48)"),
         ({"hidden_dim": "wide"}, "not a valid configuration"),
         ({"vocab_size": None}, "not a valid configuration"),
-        ({"vocab_size": 10**12}, "vocab_size must be at most"),
-        ({"n_blocks": 10**12}, "layers must be at most"),
+        ({"vocab_size": 10**12}, "vocab_size is 1000000000000, expected at most"),
+        ({"n_blocks": 10**12}, "n_blocks is 1000000000000, expected at most"),
         ({"n_heads": 5}, "not a valid configuration"),
         ({"block_size": 5}, "not divisible"),
     ],

@@ -14,8 +14,8 @@ from tests.interop import published
 import dadlm
 from dadlm.cli import main
 from dadlm.errors import CheckpointError
-from dadlm.interop.card import card_of
 from dadlm.interop.convert import convert
+from dadlm.interop.hub import card_of
 
 pytest.importorskip("transformers")
 

@@ -14,9 +14,18 @@ from torch import Tensor
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.evaluate.untrusted import read_json
 from dadlm.interop.foreign import read_weights
-from dadlm.interop.names import CONSTANTS, INV_FREQ, LAYERS, published_name
-from dadlm.interop.notes import Notes, new_notes, speeds, take_notes
-from dadlm.interop.shape import FAMILIES, shape_of
+from dadlm.interop.published_form import (
+    CONSTANTS,
+    FAMILIES,
+    INV_FREQ,
+    LAYERS,
+    Notes,
+    new_notes,
+    published_name,
+    shape_of,
+    speeds,
+    take_notes,
+)
 from dadlm.model import Model, ModelConfig
 from dadlm.model.checkpoint import set_weights, weights
 from dadlm.model.files import CONFIG, WEIGHTS, save_tensors, write_json
