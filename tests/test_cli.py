@@ -20,7 +20,7 @@ from tests.train.runs import metrics, progress
 
 import dadlm
 from dadlm.cli import main
-from dadlm.cli.words import numbers_last
+from dadlm.cli.options import numbers_last
 from dadlm.errors import CheckpointError
 from dadlm.model import files, load
 from dadlm.model.checkpoint import weights

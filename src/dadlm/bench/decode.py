@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from dadlm.bench.clock import synchronise
-from dadlm.bench.machine import Ceilings, describe_machine, measure_ceilings
-from dadlm.bench.progress import tell
+from dadlm.bench.machine import Ceilings, describe_machine, log, measure_ceilings, synchronise
 from dadlm.decode import DecodeSettings, generate
 from dadlm.decode.generate import decode, start_rows
 from dadlm.model import Model, ModelConfig
@@ -53,12 +51,12 @@ def bench_decode(
         model = Model(config).to(place, dtype).eval()
         for batch in batches:
             rows.append({"system": name, "batch": batch} | _step(model, batch, prefix, steps, ceilings))
-            tell(rows[-1])
+            log(rows[-1])
         if texts and (config.family == "ar" or config.block_size == block_sizes[0]):
             for batch in sorted({batches[0], batches[-1]}):
                 for settings in _text_settings(config):
                     whole.append({"system": name, "batch": batch} | _text(model, batch, settings))
-                    tell(whole[-1])
+                    log(whole[-1])
         del model
     machine = describe_machine(place, dtype, ceilings)
     return {"kind": "decode", **machine, "scale": scale, "prefix": prefix, "steps": rows, "texts": whole}

@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 
-from dadlm.bench.clock import timed_ms
-from dadlm.bench.machine import describe_machine, measure_ceilings
-from dadlm.bench.progress import tell
+from dadlm.bench.machine import describe_machine, log, measure_ceilings, timed_ms
 from dadlm.model import Model, ModelConfig
 from dadlm.recipes import recipe
 from dadlm.threads import one_thread
@@ -67,7 +65,7 @@ def bench_train(
         row["floor_ms"] = ceilings.floor_ms(flops, 0)
         row["peak_gib"] = torch.cuda.max_memory_allocated(place) / 2**30 if place.type == "cuda" else None
         table.append(row)
-        tell(row)
+        log(row)
     machine = describe_machine(place, dtype, ceilings)
     return {"kind": "train", **machine, "scale": scale, "rows": rows, "compile": compile, "steps": table}
 

@@ -52,7 +52,7 @@ def run(words: list[str]) -> int:
     if as_json:
         print(json.dumps(asdict(done), ensure_ascii=False))
     elif done.interrupted:
-        print(f"stopped at step {done.step}; saved in {done.folder}. The same command goes on from there.")
+        print(f"stopped at step {done.step}; saved in {done.folder}. The same command resumes it.")
     else:
         early = f", {config.patience} validations after the best" if done.step < config.train.steps else ""
         rouge = "" if done.rouge is None else f"best ROUGE {done.rouge:.2f} at step {done.best_step}, "

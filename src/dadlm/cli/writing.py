@@ -18,7 +18,7 @@ from dadlm.model import Model
 def write_text(
     model: Model, prompt: str, settings: DecodeSettings, seed: int, show: bool, console: Console
 ) -> None:
-    """Complete a prompt in front of the reader, until Ctrl-C at the latest; then say what it took."""
+    """Complete a prompt in front of the reader, until Ctrl-C at the latest; then print what it took."""
     [row] = start_rows(model, [prompt], settings, seed)
     console.print(Text(prompt, style="dim"), end="\n" if show else "")
     tokens, passes, printed, stopped, start = [], 0, 0, "", time.perf_counter()
@@ -36,16 +36,16 @@ def write_text(
         stopped = "stopped after "
     seconds = time.perf_counter() - start
     console.print(Text(_text(model, tokens)[printed:]))
-    console.print(f"{stopped}{account(len(tokens), passes)}, {seconds:.1f} s, seed {seed}", style="dim")
-    tell_cut(0 if stopped else cut_off(model, prompt, tokens), console)
+    console.print(f"{stopped}{cost_line(len(tokens), passes)}, {seconds:.1f} s, seed {seed}", style="dim")
+    note_cut(0 if stopped else cut_off(model, prompt, tokens), console)
 
 
-def account(tokens: int, passes: int) -> str:
-    """What texts took, in words."""
+def cost_line(tokens: int, passes: int) -> str:
+    """Tokens and passes of texts, in words."""
     return f"{tokens} tokens in {passes} forward passes: {tokens / max(1, passes):.2f} per pass"
 
 
-def tell_cut(tokens: int, console: Console) -> None:
+def note_cut(tokens: int, console: Console) -> None:
     """Why there are more passes than the tokens account for: blocks are written whole."""
     if tokens:
         console.print(f"({tokens} more tokens filled up the last block and were cut)", style="dim")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dadlm import dag
-from dadlm.decode import generate
+from dadlm.decode import DecodeSettings, generate
 from dadlm.model import Context, Model
 from dadlm.tour.language import LENGTH, SUCCESSORS, Language
 
@@ -48,16 +48,8 @@ class Validity:
 def validity(model: Model, language: Language, walks: Tensor, steps: int, seed: int) -> Validity:
     """Write one block after each true text walks [R, G] in so many steps, from the plain distribution."""
     prompts = language.phrases[walks].flatten(1).tolist()
-    out = generate(
-        model,
-        prompts,
-        max_new_tokens=LENGTH,
-        sampler="random",
-        steps=steps,
-        top_p=1.0,
-        seed=seed,
-        batch_size=256,
-    )
+    settings = DecodeSettings(max_new_tokens=LENGTH, sampler="random", steps=steps, top_p=1.0)
+    out = generate(model, prompts, seed=seed, batch_size=256, settings=settings)
     blocks = torch.tensor([ids + [-1] * (LENGTH - len(ids)) for ids in out.tokens])
     valid = language.valid(walks[:, -1], blocks).float().mean()
     return Validity(steps, float(valid), out.mean_tokens_per_forward)

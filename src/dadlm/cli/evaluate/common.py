@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from dadlm.cli.models import open_model
+from dadlm.cli.options import open_model
 from dadlm.errors import ConfigError
 from dadlm.evaluate import rows_of
 from dadlm.model import Model, find_device
