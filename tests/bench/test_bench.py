@@ -46,9 +46,7 @@ def test_flops_of_a_step_by_hand() -> None:
     layer, head = 12 * 64 * 64, 34 * 64
     mdlm = 6 * 2 * 32 * layer + 12 * 2 * 32 * 32 * 64 + 6 * 16 * head
     assert step_flops(recipe("tour-mdlm").model, 1) == mdlm
-    nodes = 32 * (
-        1.25 + 2 * (2.5 + 1 / 4)
-    )  # clean stream without most of its last layer; K = 4 nodes per mask
+    nodes = 32 * (1.25 + 2 * (2.5 + 1 / 4))  # most of the clean stream's last layer is left out; K = 4
     dadlm = 6 * nodes * layer + 12 * nodes * 16 * 64 + 6 * 16 * 4 * head
     assert step_flops(recipe("tour-dadlm").model, 1) == pytest.approx(dadlm)
 

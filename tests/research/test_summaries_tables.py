@@ -1,7 +1,9 @@
 """The tables of `research.summaries` against numbers worked out by hand."""
 
 import json
+from collections.abc import Iterator
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,14 @@ def write_pieces(place: Path, system: str, count: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def few_draws() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "bootstrap", partial(page.bootstrap, draws=50))
+        yield
+
+
+@pytest.fixture(scope="module")
+def numbers(few_draws: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     tmp_path = tmp_path_factory.mktemp("summaries")
     pairs = {"xsum": 3, "cnndm": 2, "wikinews_sum": 4, "held-out": 5}
     folder = tmp_path / "evaluation"

@@ -5,7 +5,6 @@ The step is the paper's: a complete denoising update (network, path, tokens, rem
 the bytes of weights, keys and values that have to be read once.
 """
 
-import gc
 import statistics
 import time
 from collections.abc import Iterator
@@ -14,7 +13,15 @@ from typing import Any
 
 import torch
 
-from dadlm.bench.machine import Ceilings, describe_machine, log, measure_ceilings, synchronise
+from dadlm.bench.machine import (
+    Ceilings,
+    describe_machine,
+    log,
+    measure_ceilings,
+    peak_mib,
+    reset_peak,
+    synchronise,
+)
 from dadlm.decode import DecodeSettings, generate
 from dadlm.decode.generate import decode, start_rows
 from dadlm.model import Model, ModelConfig
@@ -65,17 +72,12 @@ def bench_decode(
 def _step(model: Model, batch: int, prefix: int, count: int, ceilings: Ceilings) -> dict[str, Any]:
     """The median over `count` steps inside blocks, after two blocks (or 20 tokens) of warm-up."""
     device, N = model.device, model.config.block
-    _forget_peak(device)
+    reset_peak(device)
     warmup = max(20, 2 * N + 1)
     tokens = min(model.config.context - prefix, (warmup + 2 * count) // N * N + 2 * N)
     warmup = min(warmup, tokens // 2)
     settings = DecodeSettings(max_new_tokens=tokens)
-    texts = start_rows(
-        model,
-        [_prompt(prefix, row, model.config.eot_id or model.config.mask_id) for row in range(batch)],
-        settings,
-        seed=0,
-    )
+    texts = start_rows(model, _prompts(model, batch, prefix), settings, seed=0)
     times: list[float] = []
     synchronise(device)
     start = time.perf_counter()
@@ -90,7 +92,7 @@ def _step(model: Model, batch: int, prefix: int, count: int, ceilings: Ceilings)
         start = time.perf_counter()
     floor = ceilings.floor_ms(*_work(model, batch, prefix))
     ms = statistics.median(times)
-    return {"ms": ms, "floor_ms": floor, "ratio_to_floor": ms / floor, "peak_mib": _peak(device)}
+    return {"ms": ms, "floor_ms": floor, "ratio_to_floor": ms / floor, "peak_mib": peak_mib(device)}
 
 
 def _work(model: Model, batch: int, prefix: int) -> tuple[float, float]:
@@ -110,20 +112,9 @@ def _work(model: Model, batch: int, prefix: int) -> tuple[float, float]:
     return flops, size * (config.layers * layer + head + cached)
 
 
-def _forget_peak(device: torch.device) -> None:
-    """Memory of earlier measurements must not count."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def _peak(device: torch.device) -> float | None:
-    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
-
-
-def _prompt(length: int, row: int, vocabulary: int) -> list[int]:
-    return [(row * 7919 + place * 104729) % (vocabulary - 1) for place in range(length)]
+def _prompts(model: Model, rows: int, length: int) -> list[list[int]]:
+    words = (model.config.eot_id or model.config.mask_id) - 1
+    return [[(row * 7919 + place * 104729) % words for place in range(length)] for row in range(rows)]
 
 
 def _text_settings(config: ModelConfig) -> list[tuple[str, DecodeSettings]]:
@@ -140,15 +131,10 @@ def _text(model: Model, batch: int, named: tuple[str, DecodeSettings]) -> dict[s
     context = model.config.context
     length = context // 16
     settings = replace(settings, max_new_tokens=context - length)
-    prompts = [_prompt(length, row, model.config.eot_id or model.config.mask_id) for row in range(batch)]
-    generate(
-        model,
-        prompts,
-        seed=1,
-        batch_size=batch,
-        settings=replace(settings, max_new_tokens=min(4 * model.config.block, context - length)),
-    )
-    _forget_peak(model.device)
+    prompts = _prompts(model, batch, length)
+    short = replace(settings, max_new_tokens=min(4 * model.config.block, context - length))
+    generate(model, prompts, seed=1, batch_size=batch, settings=short)  # warm-up
+    reset_peak(model.device)
     synchronise(model.device)
     start = time.perf_counter()
     out = generate(model, prompts, seed=0, batch_size=batch, settings=settings)
@@ -161,5 +147,5 @@ def _text(model: Model, batch: int, named: tuple[str, DecodeSettings]) -> dict[s
         "tokens": tokens,
         "tokens_per_second": tokens / seconds,
         "tokens_per_forward": out.mean_tokens_per_forward,
-        "peak_mib": _peak(model.device),
+        "peak_mib": peak_mib(model.device),
     }

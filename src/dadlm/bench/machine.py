@@ -1,5 +1,6 @@
 """The machine a benchmark runs on: what it is, its clock, and the ceilings measured there and then."""
 
+import gc
 import platform
 import statistics
 import subprocess
@@ -32,6 +33,18 @@ def median_ms(work: Callable[[], object], device: torch.device, runs: int = 10, 
     for _ in range(warmup):
         work()
     return statistics.median(timed_ms(work, device) for _ in range(runs))
+
+
+def reset_peak(device: torch.device) -> None:
+    """Memory of earlier measurements must not count."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_mib(device: torch.device) -> float | None:
+    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
 
 
 @dataclass(frozen=True)
