@@ -61,7 +61,7 @@ def read(
     if read_json(folder / CONFIG).get("model_type") != "dadlm":
         return read_published(folder, family, block_size)
     if family is not None or block_size is not None:
-        raise ConfigError(f"{folder} is a dadlm model: its family and block size are fixed by training")
+        raise ConfigError(f"{folder} is a dadlm model: family and block size are what it was trained with")
     return merged(load(folder)), read_notes(folder)
 
 
