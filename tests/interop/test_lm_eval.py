@@ -181,12 +181,8 @@ def harness(tmp_path_factory):
     (folder / "questions.jsonl").write_text("".join(json.dumps(q) + "\n" for q in QUESTIONS))
     for name, task in TASKS.items():
         data = {"data_files": {"test": str(folder / "questions.jsonl")}, "cache_dir": str(folder / "cache")}
-        common = {
-            "task": f"dadlm_{name}",
-            "dataset_path": "json",
-            "dataset_kwargs": data,
-            "test_split": "test",
-        }
+        common = {"task": f"dadlm_{name}", "dataset_path": "json", "dataset_kwargs": data}
+        common |= {"test_split": "test"}
         (folder / f"{name}.yaml").write_text(json.dumps(common | task))  # JSON is YAML
     manager = TaskManager(include_path=str(folder), include_defaults=False)
 

@@ -34,15 +34,13 @@ def write_parquet(path, texts=TEXTS, field="text", kind=None):
 @pytest.fixture
 def everything(tmp_path):
     """One folder with each format of documents, and a file that is none."""
-    wide = zstandard.ZstdCompressor(
-        compression_params=zstandard.ZstdCompressionParameters(window_log=28)
-    ).compressobj()
+    long = zstandard.ZstdCompressionParameters(window_log=28)
+    wide = zstandard.ZstdCompressor(compression_params=long).compressobj()
     frames = [zstandard.compress(jsonl(TEXTS[:1])), wide.compress(jsonl(TEXTS[1:])), wide.flush()]
     (tmp_path / "a.jsonl").write_bytes(jsonl())
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(jsonl()))
-    (tmp_path / "c.jsonl.zst").write_bytes(
-        b"".join(frames)
-    )  # two frames, as parallel packers write; zstd --long
+    # Two frames, as parallel packers write; zstd --long.
+    (tmp_path / "c.jsonl.zst").write_bytes(b"".join(frames))
     write_parquet(tmp_path / "d.parquet")
     (tmp_path / "README.md").write_text("not text to train on")
     return tmp_path
