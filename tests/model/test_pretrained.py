@@ -109,7 +109,7 @@ def test_shipping_writes_a_measured_folder(
     facts = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
     assert [(stage["family"], stage["steps"]) for stage in facts["stages"]] == [("mdlm", 7), ("dadlm", 4)]
     rows, _ = rows_of(exact, text)
-    values = [float(score_rows(one, rows.slice(0, 4)).reconstruction.mean()) for one in (exact, stored)]
+    values = [float(score_rows(one, rows.cut(0, 4)).reconstruction.mean()) for one in (exact, stored)]
     assert facts["reconstruction"] == pytest.approx(values, abs=1e-5)
     assert facts["reconstruction_difference"]["mean"] == pytest.approx(values[1] - values[0], abs=1e-5)
     card = (folder / "README.md").read_text(encoding="utf-8")

@@ -28,7 +28,7 @@ def test_each_document_is_cut_and_filled_by_itself(documents, context, shard):
     assert [row.tolist() for row in rows] == expected
     assert rows.batch(range(len(rows))).tolist() == expected
     if len(rows) > 1:
-        assert [row.tolist() for row in rows.slice(1, len(rows))] == expected[1:]
+        assert [row.tolist() for row in rows.cut(1, len(rows))] == expected[1:]
 
 
 @given(sizes=st.lists(st.integers(0, 9), min_size=2, max_size=9), context=st.integers(1, 6), data=st.data())
@@ -39,7 +39,7 @@ def test_a_border_is_the_nearest_beginning_of_a_document(sizes, context, data):
     for size in sizes:
         begins.append(begins[-1] - (-(size + 1) // context))
     first = data.draw(st.integers(0, begins[-2] - 1))  # of a part with at least one border
-    part, near = rows.slice(first, len(rows)), data.draw(st.integers(0, len(rows) - first))
+    part, near = rows.cut(first, len(rows)), data.draw(st.integers(0, len(rows) - first))
     distances = [abs(begin - first - near) for begin in begins[1:-1] if begin > first]
     border = part.border(near)
     assert border + first in begins[1:-1] and border > 0

@@ -81,7 +81,7 @@ def test_rows_by_number_and_one_round_for_validation():
     with pytest.raises(IndexError):
         rows[5]
     with pytest.raises(DataError, match="split its sources"):
-        rows.slice(0, 2)
+        rows.cut(0, 2)
 
 
 def test_share_too_small():

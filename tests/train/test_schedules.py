@@ -64,11 +64,11 @@ def test_the_loop_uses_the_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_every_step_has_its_own_dropout(tmp_path: Path) -> None:
     """Same row, same weights, same noise level: only what is dropped may differ from step to step."""
     one = trainer(with_model(config("ar", tmp_path, batch_size=1, lr=1e-12), dropout=0.5))
-    one.rows = one.rows.slice(0, 1)
+    one.rows = one.rows.cut(0, 1)
     losses = [one.step() for _ in range(6)]
     assert len(set(losses)) == 6
     again = trainer(with_model(config("ar", tmp_path, batch_size=1, lr=1e-12), dropout=0.5))
-    again.rows = again.rows.slice(0, 1)
+    again.rows = again.rows.cut(0, 1)
     assert [again.step() for _ in range(6)] == losses
 
 

@@ -136,7 +136,7 @@ def test_a_run_does_not_go_on_with_another_text(tmp_path: Path) -> None:
     one = trainer(run)
     one.run()
     with pytest.raises(ConfigError, match="not the one that the run"):
-        Trainer(run, one.state.model, one.rows.slice(1, len(one.rows)), one.valid_rows, quiet=True)
+        Trainer(run, one.state.model, one.rows.cut(1, len(one.rows)), one.valid_rows, quiet=True)
 
 
 def test_the_gap_is_logged_in_training(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def reconstruction(
         for batch in work.batches(keys, batch_size, "reconstruction"):
             work.add(zip(batch, _pieces(models, rows, batch, count, seed), strict=True))
         values = torch.tensor(work.values(keys), dtype=torch.float64)
-        groups = documents_of(rows.slice(0, count), model.config.eot_id)
+        groups = documents_of(rows.cut(0, count), model.config.eot_id)
         result = _one(values[:, 0], groups)
         result |= dict.fromkeys(("against_value", "difference", "bound_difference", "same_masks"))
         if against is not None:

@@ -56,7 +56,7 @@ class Mixture(Rows):
         part = int(np.searchsorted(self._begins, index, side="right")) - 1
         return self._parts[part][index - self._begins[part]]
 
-    def slice(self, first: int, last: int) -> Rows:
+    def cut(self, first: int, last: int) -> Rows:
         raise DataError("the rows of a mixture are not one text: split its sources instead")
 
     def order(self, place: Tensor, seed: int) -> Tensor:

@@ -45,7 +45,7 @@ class Rows:
     def __len__(self) -> int:
         return self._rows
 
-    def slice(self, first: int, last: int) -> "Rows":
+    def cut(self, first: int, last: int) -> "Rows":
         """Rows first..last-1 as rows of their own, on the same memory."""
         if not 0 <= first < last <= len(self):
             raise DataError(f"rows {first}..{last} are not within the {len(self)} there are")

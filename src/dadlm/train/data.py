@@ -72,7 +72,7 @@ def _hold_out(rows: Rows, share: float) -> tuple[Rows, Rows]:
     if held_out == len(rows):
         raise ConfigError(f"valid_share {share} holds out all {len(rows)} rows; lower it")
     border = rows.border(len(rows) - held_out)
-    return rows.slice(0, border), rows.slice(border, len(rows))
+    return rows.cut(0, border), rows.cut(border, len(rows))
 
 
 def _source(data: DataConfig) -> str:
