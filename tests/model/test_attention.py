@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from dadlm.model import Context, Denoised, Model, attention, attention_dense
 from dadlm.model.rotary import rotate, rotation
 from dadlm.nodes import Nodes, lay_out, layout
-from dadlm.objective.factorised import cut
+from dadlm.noise import Noise
 
 B, G, N, K, H, E = 4, 4, 4, 3, 2, 6
 
@@ -37,7 +37,7 @@ def blocks_of_every_kind(packed: bool = True) -> Nodes:
 def hidden_states(model: Model, ids: Tensor, masked: Tensor, packed: bool = True) -> Denoised:
     context = Context()
     model.read(ids, context, only_context=True)
-    return model.denoise(*cut(ids, masked, model.config.block_size), context, packed=packed)
+    return model.denoise(*Noise.of(masked).split_blocks(ids, model.config.block_size), context, packed=packed)
 
 
 @pytest.fixture(params=["exact", "with room to spare"])

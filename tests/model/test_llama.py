@@ -14,7 +14,6 @@ from dadlm.model import Context, Model, ModelConfig, attention_dense
 from dadlm.model.checkpoint import merged, set_weights, weights, write_model
 from dadlm.noise import Noise
 from dadlm.objective import losses
-from dadlm.objective.factorised import cut
 
 N = 4
 # Shared keys and values, heads that are wider than width / heads, an MLP of its own size.
@@ -71,7 +70,9 @@ def test_a_masked_node_takes_the_place_and_the_token_before_it(masks):
     masked[0, first : first + N] = torch.tensor([one == "m" for one in masks])
     context = Context()
     model.read(ids, context, only_context=True)
-    ours = model.head.token_logits(model.denoise(*cut(ids, masked, N), context).hidden)[0, first : first + N]
+    ours = model.head.token_logits(model.denoise(*Noise.of(masked).split_blocks(ids, N), context).hidden)[
+        0, first : first + N
+    ]
 
     text, mask = ids[0].tolist(), model.config.mask_id
     token, position = text[:first], list(range(first))
@@ -122,7 +123,7 @@ def test_no_masked_token_is_known_to_its_block(family, expand_at):
 def states(model: Model, ids: Tensor, masked: Tensor) -> Tensor:
     context = Context()
     model.read(ids, context, only_context=True)
-    denoised = model.denoise(*cut(ids, masked, N), context)
+    denoised = model.denoise(*Noise.of(masked).split_blocks(ids, N), context)
     return denoised.nodes.to_slots(denoised.hidden)
 
 

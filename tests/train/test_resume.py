@@ -26,13 +26,12 @@ from dadlm.model import load
 from dadlm.model.checkpoint import weights
 from dadlm.train import RunConfig, batches
 from dadlm.train import train as from_text
-from dadlm.train.alone import alone_in
-from dadlm.train.ranks import Ranks
+from dadlm.train.processes import Ranks, alone_in
 
 
 def eventful(family: str, out: Path) -> RunConfig:
-    """Everything that depends on the step at once: dropout, clipping, decay, power, a rate of its own."""
-    run = config(family, out, decay=6, power=3.0, power_steps=9, graph_lr_scale=2.0, valid_rows=32)
+    """Everything that depends on the step at once: dropout, clipping, decay, a rate of its own."""
+    run = config(family, out, decay=6, graph_lr_scale=2.0, valid_rows=32)
     return with_noise(with_model(run, dropout=0.2), clip_search=True)
 
 
@@ -111,7 +110,7 @@ def test_the_seed_decides_weights_order_and_noise(tmp_path: Path) -> None:
 def test_accumulation_changes_nothing(family: str, tmp_path: Path) -> None:
     losses, ends = [], []
     for parts in (1, 4):
-        run = config(family, tmp_path / str(parts), batch_size=8, accumulate=parts, power=2.0, power_steps=9)
+        run = config(family, tmp_path / str(parts), batch_size=8, accumulate=parts)
         train(run)
         losses.append([one["loss"] for one in metrics(tmp_path / str(parts)) if "loss" in one])
         ends.append(weights(load(tmp_path / str(parts) / "last")))
@@ -215,7 +214,7 @@ def test_processes_that_do_not_see_the_same_run_stop(tmp_path: Path) -> None:
     class Other(Ranks):
         """One of two machines: the first has gone on from step 10."""
 
-        def agreed(self, values: list[float]) -> list[float]:
+        def broadcast(self, values: list[float]) -> list[float]:
             return [10.0]
 
     with pytest.raises(ConfigError, match="not all processes see the run"):

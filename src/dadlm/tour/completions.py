@@ -14,7 +14,7 @@ import torch
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError
 from dadlm.model import Model
-from dadlm.objective.ar import token_nll
+from dadlm.objective import losses
 
 TEXTS, NEW_TOKENS = 8, 96
 
@@ -88,5 +88,5 @@ def _new_tokens(model: Model, prompt: int) -> int:
 @torch.inference_mode()
 def _nats(judge: Model, prompt: list[int], tokens: list[int]) -> float:
     """Negative log-likelihood of tokens after a prompt."""
-    nll = token_nll(judge, torch.tensor([prompt + tokens], device=judge.device))
+    nll = losses(judge, torch.tensor([prompt + tokens], device=judge.device), None).train
     return float(nll[0, len(prompt) - 1 :].sum())

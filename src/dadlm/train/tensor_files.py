@@ -1,8 +1,8 @@
 """The tensors of a training state as files: one for all, or one for each process with its rows of each.
 
-A tensor cut over several files is cut between rows of its first dimension, in the order of the files (a
-number counts as one row). So whoever reads takes the rows it needs, whatever cut them: a run saved by four
-processes goes on with two, or one. No pickle, as which torch.distributed.checkpoint keeps its index.
+A tensor in several files is divided between rows of its first dimension, in the order of the files (a
+number counts as one row). So a reader takes the rows it needs: a run saved by four processes
+resumes with two, or one. (torch.distributed.checkpoint keeps its index as a pickle.)
 """
 
 import re
@@ -18,27 +18,27 @@ from torch import Tensor
 from dadlm.errors import CheckpointError
 from dadlm.model.files import save_tensors
 
-_WHOLE, _PIECE = "state.safetensors", re.compile(r"state-(\d{5})-of-(\d{5})\.safetensors")
+_WHOLE, _PART = "state.safetensors", re.compile(r"state-(\d{5})-of-(\d{5})\.safetensors")
 
 
 def save_whole(tensors: Mapping[str, Tensor], folder: Path) -> None:
     save_tensors(tensors, folder / _WHOLE)
 
 
-def save_piece(tensors: Mapping[str, Tensor], folder: Path, number: int, count: int) -> None:
+def save_part(tensors: Mapping[str, Tensor], folder: Path, number: int, count: int) -> None:
     """Write this process' rows; what has no rows is the same everywhere, and the first one's to keep."""
     kept = {name: tensor for name, tensor in tensors.items() if tensor.ndim or number == 0}
     save_tensors(kept, folder / f"state-{number + 1:05d}-of-{count:05d}.safetensors")
 
 
-class Pieces:
+class TensorFiles:
     """The files of a folder, open for reading. A context manager."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._stack = folder, ExitStack()
         self._files: list[tuple[Any, set[str]]] = []
 
-    def __enter__(self) -> "Pieces":
+    def __enter__(self) -> "TensorFiles":
         for file in _find(self.folder):
             try:
                 opened = self._stack.enter_context(safe_open(file, "pt"))
@@ -73,12 +73,9 @@ class Pieces:
 
 def _find(folder: Path) -> list[Path]:
     """The file of all, or those of each process, of which none may be missing."""
-    found = {int(match[1]): int(match[2]) for match in map(_PIECE.fullmatch, _names(folder)) if match}
-    if not found:
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    counts = [int(match[2]) for match in map(_PART.fullmatch, names) if match]
+    if not counts:
         return [folder / _WHOLE]
-    count = max(found.values())
+    count = max(counts)
     return [folder / f"state-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
-
-
-def _names(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
