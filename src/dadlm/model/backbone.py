@@ -15,29 +15,15 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dadlm.model.attention import attend_nodes, attend_read, softmax_average
 from dadlm.model.config import ModelConfig
 from dadlm.model.context import Context
-from dadlm.model.layer import CONDITION, Attend, Layer, Modulation, Norm, Rotation
+from dadlm.model.layer import Attend, Layer, Modulation, Norm, Rotation
 from dadlm.model.rotary import rotation
 from dadlm.nodes import Nodes, expand
-
-
-class Condition(nn.Module):
-    """The published network's time embedding, which is always fed time zero: learned constants."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(256, CONDITION), nn.Linear(CONDITION, CONDITION)
-
-    def forward(self) -> Tensor:
-        weight = self.first.weight
-        sinusoid = torch.cat([weight.new_ones(128), weight.new_zeros(128)])  # cosines and sines of zero
-        return F.silu(self.second(F.silu(self.first(sinusoid))))
 
 
 class Backbone(nn.Module):
@@ -48,7 +34,7 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = Norm(config)
         self.modulation = Modulation(config, 2)
-        self.condition = Condition() if config.architecture == "bd3lm" else None
+        self.condition = config.architecture_class.condition()
         self.mask_change = nn.Parameter(torch.zeros(config.width)) if config.lora else None
         self.attend_nodes = attend_nodes  # the tests put the dense twin here
         self.keepers = 0  # texts in work that rely on what is kept

@@ -1,4 +1,4 @@
-"""One transformer layer: the lean form, exactly as published for BD3LM, or that of Llama.
+"""One transformer layer; what differs between the architectures is in `architectures`.
 
 A layer takes the attention to use as a function: the same weights serve the clean stream, packed nodes
 and cached decoding.
@@ -17,17 +17,16 @@ from dadlm.model.rotary import rotate
 
 Rotation = tuple[Tensor, Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-CONDITION = 128
 
 
 class Norm(nn.Module):
-    """RMSNorm (lean, llama) or LayerNorm with weight only (bd3lm), in fp32, and the modulation after it."""
+    """RMSNorm, or LayerNorm with weight only, in fp32, and the modulation after it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(config.width))
-        self.centred = config.architecture == "bd3lm"
-        self.eps = {"lean": 1e-6, "bd3lm": 1e-5, "llama": config.norm_eps}[config.architecture]
+        self.centred = config.architecture_class.layer_norm
+        self.eps = config.architecture_class.norm_eps(config)
 
     def forward(self, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
         if kernels.usable(x):
@@ -47,7 +46,8 @@ class Modulation(nn.Module):
     def __init__(self, config: ModelConfig, parts: int) -> None:
         super().__init__()
         self.parts, self.kept = parts, None
-        self.linear = nn.Linear(CONDITION, parts * config.width) if config.architecture == "bd3lm" else None
+        inputs = config.architecture_class.condition_width
+        self.linear = nn.Linear(inputs, parts * config.width) if inputs else None
 
     kept: tuple[Tensor | None, ...] | None
     """What it gave, while the backbone keeps it (`Backbone.constants_kept`)."""
@@ -67,16 +67,16 @@ def _modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
 class Layer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width, bias, rank = config.width, config.architecture == "bd3lm", config.lora
+        kind, width, rank = config.architecture_class, config.width, config.lora
         shared = config.kv_heads or config.heads
         self.heads, self.dropout = (config.heads, shared, shared), config.dropout  # of queries, keys, values
-        self.gated = config.architecture == "llama"
+        self.activate = kind.activate
         self.norm_attention, self.norm_mlp = Norm(config), Norm(config)
         inside = config.mlp_width or 4 * width
         self.qkv = linear(width, sum(self.heads) * config.query_width, rank=rank)
         self.out = linear(config.heads * config.query_width, width, rank=rank)
-        self.up = linear(width, (2 if self.gated else 1) * inside, bias=bias, rank=rank)
-        self.down = linear(inside, width, bias=bias, rank=rank)
+        self.up = linear(width, kind.mlp_inputs * inside, bias=kind.biases, rank=rank)
+        self.down = linear(inside, width, bias=kind.biases, rank=rank)
         self.modulation = Modulation(config, 6)
 
     def project(
@@ -101,13 +101,7 @@ class Layer(nn.Module):
         _, _, gate_attention, shift, scale, gate_mlp = self.modulation(condition)
         x = self._add(x, self.out(attended.flatten(-2)), gate_attention)
         hidden = self.up(self.norm_mlp(x, shift, scale))
-        return self._add(x, self.down(self._activate(hidden)), gate_mlp)
-
-    def _activate(self, hidden: Tensor) -> Tensor:
-        if not self.gated:
-            return F.gelu(hidden, approximate="tanh")
-        gate, up = hidden.chunk(2, -1)
-        return F.silu(gate) * up
+        return self._add(x, self.down(self.activate(hidden)), gate_mlp)
 
     def _add(self, x: Tensor, branch: Tensor, gate: Tensor | None) -> Tensor:
         branch = F.dropout(branch, self.dropout, self.training)

@@ -16,7 +16,7 @@ from dadlm.model.config import ModelConfig
 from dadlm.model.context import Context
 from dadlm.model.emission import Head
 from dadlm.model.lora import freeze
-from dadlm.model.transition import GatedTransition, SingleTransition
+from dadlm.model.transition import TRANSITIONS
 from dadlm.nodes import Nodes, PaddedSizes, lay_out, select
 from dadlm.noise import Noise
 from dadlm.tokens import Tokenizer
@@ -55,8 +55,7 @@ class Graph(nn.Module):
         # Both enter the residual stream at `expand_at`, and are of its scale there.
         self.start = nn.Parameter(torch.randn(config.width) * config.candidate_scale)
         self.candidate = nn.Parameter(torch.randn(config.candidates, config.width) * config.candidate_scale)
-        kind = {"single": SingleTransition, "gated": GatedTransition}[config.transition]
-        self.transition = kind(config)
+        self.transition = TRANSITIONS[config.transition](config)
 
 
 class Model(nn.Module):
@@ -68,7 +67,7 @@ class Model(nn.Module):
         self.backbone = Backbone(config)
         self.head = Head(config, self.backbone.embedding)
         self.graph = Graph(config) if config.family == "dadlm" else None
-        self._initialise()
+        config.architecture_class.initialise(self, config.layers)
         if config.lora:
             freeze(self)
 
@@ -176,21 +175,6 @@ class Model(nn.Module):
         logp = self.head.target_logp(heads.take(denoised.hidden.flatten(0, 1)), ids, candidate)
         packed = heads.put(logp).view(denoised.hidden.shape[:2])
         return nodes.groups(nodes.to_slots(packed)).masked_fill(~nodes.active, -torch.inf)
-
-    def _initialise(self) -> None:
-        """lean, llama: normal(0.02), residual outputs less with depth. bd3lm: zero head and modulation."""
-        lean = self.config.architecture != "bd3lm"
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            elif isinstance(module, nn.Linear) and lean:
-                depth = (2 * self.config.layers) ** -0.5 if name.endswith((".out", ".down")) else 1.0
-                nn.init.normal_(module.weight, std=0.02 * depth)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Linear) and (name == "head.linear" or ".modulation" in f".{name}"):
-                nn.init.zeros_(module.weight)
-                nn.init.zeros_(module.bias)
 
 
 @contextmanager

@@ -6,13 +6,17 @@ node k of group i, with the start-of-block node as the only source of group 0 (r
 B rows, C nodes, D width, G blocks, N block size, K candidates, H heads, E head width.
 """
 
+from typing import TYPE_CHECKING, Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dadlm.model import kernels
-from dadlm.model.config import ModelConfig
 from dadlm.nodes import Nodes
+
+if TYPE_CHECKING:
+    from dadlm.model.config import ModelConfig
 
 
 def _sources(x: Tensor, nodes: Nodes) -> Tensor:
@@ -59,7 +63,7 @@ def _track(nodes: Nodes) -> Tensor:
 class SingleTransition(nn.Module):
     """The paper's equation: softmax over the next group of q·k / sqrt(d)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: "ModelConfig") -> None:
         super().__init__()
         self.query = nn.Linear(config.width, config.width, bias=False)
         self.key = nn.Linear(config.width, config.width, bias=False)
@@ -81,7 +85,7 @@ class GatedTransition(nn.Module):
     (log softmax of the head + log gate of the head).
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: "ModelConfig") -> None:
         super().__init__()
         width, self.heads = config.width, config.heads
         self.position = nn.Embedding(config.block_size + 1, width)
@@ -118,3 +122,8 @@ class GatedTransition(nn.Module):
             table = F.linear(self.position.weight, second, linear.bias)
             found.append(F.linear(hidden, first) + (chosen @ table).to(hidden.dtype))
         return found
+
+
+TransitionName = Literal["single", "gated"]
+TRANSITIONS: dict[str, type[nn.Module]] = {"single": SingleTransition, "gated": GatedTransition}
+"""A new one is a class above and an entry here."""
