@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.model.reference import reference
-from tests.model.tiny import every_kind_of_mask, gradients, random_ids, tiny_model
+from tests.model.tiny import dense_twin, every_kind_of_mask, gradients, random_ids, tiny_model
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -100,8 +100,7 @@ def test_network_with_merged_and_dense_attention(architecture, expand_at, packed
     model = tiny_model(architecture=architecture, expand_at=expand_at, layers=3)
     ids, masked = random_ids(model.config), every_kind_of_mask(model.config)
     results = []
-    for attend in (attention.attend_nodes, attention_dense.attend_nodes):
-        model.backbone.attend_nodes = attend
+    for model in (model, dense_twin(model)):
         denoised = hidden_states(model, ids, masked, packed)
         here = real(denoised.nodes)
         weight = torch.randn(denoised.hidden.shape, generator=torch.Generator().manual_seed(3))

@@ -1,8 +1,10 @@
 """Stopping and going on, or splitting the batch, changes nothing."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -244,3 +246,41 @@ def test_a_training_state_that_is_not_finite_is_refused_by_name(tmp_path: Path, 
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=f"{name} holds NaN or infinity"):
         trainer(run)
+
+
+def edit_saved_settings(out: Path, **changes: Any) -> None:
+    """As an earlier release would have written them."""
+    file = out / "last" / "training" / "state.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    settings = content["run"]["train"]
+    settings["masks"] = settings.pop("masks_per_row")
+    settings |= {"power": 1.0, "power_steps": 0, "apart_rows": 0, "block_share": 1.0} | changes
+    file.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_a_folder_with_settings_that_no_longer_exist_is_resumed_if_they_had_their_defaults(
+    tmp_path: Path,
+) -> None:
+    run = config("bd3lm", tmp_path, steps=4, masks_per_row=2)
+    train(run)
+    edit_saved_settings(tmp_path)
+    assert train(with_train(run, steps=6)).step == 6
+
+
+@pytest.mark.parametrize(("name", "value"), [("power", 3.0), ("apart_rows", 32), ("block_share", 0.5)])
+def test_a_folder_that_used_a_setting_that_no_longer_exists_is_refused(
+    name: str, value: float, tmp_path: Path
+) -> None:
+    run = config("bd3lm", tmp_path, steps=4)
+    train(run)
+    edit_saved_settings(tmp_path, **{name: value})
+    with pytest.raises(ConfigError, match=f"train.{name} {value}: this setting no longer exists"):
+        train(with_train(run, steps=6))
+    assert load(tmp_path).config.family == "bd3lm", "the model can still be used"
+
+
+def test_renamed_settings_are_compared_too(tmp_path: Path) -> None:
+    train(config("bd3lm", tmp_path, steps=4, masks_per_row=2))
+    edit_saved_settings(tmp_path)
+    with pytest.raises(ConfigError, match=r"train\.masks_per_row: 2 there, 1 now"):
+        train(config("bd3lm", tmp_path, steps=6))

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dadlm.model.attention import attend_nodes, attend_read, softmax_average
+from dadlm.model.attention import NodeAttention, attend_nodes, attend_read, softmax_average
 from dadlm.model.config import ModelConfig
 from dadlm.model.context import Context
-from dadlm.model.layer import Attend, Layer, Modulation, Norm, Rotation
+from dadlm.model.layer import Attend, Layer, Modulation, Norm, Shared
 from dadlm.model.rotary import rotation
 from dadlm.nodes import Nodes, expand
 
 
 class Backbone(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, attend_nodes: NodeAttention = attend_nodes) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.width)
@@ -36,7 +36,7 @@ class Backbone(nn.Module):
         self.modulation = Modulation(config, 2)
         self.condition = config.architecture_class.condition()
         self.mask_change = nn.Parameter(torch.zeros(config.width)) if config.lora else None
-        self.attend_nodes = attend_nodes  # the tests put the dense twin here
+        self.attend_nodes = attend_nodes
         self.keepers = 0  # texts in work that rely on what is kept
         self.checkpointing = False  # recompute the layers in backward instead of keeping what they made
 
@@ -65,19 +65,20 @@ class Backbone(nn.Module):
             visible = visible.clamp(max=ids.shape[1]) if whole else visible  # the last block may be short
         if self.config.shift:
             context.remember(ids, position)
-        turn, condition = self._prepare(position)
+        shared = self._shared(position)
         x = self._embed(ids)
         for index, layer in enumerate(self._layers()):
             if only_context and index == len(self.layers) - 1:
-                _, k, v = layer.project(x, turn, condition)
+                _, k, v = layer.project(x, shared)
                 context.store(index, k, v, position)
                 return x
 
             def attend(q: Tensor, k: Tensor, v: Tensor, index: int = index) -> Tensor:
-                return attend_read(q, *context.store(index, k, v, position), visible, in_order)
+                seen = context.store(index, k, v, position)
+                return attend_read(q, *seen, visible, in_order, shared.grad)
 
-            x = self._pass(layer, x, turn, condition, attend)
-        return self._finish(x, condition)
+            x = self._pass(layer, x, shared, attend)
+        return self._finish(x, shared.condition, shared.grad)
 
     def denoise(
         self,
@@ -99,7 +100,7 @@ class Backbone(nn.Module):
                 x = self._run(x, nodes.collapsed, context, range(late))
             x = expand(x, candidate, start, nodes)
         x = self._run(x, nodes, context, range(late, len(self.layers)))
-        return self._finish(x, self._condition())
+        return self._finish(x, self._condition(), torch.is_grad_enabled())
 
     @contextmanager
     def constants_kept(self) -> Iterator[None]:
@@ -137,26 +138,25 @@ class Backbone(nn.Module):
             position = position - nodes.is_candidate.to(position.dtype)
             # A masked first token stands in the place of the last clean one: that must not be seen twice.
             seen = replace(nodes, first=nodes.first - nodes.masked[..., 0].to(nodes.first.dtype))
-        turn, condition = self._prepare(position)
+        shared = self._shared(position)
         for index in layers:
             prefix = None if context is None else context[index]
-            attend = partial(self.attend_nodes, prefix=prefix, nodes=seen)
-            x = self._pass(self.layers[index], x, turn, condition, attend)
+            attend = partial(self.attend_nodes, prefix=prefix, nodes=seen, grad=shared.grad)
+            x = self._pass(self.layers[index], x, shared, attend)
         return x
 
-    def _pass(
-        self, layer: nn.Module, x: Tensor, turn: Rotation, condition: Tensor | None, attend: Attend
-    ) -> Tensor:
-        if self.checkpointing and torch.is_grad_enabled():
-            return checkpoint(layer, x, turn, condition, attend, use_reentrant=False)  # type: ignore[return-value]
-        return layer(x, turn, condition, attend)
+    def _pass(self, layer: nn.Module, x: Tensor, shared: Shared, attend: Attend) -> Tensor:
+        if self.checkpointing and shared.grad:
+            return checkpoint(layer, x, shared, attend, use_reentrant=False)  # type: ignore[return-value]
+        return layer(x, shared, attend)
 
     def _layers(self) -> list[Layer]:
         return [layer for layer in self.layers if isinstance(layer, Layer)]
 
-    def _prepare(self, position: Tensor) -> tuple[Rotation, Tensor | None]:
+    def _shared(self, position: Tensor) -> Shared:
+        """Here, once for a pass, the gradient mode decides which algorithms are used."""
         turn = rotation(position, self.config.query_width, self.config.rope_theta)
-        return turn, self._condition()
+        return Shared(turn, self._condition(), torch.is_grad_enabled())
 
     def _embed(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)
@@ -167,8 +167,8 @@ class Backbone(nn.Module):
     def _condition(self) -> Tensor | None:
         return None if self.condition is None or self.modulation.kept is not None else self.condition()
 
-    def _finish(self, x: Tensor, condition: Tensor | None) -> Tensor:
-        hidden = self.norm(x, *self.modulation(condition))
+    def _finish(self, x: Tensor, condition: Tensor | None, grad: bool) -> Tensor:
+        hidden = self.norm(x, *self.modulation(condition), grad)
         if torch.is_autocast_enabled(x.device.type):  # once, and not in every product that takes it
             hidden = hidden.to(torch.get_autocast_dtype(x.device.type))
         return hidden

@@ -5,6 +5,7 @@ and cached decoding.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,15 @@ Rotation = tuple[Tensor, Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+class Shared(NamedTuple):
+    """What all layers of a pass share."""
+
+    rotation: Rotation
+    condition: Tensor | None
+    grad: bool
+    """Whether gradients are wanted: kernels that have none are left out."""
+
+
 class Norm(nn.Module):
     """RMSNorm, or LayerNorm with weight only, in fp32, and the modulation after it."""
 
@@ -28,8 +38,8 @@ class Norm(nn.Module):
         self.centred = config.architecture_class.layer_norm
         self.eps = config.architecture_class.norm_eps(config)
 
-    def forward(self, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
-        if kernels.usable(x):
+    def forward(self, x: Tensor, shift: Tensor | None, scale: Tensor | None, grad: bool) -> Tensor:
+        if kernels.usable(x, grad):
             from dadlm.model.kernels.pointwise import norm_modulate
 
             return norm_modulate(x, self.weight, shift, scale, self.centred, self.eps)
@@ -79,35 +89,34 @@ class Layer(nn.Module):
         self.down = linear(inside, width, bias=kind.biases, rank=rank)
         self.modulation = Modulation(config, 6)
 
-    def project(
-        self, x: Tensor, rotation: Rotation, condition: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values [B, C, H, E] of the layer's input x [B, C, D]."""
-        shift, scale = self.modulation(condition)[:2]
-        qkv = self.qkv(self.norm_attention(x, shift, scale))
+        shift, scale = self.modulation(shared.condition)[:2]
+        qkv = self.qkv(self.norm_attention(x, shift, scale, shared.grad))
         q, k, v = qkv.unflatten(-1, (sum(self.heads), -1)).split(self.heads, -2)
-        return rotate(q, rotation), self._for_all(rotate(k, rotation)), self._for_all(v)
+        q, k = (rotate(turned, shared.rotation, shared.grad) for turned in (q, k))
+        return q, self._for_all(k), self._for_all(v)
 
     def _for_all(self, x: Tensor) -> Tensor:
         """Shared keys or values once for each query: attention and its kernels know one number of heads."""
         queries, shared, _ = self.heads
         return x if queries == shared else x.repeat_interleave(queries // shared, -2)
 
-    def forward(self, x: Tensor, rotation: Rotation, condition: Tensor | None, attend: Attend) -> Tensor:
-        return self.finish(x, attend(*self.project(x, rotation, condition)), condition)
+    def forward(self, x: Tensor, shared: Shared, attend: Attend) -> Tensor:
+        return self.finish(x, attend(*self.project(x, shared)), shared)
 
-    def finish(self, x: Tensor, attended: Tensor, condition: Tensor | None) -> Tensor:
+    def finish(self, x: Tensor, attended: Tensor, shared: Shared) -> Tensor:
         """Add what was attended to [B, C, H, E], then the MLP, to the residual stream x [B, C, D]."""
-        _, _, gate_attention, shift, scale, gate_mlp = self.modulation(condition)
-        x = self._add(x, self.out(attended.flatten(-2)), gate_attention)
-        hidden = self.up(self.norm_mlp(x, shift, scale))
-        return self._add(x, self.down(self.activate(hidden)), gate_mlp)
+        _, _, gate_attention, shift, scale, gate_mlp = self.modulation(shared.condition)
+        x = self._add(x, self.out(attended.flatten(-2)), gate_attention, shared.grad)
+        hidden = self.up(self.norm_mlp(x, shift, scale, shared.grad))
+        return self._add(x, self.down(self.activate(hidden)), gate_mlp, shared.grad)
 
-    def _add(self, x: Tensor, branch: Tensor, gate: Tensor | None) -> Tensor:
+    def _add(self, x: Tensor, branch: Tensor, gate: Tensor | None, grad: bool) -> Tensor:
         branch = F.dropout(branch, self.dropout, self.training)
         if gate is None:
             return x + branch
-        if kernels.usable(x):
+        if kernels.usable(x, grad):
             from dadlm.model.kernels.pointwise import add_gated
 
             return add_gated(x, gate, branch)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dadlm.model.attention import NodeAttention, attend_nodes
 from dadlm.model.backbone import Backbone
 from dadlm.model.config import ModelConfig
 from dadlm.model.context import Context
@@ -61,10 +62,16 @@ class Graph(nn.Module):
 class Model(nn.Module):
     """Any of the four families; `config.family` says which calls make sense."""
 
-    def __init__(self, config: ModelConfig, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        tokenizer: Tokenizer | None = None,
+        attend_nodes: NodeAttention = attend_nodes,
+    ) -> None:
+        """`attend_nodes` may be the slow twin, `attention_dense.attend_nodes`."""
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
-        self.backbone = Backbone(config)
+        self.backbone = Backbone(config, attend_nodes)
         self.head = Head(config, self.backbone.embedding)
         self.graph = Graph(config) if config.family == "dadlm" else None
         config.architecture_class.initialise(self, config.layers)
@@ -161,7 +168,7 @@ class Model(nn.Module):
         if self.graph is None:
             B, G, N = denoised.nodes.masked.shape
             return denoised.hidden.new_zeros(B, G, N, 1, 1, dtype=torch.float32)
-        return self.graph.transition(denoised.hidden, denoised.nodes)
+        return self.graph.transition(denoised.hidden, denoised.nodes, torch.is_grad_enabled())
 
     def emission_logp(self, denoised: Denoised, target: Tensor) -> Tensor:
         """[B, G, N, K]: log-probability of target ids [B, G, N] at each node.
