@@ -100,12 +100,12 @@ def test_network_with_merged_and_dense_attention(architecture, expand_at, packed
     model = tiny_model(architecture=architecture, expand_at=expand_at, layers=3)
     ids, masked = random_ids(model.config), every_kind_of_mask(model.config)
     results = []
-    for model in (model, dense_twin(model)):
-        denoised = hidden_states(model, ids, masked, packed)
+    for one in (model, dense_twin(model)):
+        denoised = hidden_states(one, ids, masked, packed)
         here = real(denoised.nodes)
         weight = torch.randn(denoised.hidden.shape, generator=torch.Generator().manual_seed(3))
         scalar = (denoised.hidden * weight * here[..., None]).sum() / here.sum()
-        results.append((denoised.hidden[here], gradients(model, scalar)))
+        results.append((denoised.hidden[here], gradients(one, scalar)))
     (merged, merged_grads), (dense, dense_grads) = results
     assert_close(merged, dense, atol=1e-5, rtol=1e-5)
     for name, truth in dense_grads.items():
