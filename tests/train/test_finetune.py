@@ -11,13 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.runs import (
-    assert_same_bits,
-    metrics,
-    progress,
-    state_tensors,
-    tokenizer,
-)
+from tests.train.runs import assert_same_bits, metrics, progress, state_tensors, tokenizer
 
 from dadlm import ModelConfig, generate, load
 from dadlm.cli import main
@@ -305,10 +299,7 @@ def test_what_fine_tuning_has_not_is_neither_listed_nor_taken(capsys: pytest.Cap
         main(["finetune", "--help"])
     listed = capsys.readouterr().out
     assert "--train.lr" in listed and "--noise.low" in listed
-    for option in (
-        "--train.parallel",
-        "--noise.clip-search",
-    ):
+    for option in ("--train.parallel", "--noise.clip-search"):
         assert option not in listed
         with pytest.raises(SystemExit):
             main(["finetune", option, "1"])

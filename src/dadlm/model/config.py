@@ -125,11 +125,7 @@ class ModelConfig:
             raise ConfigError(f"{name} must be {limit}, got {_short(value)}")
 
     def _check_sizes(self) -> None:
-        choices = {
-            "family": get_args(Family),
-            "architecture": ARCHITECTURES,
-            "transition": TRANSITIONS,
-        }
+        choices = {"family": get_args(Family), "architecture": ARCHITECTURES, "transition": TRANSITIONS}
         for name, allowed in choices.items():
             if not isinstance(getattr(self, name), str) or getattr(self, name) not in allowed:
                 raise ConfigError(
