@@ -62,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         with server.lock:
             server.requests.append({"path": self.path, **request})
-            server.headers.append(dict(self.headers))
+            server.headers.append({name.title(): value for name, value in self.headers.items()})
             reply = server.script.pop(0) if len(server.script) > 1 else server.script[0]
             server.inside += 1
             server.most = max(server.most, server.inside)
@@ -182,7 +182,7 @@ def test_a_senseless_retry_after_is_nothing(server: Server, when: str) -> None:
 
 def test_a_pause_of_hours_is_left_to_a_later_run(server: Server) -> None:
     server.script = [(429, {"Retry-After": "7200"}, b"daily limit")]
-    with pytest.raises(EndpointError, match=r"429.*daily limit.*the same command goes on"):
+    with pytest.raises(EndpointError, match=r"429.*daily limit.*run the same command again"):
         ask()
     assert len(server.requests) == 1
 
@@ -244,7 +244,7 @@ def test_a_silent_server_is_not_waited_for(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("code", "told"),
-    [(401, "check OPENAI_API_KEY"), (403, "may use this model"), (404, "judge-1"), (400, "will not take")],
+    [(401, "check OPENAI_API_KEY"), (403, "may use this model"), (404, "judge-1"), (400, "does not accept")],
 )
 def test_what_cannot_succeed_fails_at_once(server: Server, code: int, told: str) -> None:
     server.script = [(code, {}, f"key {KEY} is\nwrong".encode())]
@@ -358,7 +358,7 @@ def test_questions_are_asked_side_by_side(server: Server) -> None:
 def test_a_server_that_dies_half_way_loses_nothing(server: Server, tmp_path: Path) -> None:
     """Seven answers, then nothing but errors; the second start asks for the thirteen others."""
     server.script = [by_word] * 7 + [(500, {}, b"dead")]
-    with pytest.raises(EndpointError, match="the same command goes on"):
+    with pytest.raises(EndpointError, match="run the same command again"):
         judge(pairs_of(10), endpoint(retries=1), out=tmp_path)
     answered = {request["messages"][0]["content"] for request in server.requests[:7]}
     server.script, server.requests = [by_word], []
