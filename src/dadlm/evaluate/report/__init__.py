@@ -19,8 +19,7 @@ from dadlm.evaluate.report import (
 )
 from dadlm.evaluate.report.document import Section, Table, in_short
 from dadlm.evaluate.report.gather import Found, Skipped, gather
-from dadlm.evaluate.report.markdown import to_markdown
-from dadlm.evaluate.report.page import to_html
+from dadlm.evaluate.report.render import render
 from dadlm.evaluate.work import whole_file
 
 __all__ = ["report"]
@@ -50,10 +49,10 @@ def report(places: Iterable[str | Path], out: str | Path = "report") -> dict[str
         )
     sections = _sections(found)
     page, text = Path(out) / "index.html", Path(out) / "report.md"
-    for file, write in ((page, to_html), (text, to_markdown)):
+    for file, template in ((page, "page.html"), (text, "report.md")):
         with whole_file(file) as handle:
             # Names of files and models need not be Unicode.
-            handle.write(write(sections, found, skipped).encode("utf-8", "replace"))
+            handle.write(render(template, sections, found, skipped).encode("utf-8", "replace"))
     return {
         "kind": "report",
         "page": str(page),
@@ -71,8 +70,8 @@ def _hindrance(one: Found) -> str:
         return f"unknown kind {one.kind[:40]!r}"
     try:
         sections = _sections([one])
-        for write in (to_html, to_markdown):
-            write(sections, [one], [])
+        for template in ("page.html", "report.md"):
+            render(template, sections, [one], [])
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         return f"not a {one.kind} that can be shown ({type(error).__name__}: {str(error)[:80]})"
     return ""

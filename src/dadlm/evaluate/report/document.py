@@ -3,8 +3,10 @@
 All text here is plain; whoever writes it as HTML or Markdown escapes it.
 """
 
+from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 NONE = "–"
@@ -61,11 +63,20 @@ class Table:
     commands: tuple[str, ...] = ()
     """The commands that made those, where they say so."""
 
+    @property
+    def groups(self) -> list[tuple[str, list[Column]]]:
+        """Neighbouring columns of one group together."""
+        return [(group, list(columns)) for group, columns in groupby(self.columns, lambda one: one.group)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     svg: bytes
     caption: str
+
+    @property
+    def base64(self) -> str:
+        return b64encode(self.svg).decode()
 
 
 @dataclass(frozen=True, kw_only=True)
