@@ -4,7 +4,7 @@ from typing import Any
 
 from study_results import Facts, Results, rank
 
-from dadlm.evaluate.report.configurations import rank_key, read_key, write_key
+from dadlm.evaluate.report.subjects import rank_key, read_key, write_key
 
 _HEAD = """# Samples
 

@@ -85,7 +85,7 @@ def main() -> None:
     models |= again
     settings = {name: DecodeSettings(nucleus="position") for name in again}
     for batch in BATCHES:
-        told = latency(models, batch_size=batch, new_tokens=options.new_tokens, settings=settings)
+        told = latency(models, batch_size=batch, new_tokens=options.new_tokens, decoding=settings)
         write_result(out / f"latency-{batch}.json", told)
     write_result(out / "texts.json", texts(models, options.new_tokens))
 

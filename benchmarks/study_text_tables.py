@@ -9,8 +9,8 @@ from study_results import LENGTHS, SIZES, Facts, Pair, Results, family_of, rank,
 from study_tables import some, told
 
 from dadlm.evaluate import paper
-from dadlm.evaluate.report.configurations import Key, key_of, paper_row, rank_key, write_key
 from dadlm.evaluate.report.document import NONE, between, number
+from dadlm.evaluate.report.subjects import Key, key_of, paper_row, rank_key, write_key
 
 _SYSTEMS = 'BD3LM / DA-DLM / DA-DLM with `nucleus="position"`'
 

@@ -18,8 +18,8 @@ from tests.evaluate import results
 from dadlm.cli import main
 from dadlm.errors import DataError
 from dadlm.evaluate.report import report
-from dadlm.evaluate.report.differences import known_as
 from dadlm.evaluate.report.document import number
+from dadlm.evaluate.report.subjects import known_as
 
 EVIL = '<script>alert(1)</script>|**x** `y` "z" [a](b)'
 
@@ -408,7 +408,7 @@ def test_what_is_too_large_is_left_out(tmp_path: Path, monkeypatch: pytest.Monke
     results.write(tmp_path / "runs" / "good.json", results.generation((4,)))
     large = results.write(tmp_path / "runs" / "large.json", results.latency() | {"padding": "x" * 200_000})
     (tmp_path / "runs" / "pareto.svg").write_text("<svg>" + " " * 1000)
-    monkeypatch.setattr(import_module("dadlm.evaluate.report.gather"), "LARGEST", 200_000)
+    monkeypatch.setattr(import_module("dadlm.evaluate.report"), "LARGEST", 200_000)
     monkeypatch.setattr(import_module("dadlm.evaluate.report.generation"), "_LARGEST", 1000)
     made = report([tmp_path / "runs"], tmp_path)
     assert [(one["file"], one["why"].partition(":")[0]) for one in made["skipped"]] == [

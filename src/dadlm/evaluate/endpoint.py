@@ -1,8 +1,8 @@
 """A judge behind any server with OpenAI's chat completions API.
 
 The `openai` client sends the requests. Retries are our own: its pauses cannot be interrupted, it honours a
-Retry-After of two minutes at most, and it accepts any JSON as an answer. The key comes from the environment or
-from Python and is only sent in the request's header; `body` may be as secret and is only sent as well.
+Retry-After of two minutes at most, and it accepts any JSON as an answer. The key comes from the environment
+or from Python and is only sent in the request's header; `body` may be as secret, and is only sent too.
 """
 
 import hashlib

@@ -7,9 +7,34 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 NONE = "–"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A result and where it lies."""
+
+    file: Path
+    result: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        return self.result["kind"]
+
+    @property
+    def folder(self) -> str:
+        return str(self.file.parent)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A JSON file that is no result that can be shown, and why."""
+
+    file: Path
+    why: str
 
 
 @dataclass(frozen=True)
@@ -30,6 +55,8 @@ class Column:
     """The paper's numbers, set apart from ours."""
     words: bool = False
     """Text, not numbers."""
+    detail: bool = False
+    """Left out in a terminal, which is narrow."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +114,15 @@ class Section:
     parts: tuple[Table | Figure, ...]
     short: tuple[str, ...] = ()
     """What a reader in a hurry should know."""
+
+
+def ruled(rows: Iterable[tuple[Any, tuple[Cell, ...]]]) -> list[Row]:
+    """Rows from (group, cells); where the group changes there is a rule."""
+    made, before = [], object()
+    for group, cells in rows:
+        made.append(Row(cells, rule=group != before))
+        before = group
+    return made
 
 
 def number(value: float | None, digits: int = 2) -> str:

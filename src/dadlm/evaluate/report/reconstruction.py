@@ -4,26 +4,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dadlm.evaluate import paper
-from dadlm.evaluate.report.differences import data_beside, models_differ
 from dadlm.evaluate.report.document import (
     Cell,
     Column,
     Difference,
+    Found,
     Row,
     Section,
     Table,
     measured,
     number,
     plain,
+    ruled,
 )
-from dadlm.evaluate.report.gather import Found
 from dadlm.evaluate.report.subjects import (
     Facts,
     block_size,
     by_data,
     cautions,
+    data_beside,
     family_name,
     labels,
+    models_differ,
     rank,
     rows_of,
     source_of,
@@ -75,11 +77,10 @@ def _values(group: list[Found], pairs: list[Found]) -> Table:
     scores = sorted(_scores(group, pairs), key=lambda score: rank(score.model))
     names = labels([(score.model["name"], score.folder) for score in scores])
     winners = {_score(one, side).key for one in pairs for side in _better(one.result)}
-    rows, family = [], None
-    for score, name in zip(scores, names, strict=True):
-        cells = _cells(score, name, score.key in winners)
-        rows.append(Row(tuple(cells), rule=score.model["family"] != family))
-        family = score.model["family"]
+    rows = ruled(
+        (score.model["family"], tuple(_cells(score, name, score.key in winners)))
+        for score, name in zip(scores, names, strict=True)
+    )
     return table(
         group,
         rows,

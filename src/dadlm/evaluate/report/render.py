@@ -1,7 +1,7 @@
 """Report → HTML and Markdown, by the Jinja templates beside this file; every text is escaped.
 
-The page needs nothing outside itself: style and figures are inside. It has no script, and its content security
-policy forbids any.
+The page needs nothing outside itself: style and figures are inside. It has no script, and its content
+security policy forbids any.
 """
 
 import re
@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dadlm.errors import ConfigError
-from dadlm.evaluate.report.document import Section, Table, in_short
-from dadlm.evaluate.report.gather import Found, Skipped
+from dadlm.evaluate.report.document import Found, Section, Skipped, Table, in_short
 
 if TYPE_CHECKING:
     from jinja2 import Environment

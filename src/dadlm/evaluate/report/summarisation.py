@@ -6,32 +6,38 @@ from dataclasses import asdict
 from dadlm.decode import DecodeSettings
 from dadlm.evaluate import paper
 from dadlm.evaluate.intervals import caution
-from dadlm.evaluate.report.differences import data_beside, known_as, models_differ, value_differs
 from dadlm.evaluate.report.document import (
     NONE,
     Cell,
     Column,
     Difference,
+    Found,
     Row,
     Section,
     Table,
     apart,
     measured,
+    number,
     plain,
+    whole,
 )
-from dadlm.evaluate.report.gather import Found
 from dadlm.evaluate.report.subjects import (
     Facts,
     block_size,
     by_data,
+    data_beside,
+    known_as,
     labels,
+    models_differ,
     rank,
     source_of,
     table,
+    value_differs,
 )
 from dadlm.evaluate.summarisation import paper_settings
 
 _SCORES = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "average": "Avg"}
+_SHOWN = 5  # lines left out that are named; the result names all
 
 
 def section(found: list[Found]) -> Section:
@@ -84,8 +90,25 @@ def _table(group: list[Found]) -> Table:
         notes=(
             *(["Bold: an interval above those of all other models."] if len(group) > 1 else []),
             *caution(data["pairs"], "pairs"),
+            *dict.fromkeys(
+                note for one, name in zip(group, names, strict=True) for note in _notes(one.result, name)
+            ),
         ),
     )
+
+
+def _notes(result: Facts, name: str) -> Iterator[str]:
+    """What became of the pairs of this result."""
+    if result.get("references_too_long"):
+        limit = whole(result["summary_tokens"])
+        count = whole(result["references_too_long"])
+        yield f"{name}: {count} references are longer than the {limit} tokens of a summary; they count whole."
+    if lines := result.get("skipped_lines"):
+        more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+        yield f"{len(lines)} lines left out: {'; '.join(lines[:_SHOWN])}{more}."
+    if result.get("timed"):
+        batch = f"{whole(result['timed'])} in batches of {whole(result['batch_size'])}"
+        yield f"{name}: {number(result['ms_per_summary'], 1)} ms per summary ({batch})."
 
 
 def _differences(result: Facts) -> Iterator[Difference]:
