@@ -42,7 +42,7 @@ from study_text_tables import (
 )
 from summaries_table import tables
 
-from dadlm.evaluate.planted import in_words
+from dadlm.evaluate.pairs import in_words
 
 DOCS = Path(__file__).parents[1] / "docs"
 CURVES = "study-curves.svg"

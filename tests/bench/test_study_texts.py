@@ -17,7 +17,7 @@ from dadlm import generate
 from dadlm.errors import DataError
 from dadlm.evaluate.language_models import Scored
 from dadlm.evaluate.presets import configurations_for
-from dadlm.evaluate.statistics import distinct, entropy, repetition
+from dadlm.evaluate.quality import distinct, entropy, repetition
 from dadlm.model import save
 from dadlm.tokens import Rows, prepare
 from dadlm.tokens.vocabularies import word_level

@@ -21,11 +21,10 @@ import dadlm
 from dadlm import Model
 from dadlm.decode import DecodeSettings
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.features import Reading
 from dadlm.evaluate.generation import generation
 from dadlm.evaluate.language_models import Scored
 from dadlm.evaluate.presets import Configuration
-from dadlm.evaluate.quality import alone, perplexity
+from dadlm.evaluate.quality import Reading, alone, perplexity
 from dadlm.evaluate.text import about
 from dadlm.model import save
 from dadlm.tokens import Rows
@@ -68,7 +67,7 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Reader]:
         mean = 1 / (1 + float(np.abs(p.mean(0) - q.mean(0)).sum()))
         return {"mean": mean, "low": 0.9 * mean, "high": mean, "clusters": 2, "samples": [len(p), len(q)]}
 
-    monkeypatch.setattr("dadlm.evaluate.features.open_language_model", open_reader)
+    monkeypatch.setattr("dadlm.evaluate.quality.open_language_model", open_reader)
     monkeypatch.setattr("dadlm.evaluate.quality.mauve", closeness)  # the real one takes seconds for each row
     return opened
 

@@ -11,11 +11,10 @@ import pytest
 
 from dadlm.cli import main
 from dadlm.errors import DadlmError, DataError
-from dadlm.evaluate.jsonl import find_jsonl
+from dadlm.evaluate.documents import find_jsonl
 from dadlm.evaluate.judge import judge
-from dadlm.evaluate.local_judge import LocalJudge
 from dadlm.evaluate.pairs import Pair, Pairs, read_pairs
-from dadlm.evaluate.question import Answer, Question, verdict_of
+from dadlm.evaluate.question import Answer, LocalJudge, Question, verdict_of
 
 
 class Reader:

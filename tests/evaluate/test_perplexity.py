@@ -15,9 +15,8 @@ from torch.testing import assert_close
 from dadlm.dag.naive import path_distribution
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.intervals import bootstrap
-from dadlm.evaluate.perplexity import draw_masks, perplexity, weigh
+from dadlm.evaluate.perplexity import KINDS, draw_masks, level, perplexity, strata, weigh
 from dadlm.evaluate.scores import block_of, score_batch, score_rows
-from dadlm.evaluate.strata import KINDS, level, strata
 from dadlm.evaluate.text import pick
 from dadlm.model import Context, Denoised, Model
 from dadlm.objective import losses

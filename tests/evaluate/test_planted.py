@@ -10,7 +10,7 @@ from tests.evaluate.test_judge import Longer, Reader
 from dadlm.cli import main
 from dadlm.errors import DataError
 from dadlm.evaluate.judge import judge
-from dadlm.evaluate.planted import KINDS, in_words, plant, trust
+from dadlm.evaluate.pairs import KINDS, in_words, plant, trust
 from dadlm.evaluate.question import Answer, Question
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dadlm.errors import ConfigError
-from dadlm.evaluate.statistics import distinct, entropy, repetition
+from dadlm.evaluate.quality import distinct, entropy, repetition
 
 
 def test_distinct_counts_over_the_set() -> None:

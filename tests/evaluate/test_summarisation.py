@@ -16,8 +16,14 @@ from dadlm.cli import main
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import Documents, read_documents
-from dadlm.evaluate.rouge import lead_sentence, rouge_scorer
-from dadlm.evaluate.summarisation import paper_settings, prompt_of, summarisation, summary_settings
+from dadlm.evaluate.summarisation import (
+    lead_sentence,
+    paper_settings,
+    prompt_of,
+    rouge_scorer,
+    summarisation,
+    summary_settings,
+)
 from dadlm.model.checkpoint import save
 from dadlm.tokens import word_level
 
@@ -256,7 +262,7 @@ def test_a_line_that_is_not_json_is_left_out_or_stops_the_reading(tmp_path: Path
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
 def test_endless_lines_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: bytes) -> None:
     line = json.dumps(GOOD).encode()
-    monkeypatch.setattr("dadlm.evaluate.jsonl.LONGEST", len(line))
+    monkeypatch.setattr("dadlm.evaluate.documents.LONGEST", len(line))
     file = tmp_path / "d.jsonl"
     file.write_bytes(line + b"\n" + line + end)
     assert len(read_documents(file).pairs) == 2

@@ -17,8 +17,7 @@ from dadlm.cli.words import numbers_last
 from dadlm.cli.writing import show
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.documents import object_of, text_of
-from dadlm.evaluate.jsonl import lines_of
+from dadlm.evaluate.documents import lines_of, object_of, text_of
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
 from dadlm.evaluate.work import whole_file
 from dadlm.model import Model

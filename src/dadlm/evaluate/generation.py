@@ -18,12 +18,11 @@ from torch import Tensor
 
 from dadlm.decode.picture import new_figure
 from dadlm.errors import ConfigError
-from dadlm.evaluate.features import Readers, Reading
 from dadlm.evaluate.intervals import bootstrap, caution
 from dadlm.evaluate.mauve import FEWEST
 from dadlm.evaluate.pareto import draw_pareto
 from dadlm.evaluate.presets import DRAWING, Configuration, configurations_for
-from dadlm.evaluate.quality import alone, closeness
+from dadlm.evaluate.quality import Readers, Reading, alone, closeness
 from dadlm.evaluate.samples import PromptSet, file_name, make_samples, prompt_set, write_samples
 from dadlm.evaluate.step_times import Run, speed_up, step_times
 from dadlm.evaluate.subject import describe

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from dadlm.errors import ConfigError
 from dadlm.evaluate.documents import read_documents
-from dadlm.evaluate.rouge import rouge_scorer
-from dadlm.evaluate.summarisation import lengths
+from dadlm.evaluate.summarisation import lengths, rouge_scorer
 from dadlm.model import Model, load
 from dadlm.model.checkpoint import locate, set_weights, weights
 from dadlm.train.alone import alone_in

@@ -14,9 +14,8 @@ from dadlm.evaluate import judge
 from dadlm.evaluate.endpoint import Endpoint
 from dadlm.evaluate.judge import Judge
 from dadlm.evaluate.language_models import open_language_model
-from dadlm.evaluate.local_judge import LocalJudge
-from dadlm.evaluate.pairs import Pairs, read_pairs
-from dadlm.evaluate.planted import plant, trust
+from dadlm.evaluate.pairs import Pairs, plant, read_pairs, trust
+from dadlm.evaluate.question import LocalJudge
 from dadlm.tokens.sources import read_texts
 
 
@@ -92,10 +91,7 @@ def _judge(options: Options) -> Judge:
     if not options.endpoint:
         return LocalJudge(open_language_model(options.judge, options.device))
     return Endpoint(
-        model=options.endpoint,
-        threads=options.concurrency,
-        timeout=options.timeout,
-        body=_body(options.body),
+        model=options.endpoint, threads=options.concurrency, timeout=options.timeout, body=_body(options.body)
     )
 
 

@@ -46,6 +46,10 @@ class Cell:
     best: bool = False
 
 
+Content = Cell | str | None
+"""What a cell may be given as; None: there is no value."""
+
+
 @dataclass(frozen=True)
 class Column:
     name: str
@@ -59,16 +63,15 @@ class Column:
     """Left out in a terminal, which is narrow."""
 
 
-@dataclass(frozen=True)
 class Row:
-    cells: tuple[Cell, ...]
-    """The first one names the row."""
-    paper: bool = False
-    rule: bool = False
-    """Starts a group of rows."""
+    """Cells, the first of which names the row; `rule` starts a group of rows, `paper` are its numbers."""
+
+    def __init__(self, cells: Iterable[Content], *, paper: bool = False, rule: bool = False) -> None:
+        self.cells = [one if isinstance(one, Cell) else Cell(NONE if one is None else one) for one in cells]
+        self.paper, self.rule = paper, rule
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Difference:
     """One thing in which ours is not, or need not be, the paper's setting."""
 
@@ -116,7 +119,7 @@ class Section:
     """What a reader in a hurry should know."""
 
 
-def ruled(rows: Iterable[tuple[Any, tuple[Cell, ...]]]) -> list[Row]:
+def ruled(rows: Iterable[tuple[Any, Iterable[Content]]]) -> list[Row]:
     """Rows from (group, cells); where the group changes there is a rule."""
     made, before = [], object()
     for group, cells in rows:
@@ -139,10 +142,6 @@ def whole(value: float | None) -> str:
 
 def between(interval: Mapping[str, Any], digits: int = 2, scale: float = 1) -> str:
     return f"[{number(interval['low'] * scale, digits)}, {number(interval['high'] * scale, digits)}]"
-
-
-def plain(value: float | None, digits: int = 2) -> Cell:
-    return Cell(number(value, digits))
 
 
 def measured(

@@ -11,9 +11,9 @@ from dadlm.evaluate import paper
 from dadlm.evaluate.generation import ENOUGH
 from dadlm.evaluate.pareto import draw_pareto
 from dadlm.evaluate.report.document import (
-    NONE,
     Cell,
     Column,
+    Content,
     Difference,
     Figure,
     Found,
@@ -22,7 +22,6 @@ from dadlm.evaluate.report.document import (
     apart,
     measured,
     number,
-    plain,
     ruled,
 )
 from dadlm.evaluate.report.subjects import (
@@ -142,10 +141,10 @@ def grid_table(one: Found, size: int | None, where: str) -> Table:
     )
 
 
-def _columns(grid: Grid, size: int | None) -> Iterator[tuple[Column, Callable[[Key], Cell]]]:
+def _columns(grid: Grid, size: int | None) -> Iterator[tuple[Column, Callable[[Key], Content]]]:
     """Columns, and what each says of a configuration; the paper's stand where it has numbers."""
     families = {name: row["family"] for rows in grid.values() for name, row in rows.items()}
-    yield Column("Denoising"), lambda key: Cell(write_key(key))
+    yield Column("Denoising"), write_key
     for name, family in families.items():
         yield Column(name, _TPF), partial(_tpf, grid, name)
         theirs = {key: paper_tpf(family, size, key) for key in grid}
@@ -160,21 +159,21 @@ def _columns(grid: Grid, size: int | None) -> Iterator[tuple[Column, Callable[[K
                 yield Column(title, _MAUVE, paper=True), partial(_from, theirs, 3)
 
 
-def _from(values: dict[Key, float | None], digits: int, key: Key) -> Cell:
-    return plain(values[key], digits)
+def _from(values: dict[Key, float | None], digits: int, key: Key) -> Content:
+    return number(values[key], digits)
 
 
-def _tpf(grid: Grid, name: str, key: Key) -> Cell:
+def _tpf(grid: Grid, name: str, key: Key) -> Content:
     row = grid[key].get(name)
     if row is None:
-        return Cell(NONE)
+        return None
     adjusted = row["adjusted_tpf"]
-    return Cell(number(row["raw_tpf"]), "raw") if adjusted is None else plain(adjusted)
+    return Cell(number(row["raw_tpf"]), "raw") if adjusted is None else number(adjusted)
 
 
-def _mauve(grid: Grid, name: str, key: Key) -> Cell:
+def _mauve(grid: Grid, name: str, key: Key) -> Content:
     if name not in grid[key]:
-        return Cell(NONE)
+        return None
     ours = grid[key][name]["mauve"]
     others = [row["mauve"] for other, row in grid[key].items() if other != name]
     return measured(ours, 3, best=apart(ours, others))
@@ -188,10 +187,10 @@ def _differences(result: Facts) -> Iterator[Difference]:
     yield from value_differs("samples", result["samples"], paper.SAMPLES)
     embedder = result["embedder"]
     if embedder and "gpt2large" not in embedder.lower().replace("-", "").replace(" ", ""):
-        yield Difference(what="embedder of MAUVE", ours=embedder, paper=paper.EMBEDDER)
+        yield Difference("embedder of MAUVE", embedder, paper.EMBEDDER)
     timed = timing(result)
     if timed and "A800" not in timed["device"]:
-        yield Difference(what="device", ours=timed["device"], paper=paper.DEVICE)
+        yield Difference("device", timed["device"], paper.DEVICE)
     if timed:
         yield from value_differs("batch size of the timing", timed["batch_size"], paper.BATCH_SIZE)
 
@@ -221,51 +220,48 @@ def measures_table(one: Found, where: str) -> Table:
     timed = timing(result)
     ranked = sorted(result["rows"], key=lambda row: (*rank(row), row["model"]))
     rows = [
-        (
-            row["model"],
-            (Cell(row["model"]), Cell(write_key(key_of(row))), *_measures(row, judged, bool(timed))),
-        )
+        (row["model"], (row["model"], write_key(key_of(row)), *_measures(row, judged, bool(timed))))
         for row in ranked
     ]
     if result.get("reference"):
         texts = _text(result["reference"], judged)
-        rows.append((None, (Cell("True text"), Cell(NONE), *texts, *[Cell(NONE)] * (4 if timed else 3))))
+        rows.append((None, ("True text", None, *texts, *[None] * (4 if timed else 3))))
     judge = f"; perplexity under {result['judge_lm']}" if result["judge_lm"] else ""
     return table(
         [one],
         ruled(rows),
         caption=f"Further measures of the same samples{where}{judge}.",
         columns=(
-            Column("Model"),
+            "Model",
             Column("Denoising", words=True),
-            *([Column("Perplexity ↓")] if judged else []),
+            *(["Perplexity ↓"] if judged else []),
             *(Column(str(n), "Distinct n-grams", detail=True) for n in (1, 2, 3)),
             Column("Entropy, nats", detail=True),
             Column("Repeated 4-grams ↓", detail=True),
             Column("raw", "TPF ↑"),
             Column("with cache passes", "TPF ↑", detail=True),
-            Column("Empty"),
-            *([Column(f"ms per step, batch size {timed['batch_size']}")] if timed else []),
+            "Empty",
+            *([f"ms per step, batch size {timed['batch_size']}"] if timed else []),
         ),
         differences=None,
         notes=tuple(_notes(result, False)) if not block_sizes(result) else (),
     )
 
 
-def _measures(row: Facts, judged: bool, timed: bool) -> Iterator[Cell]:
+def _measures(row: Facts, judged: bool, timed: bool) -> Iterator[Content]:
     yield from _text(row, judged)
-    yield plain(row["raw_tpf"])
-    yield plain(row["tpf_with_cache_passes"])
-    yield plain(row["empty"], 0)
+    yield number(row["raw_tpf"])
+    yield number(row["tpf_with_cache_passes"])
+    yield number(row["empty"], 0)
     if timed:
-        yield plain(row.get("ms_per_step"))
+        yield number(row.get("ms_per_step"))
 
 
-def _text(row: Facts, judged: bool) -> tuple[Cell, ...]:
+def _text(row: Facts, judged: bool) -> tuple[Content, ...]:
     """What can be said of texts alone."""
     return (
         *([measured(row["judge_perplexity"], 1)] if judged else []),
-        *(plain(row["distinct"][n], 3) for n in ("1", "2", "3")),
-        plain(row["entropy"]),
-        plain(row["repetition"], 3),
+        *(number(row["distinct"][n], 3) for n in ("1", "2", "3")),
+        number(row["entropy"]),
+        number(row["repetition"], 3),
     )

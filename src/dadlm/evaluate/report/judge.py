@@ -3,18 +3,17 @@
 from collections.abc import Iterator
 
 from dadlm.evaluate import paper
-from dadlm.evaluate.planted import in_words
+from dadlm.evaluate.pairs import in_words
 from dadlm.evaluate.report.document import (
-    NONE,
     Cell,
     Column,
+    Content,
     Difference,
     Found,
     Section,
     Table,
     measured,
     number,
-    plain,
     ruled,
     whole,
 )
@@ -60,18 +59,18 @@ def _table(one: Found) -> Table:
     side, size = _paper_side(result)
     ranked = sorted(((key_of(row), row) for row in result["rows"]), key=lambda pair: rank_key(pair[0]))
     rows = [
-        (key[0], (Cell(write_key(key)), *_verdict(row), *([_paper_rate(size, key, side)] if side else [])))
+        (key[0], (write_key(key), *_verdict(row), *([_paper_rate(size, key, side)] if side else [])))
         for key, row in ranked
     ]
     if len(rows) > 1:  # counts only: the same prompts in every row are not independent
         counts = _verdict({**result, "win_rate": None})
-        rows.append((None, (Cell("all"), *counts, *([Cell(NONE)] if side else []))))
+        rows.append((None, ("all", *counts, *([None] if side else []))))
     return table(
         [one],
         ruled(rows),
         caption=f"Win rate of {result['a']} against {result['b']}, judged by {result['judge']}.",
         columns=(
-            Column("Denoising"),
+            "Denoising",
             Column("Win rate, %", "Ours"),
             *(Column(name, "Ours") for name in ("Pairs", "Wins", "Losses", "Ties")),
             *([Column(f"block size {size}, %", "Paper", paper=True)] if side else []),
@@ -81,17 +80,17 @@ def _table(one: Found) -> Table:
     )
 
 
-def _verdict(row: Facts) -> Iterator[Cell]:
+def _verdict(row: Facts) -> Iterator[Content]:
     rate = row["win_rate"] if _decided(row) else None
     yield measured(rate, scale=100, best=bool(rate) and _leaning(rate) != 0)
     for name in ("pairs", "wins_a", "wins_b", "ties"):
-        yield plain(row[name], 0)
+        yield number(row[name], 0)
 
 
-def _paper_rate(size: int, key: Key, side: str) -> Cell:
+def _paper_rate(size: int, key: Key, side: str) -> Content:
     row = paper_row(size, key)
     if row is None:
-        return Cell(NONE)
+        return None
     rate, low, high = row.win_rate, row.win_low, row.win_high
     if side == "b":  # the paper counts DA-DLM's wins, this table BD3LM's
         rate, low, high = 100 - rate, 100 - high, 100 - low
@@ -101,7 +100,7 @@ def _paper_rate(size: int, key: Key, side: str) -> Cell:
 def _differences(result: Facts) -> Iterator[Difference]:
     yield data_beside(result.get("source") or "unknown", "OpenWebText")
     if paper.JUDGE.lower() not in result["judge"].lower():
-        yield Difference(what="judge", ours=result["judge"], paper=paper.JUDGE)
+        yield Difference("judge", result["judge"], paper.JUDGE)
     pairs = max(row["pairs"] for row in result["rows"])
     yield from value_differs("pairs per configuration", pairs, paper.SAMPLES)
     yield from models_differ([result["model_a"], result["model_b"]])

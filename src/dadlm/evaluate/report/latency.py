@@ -7,12 +7,12 @@ from dadlm.evaluate import paper
 from dadlm.evaluate.report.document import (
     Cell,
     Column,
+    Content,
     Difference,
     Found,
     Section,
     Table,
     number,
-    plain,
     ruled,
 )
 from dadlm.evaluate.report.subjects import (
@@ -56,7 +56,7 @@ def _table(group: list[Found]) -> Table:
     rows.sort(key=lambda pair: rank(pair[0]["model"]))
     names = labels([(row["model"]["name"], one.folder) for row, one in rows])
     result = group[0].result
-    columns = [Column("Model"), Column("Block size")]
+    columns = ["Model", "Block size"]
     for group_name, ours in (("Latency, ms ↓", "median [min, max]"), ("Ratio to BD3LM ↓", "ours")):
         columns += [Column(ours, group_name), Column("paper", group_name, paper=True)]
     for name in _MEMORY:
@@ -64,7 +64,7 @@ def _table(group: list[Found]) -> Table:
     return table(
         group,
         ruled(
-            (row["model"]["family"], (Cell(name), *_cells(row, _paper_row(row["model"], one.result))))
+            (row["model"]["family"], (name, *_cells(row, _paper_row(row["model"], one.result))))
             for (row, one), name in zip(rows, names, strict=True)
         ),
         caption=f"Latency per step ↓ and memory on {result['device']}, batch size {result['batch_size']}, "
@@ -77,21 +77,21 @@ def _table(group: list[Found]) -> Table:
     )
 
 
-def _cells(row: Facts, theirs: paper.Latency | None) -> Iterator[Cell]:
-    yield plain(block_size(row["model"]), 0)
+def _cells(row: Facts, theirs: paper.Latency | None) -> Iterator[Content]:
+    yield number(block_size(row["model"]), 0)
     yield Cell(number(row["ms_median"]), f"[{number(row['ms_min'])}, {number(row['ms_max'])}]")
-    yield plain(theirs and theirs.ms)
-    yield plain(row["ratio_to_bd3lm"], 3)
-    yield plain(_paper_ratio(row["model"], theirs), 3)
+    yield number(theirs and theirs.ms)
+    yield number(row["ratio_to_bd3lm"], 3)
+    yield number(_paper_ratio(row["model"], theirs), 3)
     for name in _MEMORY:
-        yield plain(row["memory_mib"][name], 0)
-        yield plain(theirs and getattr(theirs, name), 0)
+        yield number(row["memory_mib"][name], 0)
+        yield number(theirs and getattr(theirs, name), 0)
 
 
 def _differences(group: list[Found]) -> Iterator[Difference]:
     result = group[0].result
     if "A800" not in result["device"]:
-        yield Difference(what="device", ours=result["device"], paper=paper.DEVICE)
+        yield Difference("device", result["device"], paper.DEVICE)
     yield from models_differ([row["model"] for one in group for row in one.result["rows"]])
     for name, theirs in _PAPER.items():
         yield from value_differs(name.replace("_", " "), result[name], theirs)

@@ -1,6 +1,6 @@
 """Perplexity of every family on the same text: exact for AR, bounds for the others. Not in the paper."""
 
-from dadlm.evaluate.report.document import Cell, Column, Found, Row, Section, Table, measured, plain
+from dadlm.evaluate.report.document import Column, Found, Row, Section, Table, measured, number
 from dadlm.evaluate.report.subjects import by_data, cautions, labels, rank, rows_of, table
 
 
@@ -21,13 +21,13 @@ def _table(group: list[Found]) -> Table:
     rows = []
     for name, result in zip(names, (one.result for one in group), strict=True):
         cells = (
-            Cell(name),
-            Cell("upper bound" if result["is_bound"] else "exact"),
+            name,
+            "upper bound" if result["is_bound"] else "exact",
             measured(result["perplexity"]),
             measured(result["nll"], 3),
             measured(result["nll_by_time"], 3),
             measured(result.get("bits_per_byte"), 3),
-            plain(result["tokens"], 0),
+            number(result["tokens"], 0),
         )
         rows.append(Row(cells))
     disagree = [
@@ -38,13 +38,13 @@ def _table(group: list[Found]) -> Table:
         rows,
         caption=f"Perplexity ↓ on {rows_of(group[0].result)}.",
         columns=(
-            Column("Model"),
+            "Model",
             Column("Form", words=True),
-            Column("Perplexity ↓"),
+            "Perplexity ↓",
             Column("low-variance form", "Nats per token ↓"),
             Column("sampled times", "Nats per token ↓"),
-            Column("Bits per byte ↓"),
-            Column("Tokens"),
+            "Bits per byte ↓",
+            "Tokens",
         ),
         differences=None,
         # No value is marked as best: of two upper bounds the lower one need not belong to the better model.

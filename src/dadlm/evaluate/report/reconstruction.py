@@ -7,6 +7,7 @@ from dadlm.evaluate import paper
 from dadlm.evaluate.report.document import (
     Cell,
     Column,
+    Content,
     Difference,
     Found,
     Row,
@@ -14,7 +15,6 @@ from dadlm.evaluate.report.document import (
     Table,
     measured,
     number,
-    plain,
     ruled,
 )
 from dadlm.evaluate.report.subjects import (
@@ -86,9 +86,9 @@ def _values(group: list[Found], pairs: list[Found]) -> Table:
         rows,
         caption=f"Reconstruction ↓ on {rows_of(group[0].result)}, in the form of the paper's Table 1.",
         columns=(
-            Column("Model"),
+            "Model",
             Column("Family", words=True),
-            Column("Block size"),
+            "Block size",
             *(Column(name, "Ours") for name in ("Reconstruction", "Bound", "Gap")),
             *_PAPER,
         ),
@@ -100,16 +100,16 @@ def _values(group: list[Found], pairs: list[Found]) -> Table:
     )
 
 
-def _cells(score: _Score, name: str, best: bool) -> Iterator[Cell]:
-    yield Cell(name)
-    yield Cell(family_name(score.model))
-    yield plain(block_size(score.model), 0)
+def _cells(score: _Score, name: str, best: bool) -> Iterator[Content]:
+    yield name
+    yield family_name(score.model)
+    yield number(block_size(score.model), 0)
     known = score.interval is not None
     yield measured(score.interval, 3, best=best) if known else Cell(number(score.value, 3), best=best)
-    yield plain(score.bound, 3)
-    yield plain(score.gap, 3)
+    yield number(score.bound, 3)
+    yield number(score.gap, 3)
     theirs = paper.RECONSTRUCTION.get((score.model["family"], block_size(score.model)), {})
-    yield from (plain(theirs.get(set_)) for set_ in _SETS)
+    yield from (number(theirs.get(set_)) for set_ in _SETS)
 
 
 def _scores(group: list[Found], pairs: list[Found]) -> list[_Score]:
@@ -136,15 +136,15 @@ def _pairs(pairs: list[Found]) -> Table:
     ]
     rows = []
     for one, name in zip(pairs, labels(named), strict=True):
-        masks = Cell("the same" if one.result["same_masks"] else "each its own")
-        theirs = (plain(_paper_difference(one.result, set_)) for set_ in _SETS)
-        rows.append(Row((Cell(name), measured(one.result["difference"], 3), masks, *theirs)))
+        masks = "the same" if one.result["same_masks"] else "each its own"
+        theirs = (number(_paper_difference(one.result, set_)) for set_ in _SETS)
+        rows.append(Row((name, measured(one.result["difference"], 3), masks, *theirs)))
     return table(
         pairs,
         rows,
         caption=f"Paired differences in reconstruction on {rows_of(pairs[0].result)}; negative: the first is "
         "better.",
-        columns=(Column("Pair"), Column("Difference", "Ours"), Column("Masks", "Ours", words=True), *_PAPER),
+        columns=("Pair", Column("Difference", "Ours"), Column("Masks", "Ours", words=True), *_PAPER),
         differences=tuple(_differences(pairs)),
         notes=("The paper's are differences of its rounded values, without intervals.",),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from dadlm.evaluate import paper
 from dadlm.evaluate.intervals import caution
-from dadlm.evaluate.report.document import Difference, Found, Row, Table, whole
+from dadlm.evaluate.report.document import Column, Difference, Found, Row, Table, whole
 from dadlm.evaluate.subject import NAMES
 
 Facts = Mapping[str, Any]
@@ -79,11 +79,18 @@ def by_data(found: Iterable[Found]) -> Iterator[list[Found]]:
         yield list(group)
 
 
-def table(found: Sequence[Found], rows: Iterable[Row], **fields: Any) -> Table:
+def table(
+    found: Sequence[Found], rows: Iterable[Row], columns: Iterable[Column | str], **fields: Any
+) -> Table:
     """A table with where it comes from: the files, and the commands that made them where they say so."""
     commands = dict.fromkeys(str(one.result["command"]) for one in found if one.result.get("command"))
-    files = tuple(str(one.file) for one in found)
-    return Table(rows=tuple(rows), files=files, commands=tuple(commands), **fields)
+    return Table(
+        columns=tuple(Column(one) if isinstance(one, str) else one for one in columns),
+        rows=tuple(rows),
+        files=tuple(str(one.file) for one in found),
+        commands=tuple(commands),
+        **fields,
+    )
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
@@ -151,7 +158,7 @@ def known_as(source: str | None, names: Iterable[str]) -> str | None:
 
 def data_beside(ours: str, *names: str) -> Difference:
     """Always told: no name of a file proves that it holds the paper's text, or which part of it."""
-    return Difference(what="data", ours=ours, paper=" and ".join(names))
+    return Difference("data", ours, " and ".join(names))
 
 
 def models_differ(models: Sequence[Facts], sets: Sequence[str] = ("OpenWebText",)) -> Iterator[Difference]:
@@ -159,21 +166,21 @@ def models_differ(models: Sequence[Facts], sets: Sequence[str] = ("OpenWebText",
     sizes = [model["parameters"] for model in models]
     if not all(0.9 < size / paper.PARAMETERS < 1.1 for size in sizes):  # the graph adds 2%
         theirs = f"about {parameters(paper.PARAMETERS)}"
-        yield Difference(what="parameters", ours=_span(sizes, parameters), paper=theirs)
+        yield Difference("parameters", _span(sizes, parameters), theirs)
     contexts = [int(model["context"]) for model in models]
     if not set(contexts) <= {paper.CONTEXT[name] for name in sets}:
         theirs = " and ".join(whole(paper.CONTEXT[name]) for name in sets)
-        yield Difference(what="context", ours=_span(contexts, whole), paper=theirs)
+        yield Difference("context", _span(contexts, whole), theirs)
     for name, theirs in (("candidates", paper.CANDIDATES), ("expand_at", paper.EXPAND_AT)):
         values = [int(model[name]) for model in models if name in model]
         if set(values) - {theirs}:
-            yield Difference(what=name, ours=_span(values, whole), paper=whole(theirs))
+            yield Difference(name, _span(values, whole), whole(theirs))
 
 
 def value_differs(what: str, ours: int | None, theirs: int) -> Iterator[Difference]:
     """None: the result does not say."""
     if ours != theirs:
-        yield Difference(what=what, ours="unknown" if ours is None else whole(ours), paper=whole(theirs))
+        yield Difference(what, "unknown" if ours is None else whole(ours), whole(theirs))
 
 
 def parameters(count: float) -> str:
