@@ -1,8 +1,6 @@
 """The judge behind HTTP, against a real small server that answers, is busy, breaks and talks nonsense."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -162,13 +160,6 @@ def test_retry_after_is_honoured(server: Server, form: str) -> None:
     assert ask(waits).text == "B"
     [pause] = waits.pauses
     assert pause == 200 if form == "seconds" else 100 < pause <= 200  # until a date it grows shorter
-
-
-def test_it_does_wait(server: Server) -> None:
-    server.script = [(429, {"Retry-After": "1"}, b""), chat("B")]
-    start = time.monotonic()
-    assert ask().text == "B"
-    assert time.monotonic() - start > 0.95
 
 
 @pytest.mark.parametrize("when", ["soon", "-5", "Tue, 99 Foo", "1e999"])
@@ -368,42 +359,6 @@ def test_a_server_that_dies_half_way_loses_nothing(server: Server, tmp_path: Pat
     assert (result["wins_a"], result["pairs"], result["requests"]) == (10, 10, 20)
     assert (result["prompt_tokens"], result["completion_tokens"]) == (2000, 20)
     assert result["cost"] == pytest.approx((2000 + 200) / 1e6)
-
-
-def test_a_killed_command_goes_on(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Killed without a warning while questions are under way: what was answered is not asked again."""
-    samples = [tmp_path / "x.jsonl", tmp_path / "y.jsonl"]
-    for file, word in zip(samples, ("good", "bad"), strict=True):
-        records = (
-            {"model": word, "configuration": "FH", "index": i, "prompt": "p", "text": f"{word} {i}"}
-            for i in range(4)
-        )
-        file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    words = ["evaluate", "judge", "--samples", *map(str, samples), "--endpoint", "judge-1"]
-    words += ["--out", str(tmp_path / "out"), "--json"]
-    released = Event()
-
-    def never(question: str) -> Reply:
-        released.wait(240)
-        return by_word(question)
-
-    server.script = [by_word] * 5 + [never]
-    process = subprocess.Popen([sys.executable, "-m", "dadlm.cli", *words])
-    pieces = tmp_path / "out" / "judge.pieces.jsonl"
-    deadline = time.monotonic() + 240
-    # The subject and five answers are written, and the other three questions have all arrived.
-    while not pieces.exists() or pieces.read_bytes().count(b"\n") < 6 or len(server.requests) < 8:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
-    answered = {json.loads(line)[1]["question"] for line in pieces.read_text().splitlines()[1:]}
-    released.set()
-    server.script, server.requests = [by_word], []
-    assert main(words) == 0
-    again = [request["messages"][0]["content"] for request in server.requests]
-    assert len(again) == 3 and not answered & set(again)
-    assert json.loads(capsys.readouterr().out)["wins_a"] == 4
 
 
 def test_one_dead_question_does_not_hold_up_the_end(server: Server) -> None:

@@ -498,11 +498,6 @@ def test_perplexity_is_that_of_all_tokens_and_its_interval_is_a_bootstrap() -> N
     assert alone(reading, [[0]] * 3, torch.tensor([5, 5, 2]))["judge_perplexity"] == together
 
 
-@pytest.mark.parametrize("seed", [-1, 2**62])
-def test_every_seed_of_generate_will_do(seed: int, models: dict[str, Model], fast: dict[str, Reader]) -> None:
-    assert generation(models, text_rows(), configurations=["T=1"], samples=10, seed=seed)["seed"] == seed
-
-
 @pytest.mark.acceptance
 def test_real_features_within_minutes(tmp_path: Path) -> None:
     """SmolLM2 reads 16 samples of three configurations of two models."""

@@ -23,12 +23,6 @@ def test_entropy_of_known_rows() -> None:
     assert entropy([[1, 1], [2, 2], [1, 2]]) == pytest.approx(math.log(2) / 3)
 
 
-def test_repetition_of_known_rows() -> None:
-    assert repetition([[3] * 10]) == 6 / 7  # seven 4-grams, the first one new
-    assert repetition([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]) == 0.0  # the other row does not count
-    assert repetition([[1, 2, 1, 2, 1], [1, 2]], n=2) == 2 / 5
-
-
 def test_repetition_looks_at_what_came_before() -> None:
     rows = np.random.default_rng(0).integers(3, size=(5, 40)).tolist()
     seen = [row[i : i + 3] in [row[j : j + 3] for j in range(i)] for row in rows for i in range(38)]
