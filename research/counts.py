@@ -1,4 +1,4 @@
-"""What `evaluate.statistics` counts in tokens, on the device: in Python a thousand texts take seconds.
+"""What `evaluate.quality` counts in tokens, on the device: in Python a thousand texts take seconds.
 
 R texts, L tokens of the longest, n length of an n-gram.
 """

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from textwrap import wrap
 
-from dadlm.evaluate.planted import in_words
+from dadlm.evaluate.pairs import in_words
 from research.claims import claims_table
 from research.figures import QUALITIES, draw_curves, draw_texts
 from research.files import FOLDER, Facts, Results, read_results, take

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dadlm.evaluate.features import Reading
 from dadlm.evaluate.generation import cost_of
-from dadlm.evaluate.quality import closeness, perplexity
+from dadlm.evaluate.quality import Reading, closeness, perplexity
 from dadlm.evaluate.work import write_result
 
 TRUTH = "truth.npz"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dadlm.evaluate.report.configurations import rank_key, read_key, write_key
+from dadlm.evaluate.report.subjects import rank_key, read_key, write_key
 from research.files import Facts, Results, rank
 
 _HEAD = """# Samples

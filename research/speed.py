@@ -107,7 +107,7 @@ def main() -> None:
             {one.name: one.model for one in systems},
             batch_size=batch,
             new_tokens=options.new_tokens,
-            settings=settings,
+            decoding=settings,
         )
         for row, one in zip(result["rows"], systems, strict=True):
             row |= of_run(one.run, one.nucleus)

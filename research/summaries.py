@@ -77,7 +77,7 @@ def train(family: str, options: argparse.Namespace) -> None:
         "warmup": min(100, steps // 8),
         "batch_size": options.batch_size,
         "lr": options.lr,
-        "masks": options.masks,
+        "masks_per_row": options.masks,
         "valid_every": max(1, steps // VALIDATIONS),
         "save_every": max(1, steps // VALIDATIONS),
         "device": options.device,
@@ -207,7 +207,8 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=usual.batch_size, help="pairs per step")
     parser.add_argument("--decode-batch", type=int, default=256, help="pairs summarised side by side")
     parser.add_argument("--lr", type=float, default=usual.lr)
-    parser.add_argument("--masks", type=int, default=usual.masks, help="of a summary in a step (not AR)")
+    masks = usual.masks_per_row
+    parser.add_argument("--masks", type=int, default=masks, help="of a summary in a step (not AR)")
     parser.add_argument("--dropout", type=float, help="none: as the models have it")
     parser.add_argument("--hold-out", type=int, default=35, help="every so many-th pair chooses, not trains")
     parser.add_argument(

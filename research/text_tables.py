@@ -6,8 +6,8 @@ N block size, T denoising steps of a block.
 """
 
 from dadlm.evaluate import paper
-from dadlm.evaluate.report.configurations import Key, key_of, paper_row, rank_key, write_key
 from dadlm.evaluate.report.document import NONE, between, number
+from dadlm.evaluate.report.subjects import Key, key_of, paper_row, rank_key, write_key
 from research.files import Facts, Results, rank
 from research.plan import SIZES, Pair, pairs, plan
 from research.tables import table, with_interval

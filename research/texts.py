@@ -29,7 +29,7 @@ from dadlm.errors import DataError
 from dadlm.evaluate.generation import who
 from dadlm.evaluate.language_models import LanguageModel, open_language_model
 from dadlm.evaluate.presets import Configuration, configurations_for
-from dadlm.evaluate.samples import Task, file_name, task_for
+from dadlm.evaluate.samples import PromptSet, file_name, prompt_set
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.text import about
 from dadlm.evaluate.work import whole_file
@@ -49,7 +49,7 @@ def write(options: argparse.Namespace) -> None:
     models = named_models(options.models, device, options.dtype)
     described = {name: describe(model, name) for name, model in models.items()}
     rows = Rows.from_shards(Shards.open(Path(options.valid)), min(m.config.context for m in models.values()))
-    task = task_for(models, rows, None, None, options.new_tokens, options.samples, options.seed)
+    task = prompt_set(models, rows, None, None, options.new_tokens, options.samples, options.seed)
     kind = torch.bfloat16 if device == "cuda" else torch.float32
     judge = open_language_model(options.judge, device, kind)
     reader = Reader(out / TRUTH, judge, task, _about(task, judge, options))
@@ -81,7 +81,7 @@ def _in_turn(models: dict[str, Model], wanted: list[str]) -> Iterator[tuple[str,
 class Reader:
     """A language model that judges texts and embeds them; the first reading is of the true continuations."""
 
-    def __init__(self, file: Path, model: LanguageModel, task: Task, facts: dict[str, Any]) -> None:
+    def __init__(self, file: Path, model: LanguageModel, task: PromptSet, facts: dict[str, Any]) -> None:
         self.model = model
         if not file.exists():
             _only_once(file, {**self._truth(task), "facts": as_array(facts)})
@@ -94,15 +94,15 @@ class Reader:
         unit, numbers = self._score(prompts, texts)
         return {"features": ((unit - self.mean) @ self.axes).astype(np.float16), **numbers}
 
-    def _truth(self, task: Task) -> dict[str, np.ndarray]:
+    def _truth(self, task: PromptSet) -> dict[str, np.ndarray]:
         """How the rows really go on, and the PCA of it in which all texts are seen."""
         texts = [task.tokenizer.decode(ids) for ids in task.truth]
-        unit, numbers = self._score(task.prompts[: len(texts)], texts)
+        unit, numbers = self._score(task.texts[: len(texts)], texts)
         mean = unit.mean(0)
         axes = np.linalg.svd(unit - mean, full_matrices=False)[2][:COMPONENTS].T
         features = ((unit - mean) @ axes).astype(np.float16)
         arrays = {**numbers, **counted(task.truth), "documents": task.documents.numpy()}
-        arrays |= {"prompts": packed(task.prompts[:KEPT]), "texts": packed(texts[:KEPT])}
+        arrays |= {"prompts": packed(task.texts[:KEPT]), "texts": packed(texts[:KEPT])}
         return {"mean": mean, "axes": axes, "features": features, **arrays}
 
     def _score(self, prompts: list[str], texts: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -121,7 +121,7 @@ def _only_once(file: Path, arrays: dict[str, np.ndarray]) -> None:
     own.unlink()
 
 
-def _about(task: Task, judge: LanguageModel, options: argparse.Namespace) -> dict[str, Any]:
+def _about(task: PromptSet, judge: LanguageModel, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "data": about(task.rows, options.source),
         "seed": options.seed,
@@ -136,7 +136,7 @@ def _about(task: Task, judge: LanguageModel, options: argparse.Namespace) -> dic
 
 def _one(
     file: Path,
-    task: Task,
+    task: PromptSet,
     model: Model,
     described: dict[str, Any],
     configuration: Configuration,
@@ -154,7 +154,7 @@ def _one(
     )
     wrote = time.perf_counter() - began
     arrays = {
-        **reader.read(task.prompts, made.texts),
+        **reader.read(task.texts, made.texts),
         **counted(made.tokens, model.device),
         "forward": np.array(made.forward_passes),
         "cache": np.array(made.cache_passes),
@@ -167,7 +167,7 @@ def _one(
         "model_facts": described,
         "write_seconds": round(wrote, 2),
         "seconds": round(time.perf_counter() - began, 2),
-        "sample": {"prompt": task.prompts[0], "text": made.texts[0], "seed": made.seeds[0]},
+        "sample": {"prompt": task.texts[0], "text": made.texts[0], "seed": made.seeds[0]},
     }
     with whole_file(file) as handle:
         np.savez(handle, allow_pickle=False, facts=as_array(facts), **arrays)

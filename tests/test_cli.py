@@ -352,10 +352,10 @@ def test_nan_ends_with_code_2_and_names_the_step(
 ) -> None:
     score, calls = gradients.losses, 0
 
-    def third(*arguments: Any) -> Any:
+    def third(*arguments: Any, **how: Any) -> Any:
         nonlocal calls
         calls += 1
-        parts = score(*arguments)
+        parts = score(*arguments, **how)
         spoilt = parts.train * (float("nan") if calls == 3 else 1.0)
         return type(parts)(spoilt, parts.reconstruction, parts.bound)
 

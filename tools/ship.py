@@ -20,7 +20,7 @@ from dadlm.model.checkpoint import locate, write_model
 from dadlm.model.files import WEIGHTS, whole_folder, write_json
 from dadlm.model.pretrained import NAMES, PRETRAINED
 from dadlm.tokens import Rows
-from dadlm.train.state import read_progress
+from dadlm.train.checkpoint import read_progress
 from research.tables import table
 
 TEMPLATE = Path(__file__).with_name("card.md")

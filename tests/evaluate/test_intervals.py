@@ -38,17 +38,6 @@ def test_pairing_cancels_what_the_rows_share():
     assert paired.high - paired.low < 0.05 * (alone.high - alone.low)
 
 
-def test_the_difference_of_a_model_with_itself_is_exactly_zero():
-    values = torch.randn(50)
-    assert bootstrap(values - values.clone()) == Interval(0.0, 0.0, 0.0)
-
-
-def test_same_seed_same_interval():
-    values = torch.randn(30)
-    assert bootstrap(values, draws=100, seed=4) == bootstrap(values, draws=100, seed=4)
-    assert bootstrap(values, draws=100, seed=4) != bootstrap(values, draws=100, seed=5)
-
-
 def test_rows_of_the_same_documents_cover_the_truth_only_when_documents_are_drawn():
     """50 documents of 1 to 12 rows that share an effect as large as what a row adds."""
     generator, trials, hits, naive = torch.Generator().manual_seed(3), 200, 0, 0

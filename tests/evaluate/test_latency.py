@@ -144,12 +144,6 @@ def test_texts_that_end_at_once_are_not_tried_for_ever() -> None:
         latency({"mine": model}, batch_size=2)
 
 
-def test_how_many_were_timed_is_told(models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "time_updates", lambda *_, **__: [1.0, 2.0])  # of ten
-    (row,) = latency({"bd3lm": models["bd3lm"]}, batch_size=1, new_tokens=4)["rows"]
-    assert row["updates"] == 2
-
-
 @pytest.fixture(scope="module")
 def models() -> dict[str, Model]:
     return {family: silence_eot(tiny(family)) for family in FAMILIES}
@@ -197,14 +191,6 @@ def test_memory_is_looked_at_before_and_after_each_step(
     monkeypatch.setattr(module, "_memory", lambda _: next(seen))
     memory = watch_memory(models["bd3lm"], [prompt_of(4)], DecodeSettings(max_new_tokens=4), 0)
     assert memory == {"start": 100.0, "end": 108.0, "peak": 164.0}
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not tell memory this way")
-def test_memory_is_that_of_the_process(models: dict[str, Model]) -> None:
-    """Beside the system's other account of it, which rounds per thread; others' tensors come and go."""
-    told = next(line for line in Path("/proc/self/status").read_text().splitlines() if line[:6] == "VmRSS:")
-    memory = module._memory(models["bd3lm"])
-    assert memory == pytest.approx(int(told.split()[1]) / 1024, rel=0.25)
 
 
 def test_random_prompts_never_end_a_text() -> None:

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from dadlm import dag
 from dadlm.model import Context, Denoised, Model
 from dadlm.nodes import layout
-from dadlm.objective.factorised import cut
+from dadlm.noise import Noise
 
 kinds = pytest.mark.parametrize("kind", ["single", "gated"])
 
@@ -26,7 +26,7 @@ def denoise(model: Model, masked: Tensor | None = None, packed: bool = True) -> 
     ids, context = random_ids(model.config), Context()
     masked = every_kind_of_mask(model.config) if masked is None else masked
     model.read(ids, context, only_context=True)
-    return model.denoise(*cut(ids, masked, model.config.block_size), context, packed=packed)
+    return model.denoise(*Noise.of(masked).split_blocks(ids, model.config.block_size), context, packed=packed)
 
 
 def used_sources(masked: Tensor, candidates: int) -> Tensor:

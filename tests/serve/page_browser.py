@@ -43,31 +43,31 @@ def chromium() -> Iterator["Browser"]:
 
 
 def _missing(what: str) -> NoReturn:
-    told = f"the tests of the playground did not run: {what}"
+    message = f"the tests of the playground did not run: {what}"
     if os.environ.get("CI"):
-        pytest.fail(told)
-    pytest.skip(told)
+        pytest.fail(message)
+    pytest.skip(message)
 
 
 @contextmanager
 def visit(browser: "Browser", url: str, hash_: str = "", refused: bool = False, **look) -> Iterator["Page"]:
-    """The page at `url`; in the end nothing may have been complained of, nor anybody else asked for anything.
+    """The page at `url`; afterwards the console must be empty, and only this server must have been asked.
 
-    `refused`: the server is meant to refuse something. `look` are playwright's options of a context.
+    `refused`: the server is expected to refuse something. `look`: playwright's options of a context.
     """
     context = browser.new_context(**look)
     context.set_default_timeout(_WAIT)
     page = context.new_page()
-    said: list[str] = []
+    console: list[str] = []
     asked: list[str] = []
-    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda message: console.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: console.append(str(error)))
     context.on("request", lambda request: asked.append(request.url))
     page.goto(url + hash_)
     yield page
     context.close()
     if refused:
-        said = [line for line in said if _REFUSED not in line]
-    assert said == []
+        console = [line for line in console if _REFUSED not in line]
+    assert console == []
     strangers = [one for one in asked if not one.startswith((url, "data:image/", f"blob:{url}"))]
     assert asked and strangers == []

@@ -1,4 +1,4 @@
-"""A server of tests: a real one on a free port of 127.0.0.1, in a thread, with tiny models or a fake."""
+"""A real server for tests, in a thread, on a free port of 127.0.0.1."""
 
 import http.client
 import json
@@ -67,14 +67,23 @@ class Running(NamedTuple):
         return status, content
 
     def chunks(self, path: str, /, **fields: Any) -> list[Any]:
-        """The events of a stream, without its end, which must be there."""
+        """The events of a stream, without `[DONE]`."""
         status, headers, content = self.ask("POST", path, fields | {"stream": True})
         assert status == 200, content
         assert headers["content-type"].startswith("text/event-stream")
         return events(content)
 
-    def connect(self) -> socket.socket:
-        return socket.create_connection((self.host, self.port), timeout=WAIT)
+    def connect(self, address: str = "127.0.0.1") -> socket.socket:
+        return socket.create_connection((self.host, self.port), WAIT, source_address=(address, 0))
+
+    def begin(self, address: str = "127.0.0.1", /, **fields: Any) -> socket.socket:
+        """A completion that was asked for; the answer is not read yet."""
+        body, opened = json.dumps(fields).encode(), self.connect(address)
+        opened.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n" % len(body) + body
+        )
+        return opened
 
     def drop_connections(self) -> None:
         """As when the network fails."""

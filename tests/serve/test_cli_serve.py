@@ -1,8 +1,7 @@
-"""`dadlm serve` as people start and end it: a process of its own, keys, signals, and clear errors."""
+"""`dadlm serve` as a process: models, keys, signals, errors."""
 
 import http.client
 import json
-import os
 import re
 import signal
 import socket
@@ -21,7 +20,7 @@ from tests.serve.running import WAIT, events, letter_model, until
 import dadlm
 from dadlm import Model
 from dadlm.cli import main
-from dadlm.cli.serve import _read_key, _sources
+from dadlm.cli.serve import _sources
 
 PROMPT = "the cat "
 
@@ -77,15 +76,15 @@ class Client(threading.Thread):
         connection.close()
 
     @property
-    def told(self) -> list[Any]:
+    def chunks(self) -> list[Any]:
         return events(self.content) if self.stream else [json.loads(self.content)]
 
 
 def submitted(port: int) -> float:
     """How many texts the server has been asked for: a request that is sent has not arrived yet."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT) as answer:
-        told = answer.read().decode()
-    return float(re.findall(r"^dadlm_submitted_total\{.*\} (.*)$", told, re.M)[0])
+        text = answer.read().decode()
+    return float(re.findall(r"^dadlm_submitted_total\{.*\} (.*)$", text, re.M)[0])
 
 
 def end_under_load(port: int, server: subprocess.Popen[str], tokens: int) -> list[Client]:
@@ -113,25 +112,25 @@ def test_sigterm_lets_texts_finish(folder: Path) -> None:
         clients = end_under_load(port, server, 160)
     for client, text in zip(clients, want, strict=True):
         assert client.status == 200
-        assert "".join(told["choices"][0]["text"] for told in client.told) == text
+        assert "".join(chunk["choices"][0]["text"] for chunk in client.chunks) == text
 
 
-def test_sigterm_tells_whom_it_cannot_finish(folder: Path) -> None:
+def test_sigterm_reports_texts_it_cannot_finish(folder: Path) -> None:
     with process("--model", folder, "--grace", 0.2) as (server, port):
         clients = end_under_load(port, server, 2000)
         assert server.stderr is not None
         log = server.stderr.read()
     for client in clients:
-        assert client.told[-1]["error"]["code"] == "shutdown"
+        assert client.chunks[-1]["error"]["code"] == "shutdown"
         assert client.status == (200 if client.stream else 503)
     assert PROMPT.strip() not in log and "Traceback" not in log
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     assert main(["serve", *map(str, words)]) == 2
-    told = capsys.readouterr()
-    assert not told.out and told.err.startswith("error: ")
-    return told.err
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("error: ")
+    return err
 
 
 def test_clear_errors(
@@ -149,29 +148,24 @@ def test_clear_errors(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert "in use" in refused(capsys, "--model", folder, "--port", taken.getsockname()[1])
+    assert "--port" in refused(capsys, "--model", folder, "--replicas", 2, "--port", 0)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "pip install 'dadlm[serve,ray]'" in refused(capsys, "--model", folder, "--replicas", 2)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install 'dadlm[serve]'" in refused(capsys, "--model", folder)
 
 
-def test_ray_is_asked_for_by_name(
-    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert "pip install 'dadlm[serve,ray]'" in refused(capsys, "--model", folder, "--replicas", 2)
-    assert "--port" in refused(capsys, "--model", folder, "--replicas", 2, "--port", 0)
-
-
-def test_open_to_others_without_a_key_is_warned_of(
+def test_warns_if_others_can_call_without_a_key(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[Any] = []
     monkeypatch.setattr("dadlm.cli.serve._serve", lambda *given: served.append(given))
     assert main(["serve", "--model", str(folder), "--host", "0.0.0.0"]) == 0
     assert "no API key" in capsys.readouterr().err
-    (tmp_path / "key").write_text("a-key-of-tests\n")
+    (tmp_path / "key").write_text("a-key-of-tests \n")  # without the white space
     key = ["--api-key-file", str(tmp_path / "key")]
     assert main(["serve", "--model", f"a={folder}", str(folder), "--host", "0.0.0.0", *key]) == 0
-    monkeypatch.setenv("DADLM_API_KEY", "another-key")
+    monkeypatch.setenv("DADLM_API_KEY", "another-key ")
     assert main(["serve"]) == 0
     assert not capsys.readouterr().err
     sources, keys = [given[1] for given in served], [given[2] for given in served]
@@ -180,17 +174,10 @@ def test_open_to_others_without_a_key_is_warned_of(
     assert sources[1] == {"a": str(folder), "long": str(folder)}
 
 
-def test_environment_has_no_key() -> None:
-    assert "DADLM_API_KEY" not in os.environ, "these tests want none"
-
-
-def test_a_folder_may_have_an_equals_sign_in_its_path(tmp_path: Path) -> None:
-    folder = tmp_path / "lr=3e-4" / "best"
+def test_a_folder_is_called_by_its_own_name(tmp_path: Path) -> None:
+    """A path may contain an equals sign, and a link is not followed."""
+    folder = tmp_path / "lr=3e-4" / "step-00000400"
     folder.mkdir(parents=True)
-    assert _sources((str(folder), "name=dadlm")) == {"best": str(folder), "name": "dadlm"}
-
-
-def test_a_key_is_the_same_with_a_space_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DADLM_API_KEY", "open sesame ")
-    (tmp_path / "key").write_text("open sesame\n", encoding="utf-8")
-    assert _read_key(None) == _read_key(tmp_path / "key") == "open sesame"
+    best = folder.with_name("best")
+    best.symlink_to(folder)
+    assert _sources((str(best), "name=dadlm", "ar")) == {"best": str(best), "name": "dadlm", "ar": "ar"}

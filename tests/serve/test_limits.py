@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 from tests.serve.fakes import FakeScheduler, committed, fake_service, finished
-from tests.serve.running import WAIT, Running, letter_model, running, until
+from tests.serve.running import Running, letter_model, running, until
 
-from dadlm.serve.schemas import CompletionBody, InfillBody
+from dadlm.serve.schemas import CompletionBody, FillGapsBody
 from dadlm.serve.server import _RESERVE, connections_possible
 
 NAMES = {f"k{i}": 1 for i in range(90_000)}
@@ -25,8 +25,8 @@ HOSTILE = {
     "options": (CompletionBody, {"prompt": "x", "stream": True, "stream_options": NAMES}),
     "bias": (CompletionBody, {"prompt": "x", "logit_bias": dict.fromkeys(NAMES, "x")}),
     "stop": (CompletionBody, {"prompt": "x", "stop": [1] * 300_000}),
-    "gap": (InfillBody, {"parts": [{"gap": 1} | NAMES]}),
-    "parts": (InfillBody, {"parts": [{"gap": 0}] * 256}),
+    "gap": (FillGapsBody, {"parts": [{"gap": 1} | NAMES]}),
+    "parts": (FillGapsBody, {"parts": [{"gap": 0}] * 256}),
 }
 
 
@@ -63,13 +63,8 @@ def test_large_wrong_bodies_do_not_keep_the_server_from_answering(name: str) -> 
 
 
 def open_stream(server: Running, address: str = "127.0.0.1") -> socket.socket:
-    """A stream that goes on until its job ends."""
-    opened = socket.create_connection((server.host, server.port), WAIT, source_address=(address, 0))
-    opened.sendall(
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        b'content-length: 30\r\n\r\n{"prompt": "x","stream": true}'
-    )
-    return opened
+    """A stream that lasts until its job ends."""
+    return server.begin(address, prompt="x", stream=True)
 
 
 def status_of(opened: socket.socket) -> int:
@@ -92,15 +87,15 @@ def test_silent_connections_make_room() -> None:
 
 
 def test_silent_connections_are_closed_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dadlm.serve.server._TO_SPEAK", 0.2)
+    monkeypatch.setattr("dadlm.serve.server._FIRST_BYTE", 0.2)
     with serving() as server, server.connect() as silent, server.connect() as slow:
         slow.sendall(b"GET /healthz HTTP/1.1\r\n")
         assert silent.recv(1) == b""
         slow.sendall(b"host: localhost\r\n\r\n")
-        assert status_of(slow) == 200, "who has begun to speak has the whole patience"
+        assert status_of(slow) == 200, "once it has sent something it has all of `patience`"
 
 
-def test_who_comes_when_all_are_busy_is_told_to_come_back() -> None:
+def test_one_request_too_many_is_503() -> None:
     with ExitStack() as stack:
         server = stack.enter_context(serving(max_connections=4, max_per_address=4))
         streams = [stack.enter_context(open_stream(server)) for _ in range(4)]

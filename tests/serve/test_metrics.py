@@ -1,22 +1,24 @@
 """/metrics: what Prometheus's own parser reads is what the scheduler counted."""
 
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.serve.fakes import FakeScheduler, fake_service
 from tests.serve.running import letter_model, running, settings
 
-from dadlm.serve.metrics import metrics_text
-from dadlm.serve.service import Served, Service
-from dadlm.serve.stats import Histogram, Stats
+from dadlm.serve.metrics import registry_of
+from dadlm.serve.service import Service
+from dadlm.serve.stats import Stats
 
 
 def read(text: str) -> dict[tuple[str, ...], float]:
-    """(name, label values...) → value; every family must have told its kind."""
+    """(name, model, other labels...) → value; every family has a type and a help text."""
     found = {}
     for family in text_string_to_metric_families(text):
         assert family.type in ("gauge", "counter", "histogram") and family.documentation, family
         for sample in family.samples:
-            key = (sample.name, *sample.labels.values())
-            assert key not in found, f"{key} stands twice"
+            others = [value for label, value in sample.labels.items() if label != "model"]
+            key = (sample.name, sample.labels["model"], *others)
+            assert key not in found, f"{key} occurs twice"
             found[key] = sample.value
     return found
 
@@ -41,16 +43,15 @@ def test_numbers_of_a_served_text() -> None:
         assert found[f"dadlm_{name}_count", "one"] == found[f"dadlm_{name}_bucket", "one", "+Inf"] == 2
 
 
-def test_buckets_are_cumulative_and_names_escaped() -> None:
-    histogram = Histogram((1.0, 2.0))
-    for value in (0.5, 1.0, 1.5, 9.0):
-        histogram.add(value)
-    scheduler = FakeScheduler()
-    scheduler.stats = lambda: Stats(queue_seconds=histogram)  # type: ignore[method-assign]
-    odd = 'a"b\\c\nd'
-    service = fake_service(letter_model("dadlm"), scheduler)
-    service.served = {odd: Served(odd, letter_model("dadlm"), scheduler)}  # type: ignore[arg-type]
-    found = read(metrics_text(service))
-    buckets = [found["dadlm_queue_seconds_bucket", odd, bound] for bound in ("1.0", "2.0", "+Inf")]
+def test_buckets_are_cumulative_and_servers_count_apart() -> None:
+    stats = Stats()
+    for value in (0.005, 0.01, 0.02, 1000.0):
+        stats.queue_seconds.add(value)
+    scheduler, other = FakeScheduler(), FakeScheduler()
+    scheduler.stats = lambda: stats  # type: ignore[method-assign]
+    first, second = (registry_of(fake_service(letter_model("dadlm"), one)) for one in (scheduler, other))
+    found = read(generate_latest(first).decode())
+    buckets = [found["dadlm_queue_seconds_bucket", "fake", bound] for bound in ("0.01", "0.03", "+Inf")]
     assert buckets == [2, 3, 4]
-    assert found["dadlm_queue_seconds_sum", odd] == 12.0
+    assert found["dadlm_queue_seconds_sum", "fake"] == sum((0.005, 0.01, 0.02, 1000.0))
+    assert read(generate_latest(second).decode())["dadlm_queue_seconds_count", "fake"] == 0

@@ -11,8 +11,9 @@ import torch
 from tests.serve.running import WAIT, Running, letter_model, letters, running, settings
 
 import dadlm
-from dadlm.decode import fill
-from dadlm.serve.completions import Answer, Choice
+from dadlm.decode import DecodeSettings, fill
+from dadlm.decode.samplers import SAMPLERS
+from dadlm.serve.completions import Choice, Completion
 from dadlm.serve.request import TokenLogprob
 from dadlm.serve.service import Service
 from dadlm.serve.text import Pieces
@@ -39,34 +40,24 @@ def alone(family: str, prompt: Any = PROMPT, **options: Any) -> dadlm.Generated:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_text_is_that_of_generate(client: openai.OpenAI, family: str) -> None:
+def test_text_is_that_of_generate_whole_and_streamed(client: openai.OpenAI, family: str) -> None:
     want = alone(family, seed=5, max_new_tokens=14)
     answer = client.completions.create(model=family, prompt=PROMPT, seed=5, max_tokens=14)
     assert answer.choices[0].text == want.texts[0]
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None and answer.usage.completion_tokens == 14
     assert answer.usage.prompt_tokens == len(letters().encode(PROMPT))
-    told = answer.model_extra["dadlm"]  # type: ignore[index]
-    assert told["forward_passes"] == want.forward_passes[0]
-    assert told["cache_passes"] == want.cache_passes[0]
-    assert told["seed"] == 5
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_stream_joins_to_the_same_text(client: openai.OpenAI, family: str) -> None:
+    cost = answer.model_extra["dadlm"]  # type: ignore[index]
+    assert cost["forward_passes"] == want.forward_passes[0]
+    assert cost["cache_passes"] == want.cache_passes[0]
+    assert cost["seed"] == 5
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}}
     pieces, reasons, usages = [], [], []
-    for chunk in client.completions.create(
-        model=family,
-        prompt=PROMPT,
-        seed=6,
-        max_tokens=14,
-        stream=True,
-        stream_options={"include_usage": True},
-    ):
+    for chunk in client.completions.create(model=family, prompt=PROMPT, seed=5, max_tokens=14, **options):
         pieces += [choice.text for choice in chunk.choices]
         reasons += [choice.finish_reason for choice in chunk.choices if choice.finish_reason]
         usages += [chunk.usage] if chunk.usage else []
-    assert "".join(pieces) == alone(family, seed=6, max_new_tokens=14).texts[0]
+    assert "".join(pieces) == want.texts[0]
     assert len([piece for piece in pieces if piece]) > 2, "one piece is no stream"
     assert reasons == ["length"] and usages[-1].completion_tokens == 14
 
@@ -123,19 +114,13 @@ def test_stop_cuts_before_it(client: openai.OpenAI) -> None:
 def test_logprobs(client: openai.OpenAI, stream: bool) -> None:
     """AR at its first token: the network's own distribution after the prompt."""
     options: dict[str, Any] = {"seed": 4, "max_tokens": 6, "logprobs": 3, "model": "ar", "prompt": PROMPT}
-    if stream:
-        told = [
-            choice.logprobs
-            for chunk in client.completions.create(stream=True, **options)
-            for choice in chunk.choices
-            if choice.logprobs
-        ]
-    else:
-        told = [client.completions.create(**options).choices[0].logprobs]
-    tokens = [token for part in told for token in part.tokens or []]  # type: ignore[union-attr]
-    scores = [score for part in told for score in part.token_logprobs or []]  # type: ignore[union-attr]
-    tops = [top for part in told for top in part.top_logprobs or []]  # type: ignore[union-attr]
-    offsets = [offset for part in told for offset in part.text_offset or []]  # type: ignore[union-attr]
+    answer = client.completions.create(stream=stream, **options)
+    answers: Any = answer if stream else [answer]
+    parts: list[Any] = [one.choices[0].logprobs for one in answers if one.choices[0].logprobs]
+    tokens, scores, tops, offsets = (
+        [value for part in parts for value in getattr(part, name)]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    )
     want = alone("ar", seed=4, max_new_tokens=6)
     texts = [letters().decode([id_]) for id_ in want.tokens[0]]
     whole = [i for i, text in enumerate(texts) if "\ufffd" not in text]
@@ -151,16 +136,10 @@ def test_logprobs(client: openai.OpenAI, stream: bool) -> None:
     assert all(len(top) == 3 for top in tops)
 
 
-def test_a_single_model_can_be_asked_for(client: openai.OpenAI) -> None:
-    assert client.models.retrieve("bd3lm") == next(one for one in client.models.list() if one.id == "bd3lm")
-    with pytest.raises(openai.NotFoundError, match="unicorn"):
-        client.models.retrieve("unicorn")
-
-
 def test_trace_carries_every_step(server: Running) -> None:
     fields = {"model": "dadlm", "prompt": PROMPT, "seed": 8, "max_tokens": 8}
-    told = server.chunks("/v1/completions", trace=True, **fields)
-    steps = [chunk["dadlm"]["step"] for chunk in told if "step" in chunk.get("dadlm", {})]
+    chunks = server.chunks("/v1/completions", trace=True, **fields)
+    steps = [chunk["dadlm"]["step"] for chunk in chunks if "step" in chunk.get("dadlm", {})]
     model = letter_model("dadlm")
     want = [event.to_json() for event in dadlm.stream(model, PROMPT, seed=8, max_new_tokens=8)]
     assert len(steps) == len(want)
@@ -175,8 +154,8 @@ def test_trace_carries_every_step(server: Running) -> None:
 
 
 def test_blocks_carry_passes_and_tokens_so_far(server: Running) -> None:
-    told = server.chunks("/v1/completions", model="bd3lm", prompt=PROMPT, seed=8, max_tokens=9)
-    so_far = [(chunk["dadlm"]["forward_passes"], chunk["dadlm"].get("tokens")) for chunk in told]
+    chunks = server.chunks("/v1/completions", model="bd3lm", prompt=PROMPT, seed=8, max_tokens=9)
+    so_far = [(chunk["dadlm"]["forward_passes"], chunk["dadlm"].get("tokens")) for chunk in chunks]
     steps = list(dadlm.stream(letter_model("bd3lm"), PROMPT, seed=8, max_new_tokens=9))
     lasts = [
         i for i, (one, two) in enumerate(pairwise([*steps, None]), 1) if not two or one.block < two.block
@@ -184,30 +163,35 @@ def test_blocks_carry_passes_and_tokens_so_far(server: Running) -> None:
     start, end = len(letters().encode(PROMPT)), len(letters().encode(PROMPT)) + 9
     ends = [min(end, 4 * (steps[last - 1].block + 1)) - start for last in lasts]
     assert so_far[:-1] == list(zip(lasts, ends, strict=True))
-    assert so_far[-1][0] == lasts[-1] and told[-1]["usage"]["completion_tokens"] == 9
-    told = server.chunks("/v1/infill", model="bd3lm", parts=["the cat ", {"gap": 6}, " mat"], seed=8)
-    assert [chunk["dadlm"]["forward_passes"] for chunk in told][-1] == told[-2]["dadlm"]["forward_passes"]
-    assert told[-2]["dadlm"]["tokens"] == 6
+    assert so_far[-1][0] == lasts[-1] and chunks[-1]["usage"]["completion_tokens"] == 9
+    chunks = server.chunks("/v1/fill_gaps", model="bd3lm", parts=["the cat ", {"gap": 6}, " mat"], seed=8)
+    assert [chunk["dadlm"]["forward_passes"] for chunk in chunks][-1] == chunks[-2]["dadlm"]["forward_passes"]
+    assert chunks[-2]["dadlm"]["tokens"] == 6
 
 
 def test_models(client: openai.OpenAI) -> None:
-    cards = list(client.models.list())
+    page = client.models.list()
+    cards = list(page)
     assert [card.id for card in cards] == list(FAMILIES)
-    facts = cards[0].model_extra["dadlm"]  # type: ignore[index]
+    assert client.models.retrieve("bd3lm") == cards[1]
+    with pytest.raises(openai.NotFoundError, match="unicorn"):
+        client.models.retrieve("unicorn")
     model = letter_model("dadlm")
-    assert facts == {
+    assert cards[0].model_extra["dadlm"] == {  # type: ignore[index]
         "family": "dadlm",
         "block_size": 4,
         "candidates": 3,
         "context": 64,
         "parameters": sum(p.numel() for p in model.parameters()),
     }
+    for listed, (name, sampler) in zip(page.dadlm["samplers"], SAMPLERS.items(), strict=True):  # type: ignore
+        assert (listed["name"], listed["summary"]) == (name, sampler.summary)
+        defaults = {option["name"]: option["default"] for option in listed["options"]}
+        assert defaults == {option: getattr(DecodeSettings(), option) for option in sampler.options}
 
 
 def test_default_model_is_the_first(server: Running) -> None:
-    status, answer = server.post("/v1/completions", prompt=PROMPT, seed=2, max_tokens=4)
-    assert status == 200 and answer["model"] == "dadlm"
-    assert answer["choices"][0]["text"] == alone("dadlm", seed=2, max_new_tokens=4).texts[0]
+    assert server.post("/v1/completions", prompt=PROMPT, max_tokens=4)[1]["model"] == "dadlm"
 
 
 def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
@@ -219,39 +203,41 @@ def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("family", ["dadlm", "bd3lm"])
-def test_infill_is_that_of_fill(server: Running, family: str) -> None:
+def test_gaps_are_those_of_fill(server: Running, family: str) -> None:
     parts = ["the cat ", {"gap": 5}, " on the ", {"gap": 2}, "."]
     first, middle, last = (letters().encode(text) for text in ("the cat ", " on the ", "."))
     ids = [*first, *[0] * 5, *middle, *[0] * 2, *last]
     gaps = [(len(first), 5), (len(first) + 5 + len(middle), 2)]
     want = fill(letter_model(family), ids, gaps, seed=3, sampler="random", steps=2)
     fields = {"model": family, "seed": 3, "parts": parts, "sampler": "random", "steps": 2}
-    status, answer = server.post("/v1/infill", **fields)
-    assert status == 200
+    status, answer = server.post("/v1/fill_gaps", **fields)
+    assert status == 200 and answer["object"] == "fill_gaps"
+    old = server.post("/v1/infill", **fields)[1]
+    assert old["object"] == "infill" and old["text"] == answer["text"]
     assert answer["text"] == want.text
     assert answer["gaps"] == [letters().decode(gap) for gap in want.gaps]
     assert answer["usage"]["completion_tokens"] == 7
     assert answer["dadlm"]["forward_passes"] == want.forward_passes
-    told = server.chunks("/v1/infill", **fields)
-    assert told[-1]["text"] == want.text and told[-1]["gaps"] == answer["gaps"]
+    chunks = server.chunks("/v1/fill_gaps", **fields)
+    assert chunks[-1]["text"] == want.text and chunks[-1]["gaps"] == answer["gaps"]
 
 
 def test_a_gap_may_come_first(server: Running) -> None:
     """The text then begins after an end of text, as an empty prompt does."""
     ending = letters().encode(" sat")
     want = fill(letter_model("dadlm"), [letters().eot_id, 0, 0, 0, *ending], [(1, 3)], seed=1)
-    status, answer = server.post("/v1/infill", model="dadlm", seed=1, parts=[{"gap": 3}, " sat"])
+    status, answer = server.post("/v1/fill_gaps", model="dadlm", seed=1, parts=[{"gap": 3}, " sat"])
     assert status == 200 and answer["text"] == want.text and answer["text"].endswith(" sat")
-    again = server.post("/v1/infill", model="dadlm", seed=1, parts=["", {"gap": 3}, " sat"])[1]
+    again = server.post("/v1/fill_gaps", model="dadlm", seed=1, parts=["", {"gap": 3}, " sat"])[1]
     assert again["gaps"] == answer["gaps"]
 
 
-def test_infill_is_refused_by_ar(server: Running) -> None:
-    status, answer = server.post("/v1/infill", model="ar", parts=["a", {"gap": 1}])
+def test_ar_cannot_fill_gaps(server: Running) -> None:
+    status, answer = server.post("/v1/fill_gaps", model="ar", parts=["a", {"gap": 1}])
     assert status == 400 and answer["error"]["param"] == "parts"
 
 
-def test_a_crowd_gets_what_each_would_get_alone(server: Running) -> None:
+def test_many_clients_get_what_each_would_get_alone(server: Running) -> None:
     """More than the rows hold, of all models, streamed and not."""
 
     def ask(i: int) -> bool:
@@ -260,23 +246,23 @@ def test_a_crowd_gets_what_each_would_get_alone(server: Running) -> None:
         want = alone(family, seed=100 + i, max_new_tokens=tokens).texts[0]
         if i % 2:
             return server.post("/v1/completions", **fields)[1]["choices"][0]["text"] == want
-        told = server.chunks("/v1/completions", **fields)
-        return "".join(chunk["choices"][0]["text"] for chunk in told) == want
+        chunks = server.chunks("/v1/completions", **fields)
+        return "".join(chunk["choices"][0]["text"] for chunk in chunks) == want
 
     with ThreadPoolExecutor(16) as pool:
         assert all(pool.map(ask, range(24)))
 
 
-def test_places_of_tokens_are_those_in_the_text() -> None:
-    """Characters that tokens cut in two count once, and at the place where they begin."""
+def test_text_offsets_with_split_characters() -> None:
+    """A character split between tokens counts once, where it begins."""
     begun = letters().encode("日")[:1]
     ids = [*letters().encode(" in 日本 the cat 🙂 went"), *begun, *letters().encode("on")]
     text = letters().decode(ids)
-    answer = Answer.__new__(Answer)
+    answer = Completion.__new__(Completion)
     answer.tokenizer = letters()
     tokens = [TokenLogprob(id_, letters().decode([id_]), -1.0, []) for id_ in ids]
-    choice = Choice(7, Pieces(letters()))
-    told = answer._logprobs(choice, tokens[:5]), answer._logprobs(choice, tokens[5:])
-    for token, at in zip(tokens, [at for part in told for at in part["text_offset"]], strict=True):
+    choice = Choice("", Pieces(letters()), 7)
+    parts = answer._logprobs(choice, tokens[:5]), answer._logprobs(choice, tokens[5:])
+    for token, at in zip(tokens, [at for part in parts for at in part["text_offset"]], strict=True):
         half = "\ufffd" in token.text
         assert text[at - 7] in "日本🙂\ufffd" if half else text[at - 7 :].startswith(token.text)

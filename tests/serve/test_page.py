@@ -3,6 +3,7 @@
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -14,17 +15,13 @@ from tests.serve.running import running, until
 
 from dadlm import Model, StepEvent, generate, stream
 from dadlm.decode import fill
+from dadlm.decode.samplers import SAMPLERS
 from dadlm.serve.request import Traced
 
 PROMPT = "the red fox "
 RANDOM = {"sampler": "random", "steps": 2, "infill": (1, 0.5)}
-LINK = {"prompt": PROMPT, "max_tokens": 13, "seed": 5, "sampler": "random", "steps": 2} | {
-    "infill_k": 1,
-    "infill_r": 0.5,
-    "temperature": 1,
-    "top_p": 0.9,
-    "path": "sample",
-}
+LINK = {"prompt": PROMPT, "max_tokens": 13, "seed": 5, "sampler": "random", "steps": 2, "path": "sample"}
+LINK |= {"infill_k": 1, "infill_r": 0.5, "temperature": 1, "top_p": 0.9}
 DONE = "#exports:not([hidden])"
 
 
@@ -45,6 +42,17 @@ def url(models: dict[str, Model]) -> Iterator[str]:
         yield address
 
 
+@contextmanager
+def faked(browser, models, *events, hash_: str = "", refused: bool = False) -> Iterator:
+    """(server, its scheduler, the page of a browser) with a scheduler that gives these events."""
+    scheduler = FakeScheduler(*events)
+    with (
+        running(fake_service(models["dadlm"], scheduler)) as server,
+        visit(browser, f"{server.url}/", hash_, refused) as page,
+    ):
+        yield server, scheduler, page
+
+
 def text_of(model: Model, **options) -> str:
     return PROMPT + generate(model, PROMPT, max_new_tokens=13, seed=5, **options).texts[0]
 
@@ -63,11 +71,9 @@ def until_done(page) -> None:
     page.evaluate("new Promise(requestAnimationFrame)")
 
 
-def go_to(page, step: int) -> None:
-    page.locator("#slider").fill(str(step))
-    page.wait_for_function(
-        "n => document.querySelector('#count').textContent.startsWith(`${n} /`)", arg=step + 1
-    )
+def until_at(page, step: int, count: int) -> None:
+    shown = "n => document.querySelector('#count').textContent === n"
+    page.wait_for_function(shown, arg=f"{step + 1} / {count}")
 
 
 def test_writes_what_generate_writes(browser, url, models) -> None:
@@ -75,12 +81,8 @@ def test_writes_what_generate_writes(browser, url, models) -> None:
         page.get_by_label("Prompt").fill(PROMPT)
         page.get_by_label("Model").select_option("dadlm")
         page.get_by_label("Sampler").select_option("random")
-        for name, value in {
-            "Tokens": 13,
-            "Steps per block": 2,
-            "Infill gaps up to": 1,
-            "once known": 0.5,
-        }.items():
+        page.locator("[name=steps]").fill("2")
+        for name, value in {"Tokens": 13, "Infill gaps up to": 1, "once known": 0.5}.items():
             page.get_by_label(name, exact=True).fill(str(value))
         page.get_by_label("Seed", exact=True).fill("5")
         page.get_by_role("button", name="Write").click()
@@ -89,7 +91,7 @@ def test_writes_what_generate_writes(browser, url, models) -> None:
         out = generate(models["dadlm"], PROMPT, max_new_tokens=13, seed=5, **RANDOM)
         figures = page.locator("#figures dd").all_text_contents()
         assert figures[:3] == ["13", str(out.forward_passes[0]), f"{out.tokens_per_forward[0]:.2f}"]
-        assert "as many tokens" in page.locator("#status").inner_text()
+        assert "all tokens" in page.locator("#status").inner_text()
 
 
 def test_only_controls_that_apply_are_shown(browser, url) -> None:
@@ -103,12 +105,17 @@ def test_only_controls_that_apply_are_shown(browser, url) -> None:
         assert shown() == always | {"model", "max_tokens"}
         page.get_by_label("Model").select_option("bd3lm")
         assert shown() == always | {"model", "max_tokens", "sampler", "infill_k"}
-        page.get_by_label("Sampler").select_option("confidence")
-        assert shown() == always | {"model", "max_tokens", "sampler", "infill_k", "threshold"}
+        listed = page.get_by_label("Sampler").locator("option").all_text_contents()
+        assert listed == list(SAMPLERS)
+        for name, sampler in SAMPLERS.items():
+            page.get_by_label("Sampler").select_option(name)
+            assert shown() == always | {"model", "max_tokens", "sampler", "infill_k", *sampler.options}
+            assert page.locator("#sampler-summary").inner_text() == sampler.summary
+        assert page.get_by_label("Threshold").input_value() == "0.9"
         page.get_by_label("Model").select_option("dadlm")
         page.get_by_label("Infill gaps up to").fill("2")
         page.get_by_label("Fill gaps", exact=True).check()
-        assert shown() == always | {"model", "sampler", "infill_k", "infill_r", "threshold", "path"}
+        assert shown() == always | {"model", "sampler", "infill_k", "infill_r", "path", *sampler.options}
         page.get_by_role("radio", name="Race").check()
         assert "model" not in shown() and "in_turn" in shown()
 
@@ -120,7 +127,8 @@ def test_graph_of_every_step(browser, url, models) -> None:
         until_done(page)
         assert page.locator("#slider").get_attribute("max") == str(len(events) - 1)
         for number, event in enumerate(events):
-            go_to(page, number)
+            page.locator("#slider").fill(str(number))
+            until_at(page, number, len(events))
             masked = [position for position, known in enumerate(event.anchor) if not known]
             assert page.locator("#graph .anchor").count() == len(event.anchor) - len(masked)
             assert page.locator("#graph g.candidate").count() == 2 * len(masked)  # of three, one is lit
@@ -134,55 +142,35 @@ def test_graph_of_every_step(browser, url, models) -> None:
             assert below.count("↺") == len(masked) - sum(event.fixed)
 
 
-def test_hint_tells_a_nodes_tokens(browser, url, models) -> None:
-    event = steps_of(models["dadlm"], **RANDOM)[0]
-    position = event.anchor.index(False)
-    with visit(browser, url, hash_of(step=0)) as page:
-        until_done(page)
-        page.locator(f'#graph [data-group="{position}"][data-node="1"]').hover()
-        told = page.locator("#hint li").all_inner_texts()
-        assert [line.split("\n")[0] for line in told] == [
-            text for _, text, _ in event.top_tokens[position][1]
-        ]
-        p = event.top_tokens[position][1][0][2]
-        assert f"{round(100 * p)}%" in told[0]
-        page.keyboard.press("Escape")
-        assert page.locator("#hint").is_hidden()
-
-
-def test_keyboard(browser, url, models) -> None:
+def test_play_keyboard_and_hint(browser, url, models) -> None:
     events = steps_of(models["dadlm"], **RANDOM)
     count, first = len(events), events[0].anchor.index(False)
     with visit(browser, url, hash_of()) as page:
         until_done(page)
         page.keyboard.press("ArrowLeft")
-        page.wait_for_function(
-            "n => document.querySelector('#count').textContent === n", arg=f"{count - 1} / {count}"
-        )
+        until_at(page, count - 2, count)
+        page.get_by_role("button", name="Play the steps").click()
+        until_at(page, count - 1, count)
+        page.get_by_role("button", name="Play the steps").wait_for()  # no longer "Pause"
         page.locator("#slider").focus()
         page.keyboard.press("Home")
-        page.wait_for_function("n => document.querySelector('#count').textContent === n", arg=f"1 / {count}")
+        until_at(page, 0, count)
         assert page.locator('#graph [tabindex="0"]').count() == 1  # one stop; the arrows go on from there
         page.locator('#graph [tabindex="0"]').focus()
         page.keyboard.press("ArrowLeft")
         assert page.evaluate("document.activeElement.dataset.group") == str(first - 1)
         assert page.locator("#hint").is_visible()
+        page.keyboard.press("Escape")
+        assert page.locator("#hint").is_hidden()
+        page.locator(f'#graph [data-group="{first}"][data-node="1"]').hover()
+        top = events[0].top_tokens[first][1]
+        lines = page.locator("#hint li").all_inner_texts()
+        assert [line.split("\n")[0] for line in lines] == [text for _, text, _ in top]
+        assert f"{round(100 * top[0][2])}%" in lines[0]
         page.get_by_label("Prompt").focus()
         with page.expect_response("**/v1/completions"):
             page.keyboard.press("Control+Enter")
         until_done(page)
-
-
-@pytest.mark.acceptance
-def test_play_walks_to_the_end(browser, url, models) -> None:
-    count = len(steps_of(models["dadlm"], **RANDOM))
-    with visit(browser, url, hash_of(step=count - 2)) as page:
-        until_done(page)
-        page.get_by_role("button", name="Play the steps").click()
-        page.wait_for_function(
-            "n => document.querySelector('#count').textContent === n", arg=f"{count} / {count}"
-        )
-        page.get_by_role("button", name="Play the steps").wait_for()
 
 
 def test_race(browser, url, models) -> None:
@@ -196,6 +184,7 @@ def test_race(browser, url, models) -> None:
             numbers = lane.locator(".bars b").all_inner_texts()
             assert numbers[1:] == [str(out.forward_passes[0]), f"{out.tokens_per_forward[0]:.2f}", "13"]
         assert page.get_by_text("fastest").count() == 1
+        page.get_by_label("Prompt").fill("one blue owl ")  # the steps are those of the race all the same
         page.get_by_role("article", name="bd3lm").get_by_role("button").click()
         page.wait_for_selector("#steps-card svg")
         until_done(page)
@@ -203,11 +192,8 @@ def test_race(browser, url, models) -> None:
 
 
 def test_a_race_counts_while_it_runs(browser, models) -> None:
-    scheduler = FakeScheduler(committed("ab", [1, 2], passes=3), committed("c", [3], passes=6))
-    with (
-        running(fake_service(models["dadlm"], scheduler)) as server,
-        visit(browser, f"{server.url}/", hash_of("race")) as page,
-    ):
+    events = committed("ab", [1, 2], passes=3), committed("c", [3], passes=6)
+    with faked(browser, models, *events, hash_=hash_of("race")) as (_, _, page):
         page.get_by_text("abc").wait_for()
         page.wait_for_function("() => document.querySelectorAll('.bars b')[1].textContent === '6'")
         assert page.locator(".bars b").all_inner_texts()[1:] == ["6", "0.50", "3"]
@@ -242,18 +228,14 @@ def test_text_as_it_stood_at_a_step(browser, url, models) -> None:
     with visit(browser, url, hash_of(step=number)) as page:
         until_done(page)
         assert page.locator("#text .mask").count() == known.count(False)
-        told = page.locator("#text .token").all_text_contents()
+        shown = page.locator("#text .token").all_text_contents()
         ids = [id_ for id_, there in zip(event.ids, known, strict=True) if there]
-        assert told == [model.tokenizer.token_text(id_) for id_ in ids]
+        assert shown == [model.tokenizer.token_text(id_) for id_ in ids]
         assert page.locator("#text .text").text_content() == model.tokenizer.decode(written)
 
 
 def test_stop_cancels_at_the_server(browser, models) -> None:
-    scheduler = FakeScheduler(committed("half a text"))
-    with (
-        running(fake_service(models["dadlm"], scheduler)) as server,
-        visit(browser, f"{server.url}/") as page,
-    ):
+    with faked(browser, models, committed("half a text")) as (_, scheduler, page):
         page.get_by_role("button", name="Write").click()
         page.get_by_text("half a text").wait_for()
         page.get_by_role("button", name="Stop").click()
@@ -271,11 +253,7 @@ def test_write_before_the_models_are_known(browser, models) -> None:
         if len(held) > 1:
             route.continue_()
 
-    scheduler = FakeScheduler(committed("half a text"))
-    with (
-        running(fake_service(models["dadlm"], scheduler)) as server,
-        visit(browser, f"{server.url}/") as page,
-    ):
+    with faked(browser, models, committed("half a text")) as (_, scheduler, page):
         page.route("**/v1/models", hold_first)
         page.reload()
         page.get_by_label("Tokens", exact=True).fill("5")
@@ -320,7 +298,9 @@ def test_exports(browser, url, models, tmp_path: Path) -> None:
 def test_link_makes_the_run_again(browser, url, models) -> None:
     with visit(browser, url, hash_of(), permissions=["clipboard-read", "clipboard-write"]) as page:
         until_done(page)
-        go_to(page, 2)
+        count = len(steps_of(models["dadlm"], **RANDOM))
+        page.locator("#slider").fill("2")
+        until_at(page, 2, count)
         page.get_by_role("button", name="Copy link").click()
         page.wait_for_function("() => document.querySelector('#status').textContent.includes('opied')")
         link = page.evaluate("navigator.clipboard.readText()")
@@ -328,7 +308,7 @@ def test_link_makes_the_run_again(browser, url, models) -> None:
         text = page.locator("#text").inner_html()
     with visit(browser, url, link.removeprefix(url)) as page:
         until_done(page)
-        page.wait_for_function("() => document.querySelector('#count').textContent.startsWith('3 /')")
+        until_at(page, 2, count)
         assert page.locator("#graph").inner_html() == picture
         assert page.locator("#text").inner_html() == text
 
@@ -343,7 +323,7 @@ def test_html_is_shown_and_never_run(browser, url) -> None:
         assert first is not None and first.startswith(f"the {SCRIPT} fox")
 
 
-def test_server_refusals_are_told_in_words(browser, url) -> None:
+def test_refusals_are_shown(browser, url) -> None:
     with visit(browser, url, hash_of(prompt="the unicorn"), refused=True) as page:
         page.wait_for_selector("#problem:not([hidden])")
         assert "unicorn" in page.get_by_role("alert").inner_text()
@@ -358,8 +338,14 @@ def test_server_refusals_are_told_in_words(browser, url) -> None:
 
 
 def test_links_from_elsewhere_do_no_harm(browser, url) -> None:
-    with visit(browser, url, hash_of("dance", model="unicorn", sampler="magic", step="x")) as page:
-        page.get_by_text("The model of this link is not served here.").wait_for()
+    with visit(browser, url, hash_of(step="x")) as page:
+        until_done(page)
+        assert page.locator("#count").inner_text().startswith("1 /")
+        foreign = hash_of("dance", model="unicorn", sampler="magic", seed=99)
+        page.evaluate("hash => { location.hash = hash }", foreign)
+        page.get_by_text("This server does not have the model of this link.").wait_for()
+        page.get_by_role("button", name="Copy link").click()  # that of the run on the page
+        page.wait_for_function("() => location.hash.includes('seed=5')")
         page.get_by_label("Model").select_option("dadlm")
         page.get_by_label("Sampler").select_option("random")
         page.get_by_role("button", name="Write").click()
@@ -373,23 +359,19 @@ def sent_by(page) -> list[dict]:
     return bodies
 
 
-def test_a_link_is_followed_once_the_key_is_there(browser, models) -> None:
+@pytest.mark.parametrize("typed", [None, "one blue owl "])
+def test_a_link_is_followed_once_the_key_is_there_unless_something_is_typed(browser, models, typed) -> None:
     with serving(models, api_key="open sesame") as url, visit(browser, url, hash_of(seed=77), True) as page:
         bodies = sent_by(page)
         page.get_by_label("API key").fill("open sesame")
+        if typed:
+            page.get_by_label("Prompt").fill(typed)
         page.get_by_role("button", name="Write").click()
         page.wait_for_selector(f"{DONE} #save-svg:enabled")
-        assert [(body["prompt"], body["seed"], body["steps"]) for body in bodies] == [(PROMPT, 77, 2)]
-
-
-def test_who_types_has_given_the_link_up(browser, models) -> None:
-    with serving(models, api_key="open sesame") as url, visit(browser, url, hash_of(seed=77), True) as page:
-        bodies = sent_by(page)
-        page.get_by_label("API key").fill("open sesame")
-        page.get_by_label("Prompt").fill("one blue owl ")
-        page.get_by_role("button", name="Write").click()
-        page.wait_for_selector(f"{DONE} #save-svg:enabled")
-        assert [(body["prompt"], body["seed"]) for body in bodies] == [("one blue owl ", 1)]
+        expected = (typed, 1) if typed else (PROMPT, 77)
+        assert [(body["prompt"], body["seed"]) for body in bodies] == [expected]
+        assert "sesame" not in page.url
+        assert page.evaluate("localStorage.length + sessionStorage.length") == 0
 
 
 def test_a_link_holds_all_and_only_what_it_says(browser, url) -> None:
@@ -413,28 +395,12 @@ def test_a_link_holds_all_and_only_what_it_says(browser, url) -> None:
         assert "max_tokens" not in again[0] and again[0] == bodies[1]
 
 
-def test_a_link_to_no_step_shows_the_first(browser, url) -> None:
-    for step in ("x", "1.5"):
-        with visit(browser, url, hash_of(step=step)) as page:
-            until_done(page)
-            assert page.locator("#count").inner_text().startswith("1 /" if step == "x" else "2 /")
-
-
-def test_copied_is_the_link_of_what_is_shown(browser, url) -> None:
-    with visit(browser, url, hash_of()) as page:
-        until_done(page)
-        page.evaluate("hash => { location.hash = hash }", hash_of(model="unicorn", seed=99))
-        page.get_by_text("The model of this link is not served here.").wait_for()
-        page.get_by_role("button", name="Copy link").click()
-        page.wait_for_function("() => location.hash.includes('seed=5')")
-
-
 def test_a_fault_in_a_hidden_control_does_not_hold_the_button(browser, url) -> None:
     with visit(browser, url) as page:
         bodies = sent_by(page)
         page.get_by_label("Model").select_option("dadlm")
         page.get_by_label("Sampler").select_option("random")
-        page.get_by_label("Steps per block").fill("0")
+        page.locator("[name=steps]").fill("0")
         page.get_by_role("button", name="Write").click()
         assert page.evaluate("document.activeElement.name") == "steps" and not bodies  # the browser says why
         page.get_by_label("Sampler").select_option("confidence")
@@ -443,27 +409,11 @@ def test_a_fault_in_a_hidden_control_does_not_hold_the_button(browser, url) -> N
         assert bodies[0]["sampler"] == "confidence"
 
 
-def test_steps_of_a_lane_are_those_of_its_race(browser, url) -> None:
-    with visit(browser, url, hash_of("race")) as page:
-        until_done(page)
-        lane = page.get_by_role("article", name="dadlm")
-        raced = lane.locator(".prose").text_content()
-        page.get_by_label("Prompt").fill("one blue owl ")
-        lane.get_by_role("button").click()
-        page.wait_for_selector("#steps-card svg")
-        until_done(page)
-        assert page.locator("#text").text_content() == raced
-
-
-def test_who_looks_back_is_left_there_when_the_run_ends(browser, models) -> None:
+def test_an_earlier_step_stays_shown_when_the_run_ends(browser, models) -> None:
     events = steps_of(models["dadlm"], **RANDOM)
-    scheduler = FakeScheduler(*[Traced(event) for event in events[:3]])
-    with (
-        running(fake_service(models["dadlm"], scheduler)) as server,
-        visit(browser, f"{server.url}/") as page,
-    ):
+    with faked(browser, models, *map(Traced, events[:3])) as (_, scheduler, page):
         page.get_by_role("button", name="Write").click()
-        page.wait_for_function("() => document.querySelector('#count').textContent === '3 / 3'")
+        until_at(page, 2, 3)
         page.keyboard.press("ArrowLeft")
         for event in (Traced(events[3]), finished("stop")):
             scheduler.jobs[0].put(event)
@@ -483,12 +433,8 @@ def test_a_gap_that_cannot_be_filled_is_not_drawn(browser, url) -> None:
         page.get_by_text("Done: the gaps are filled.").wait_for()
 
 
-def test_a_connection_that_breaks_is_told_in_words(browser, models) -> None:
-    scheduler = FakeScheduler(committed("half a text"))
-    with (
-        running(fake_service(models["dadlm"], scheduler)) as server,
-        visit(browser, f"{server.url}/", refused=True) as page,
-    ):
+def test_a_broken_connection_is_shown(browser, models) -> None:
+    with faked(browser, models, committed("half a text"), refused=True) as (server, _, page):
         page.get_by_role("button", name="Write").click()
         page.get_by_text("half a text").wait_for()
         server.drop_connections()
@@ -501,17 +447,6 @@ def test_a_connection_that_breaks_is_told_in_words(browser, models) -> None:
         page.get_by_role("button", name="Dark").click()
         page.evaluate("new Promise(requestAnimationFrame)")
         assert seconds.inner_text() == before  # the run is over, and so is its time
-
-
-@pytest.mark.acceptance
-def test_key_is_asked_for_and_not_written_down(browser, models) -> None:
-    with serving(models, api_key="open sesame") as url, visit(browser, url, refused=True) as page:
-        page.get_by_label("API key").fill("open sesame")
-        page.get_by_label("Prompt").fill(PROMPT)
-        page.get_by_role("button", name="Write").click()
-        page.wait_for_selector(f"{DONE} #save-svg:enabled")
-        assert "sesame" not in page.url
-        assert page.evaluate("localStorage.length + sessionStorage.length") == 0
 
 
 def test_narrow_and_dark(browser, url) -> None:

@@ -18,9 +18,10 @@ from schemathesis.specs.openapi.checks import (
 )
 from tests.serve.running import WAIT, Running, letter_model, running, settings
 
+from dadlm.decode.samplers import SAMPLERS
 from dadlm.serve.service import Service
 
-# Not among them: that all that fits the schema is taken. What a model has no room for is refused.
+# Not among them: that everything that fits the schema is accepted. What exceeds a model's context is refused.
 CHECKS: list[CheckFunction] = [
     not_a_server_error,
     status_code_conformance,
@@ -29,15 +30,8 @@ CHECKS: list[CheckFunction] = [
     response_schema_conformance,
     negative_data_rejection,
 ]
-PLACES = [
-    "/v1/completions",
-    "/v1/infill",
-    "/v1/models",
-    "/v1/models/{name}",
-    "/healthz",
-    "/readyz",
-    "/metrics",
-]
+PLACES = ["/v1/completions", "/v1/fill_gaps", "/v1/infill", "/v1/models", "/v1/models/{name}"]
+PLACES += ["/healthz", "/readyz", "/metrics"]
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +78,12 @@ def test_thousands_of_cases(server: Running) -> None:
 
 
 def test_everything_is_described(server: Running) -> None:
-    told = server.ask("GET", "/openapi.json")[2]
-    assert list(told["paths"]) == PLACES
-    fields = told["components"]["schemas"]["CompletionBody"]
+    schema = server.ask("GET", "/openapi.json")[2]
+    assert list(schema["paths"]) == PLACES
+    fields = schema["components"]["schemas"]["CompletionBody"]
     assert fields["additionalProperties"] is False
     assert {"prompt", "max_tokens", "sampler", "infill", "trace"} <= set(fields["properties"])
-    assert fields["properties"]["sampler"]["description"]
+    assert all(name in fields["properties"]["sampler"]["description"] for name in SAMPLERS)
+    assert fields["properties"]["max_tokens"]["anyOf"][0]["maximum"] == 31, "what the context leaves"
+    old = [path for path, methods in schema["paths"].items() if methods.get("post", {}).get("deprecated")]
+    assert old == ["/v1/infill"]

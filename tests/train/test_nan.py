@@ -29,8 +29,8 @@ def poisoned_loss(value: float) -> Iterator[None]:
     """Every loss is multiplied by this, so value and gradients are spoilt."""
     score = gradients.losses
 
-    def spoilt(*arguments: Any) -> Any:
-        parts = score(*arguments)
+    def spoilt(*arguments: Any, **how: Any) -> Any:
+        parts = score(*arguments, **how)
         return type(parts)(parts.train * value, parts.reconstruction, parts.bound)
 
     with pytest.MonkeyPatch.context() as patch:

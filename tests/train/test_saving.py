@@ -24,7 +24,8 @@ from tests.train.runs import (
 from dadlm.errors import CheckpointError, DadlmError, TrainingError
 from dadlm.model import files, load
 from dadlm.model.checkpoint import weights
-from dadlm.train import gradients, loop
+from dadlm.train import Trainer, gradients, loop
+from dadlm.train import trainer as trainer_module
 
 
 def kept(out: Path) -> list[str]:
@@ -35,14 +36,14 @@ def test_last_and_best_are_links_and_only_what_they_need_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = iter([3.0, 2.0, 2.5, 4.0])  # the second of four validations is the best
-    score = loop.score_rows
+    score = trainer_module.score_rows
 
     def worse(*arguments: Any, **options: Any) -> Any:
         scores = score(*arguments, **options)
         scores.reconstruction.fill_(next(values))
         return scores
 
-    monkeypatch.setattr(loop, "score_rows", worse)
+    monkeypatch.setattr(trainer_module, "score_rows", worse)
     done = train(config("bd3lm", tmp_path, valid_every=3, save_every=2))
     assert done.valid == 2.0
     assert kept(tmp_path) == ["step-00000006", "step-00000012"]
@@ -227,14 +228,14 @@ def test_a_run_killed_at_any_change_to_the_disk_goes_on(
 ) -> None:
     """Every checkpoint is saved after a validation that improved, so all links move each time."""
     plan = {"steps": 4, "valid_every": 1, "valid_rows": 4}
-    score = loop.Trainer.score
+    score = Trainer.score
 
-    def improving(self: loop.Trainer) -> Any:
+    def improving(self: Trainer) -> Any:
         scores, probed = score(self)
         scores.reconstruction.fill_(-self.state.step)
         return scores, probed
 
-    monkeypatch.setattr(loop.Trainer, "score", improving)
+    monkeypatch.setattr(Trainer, "score", improving)
     train(config("bd3lm", tmp_path / "straight", **plan))
     straight = tmp_path / "straight"
     assert os.readlink(straight / "best") == "checkpoints/step-00000004"
@@ -265,14 +266,14 @@ def test_best_is_right_when_the_process_dies_between_the_two_links(
     """At the last improvement of a run: afterwards nothing else would move the link."""
     run = config("bd3lm", tmp_path, steps=8, valid_every=4)
     values = [3.0, 1.0, 2.0]  # at steps 4, 8 and 12
-    score = loop.score_rows
+    score = trainer_module.score_rows
 
     def fixed(*arguments: Any, **options: Any) -> Any:
         scores = score(*arguments, **options)
         scores.reconstruction.fill_(values[one.state.step // 4 - 1])
         return scores
 
-    monkeypatch.setattr(loop, "score_rows", fixed)
+    monkeypatch.setattr(trainer_module, "score_rows", fixed)
     one = trainer(run)
     moved = 0
     replace = os.replace
@@ -309,8 +310,8 @@ def test_nan_right_after_a_save_never_leaves_last_without_a_target(
 
         score = gradients.losses
 
-        def nan(*arguments: Any, score: Any = score) -> Any:
-            parts = score(*arguments)
+        def nan(*arguments: Any, score: Any = score, **how: Any) -> Any:
+            parts = score(*arguments, **how)
             return type(parts)(parts.train * float("nan"), parts.reconstruction, parts.bound)
 
         before_step(one, 4, poison)

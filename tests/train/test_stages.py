@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.train.runs import FAMILIES, WORDS, assert_same_bits, config, tokenizer, train, trainer, with_model
+from tests.train.runs import (
+    FAMILIES,
+    WORDS,
+    assert_same_bits,
+    config,
+    text,
+    tokenizer,
+    train,
+    trainer,
+    with_model,
+)
 
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import load, save
@@ -136,7 +146,7 @@ def test_a_run_does_not_go_on_with_another_text(tmp_path: Path) -> None:
     one = trainer(run)
     one.run()
     with pytest.raises(ConfigError, match="not the one that the run"):
-        Trainer(run, one.state.model, one.rows.cut(1, len(one.rows)), one.valid_rows, quiet=True)
+        Trainer(run, one.state.model, text(39, 1), one.valid_rows, quiet=True)
 
 
 def test_the_gap_is_logged_in_training(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -21,18 +21,18 @@ _KEY = "DADLM_API_KEY"
 @dataclass(frozen=True)
 class Options:
     model: tuple[str, ...] = NAMES
-    """Names of models that ship with dadlm, folders or Hugging Face names, or NAME=FOLDER to choose the name;
-    the first is the default of requests."""
+    """Models to serve: names of models that ship with dadlm, folders, Hugging Face names, or NAME=FOLDER to
+    choose the name. The first is the default of requests."""
     device: str = "cpu"
     """Where to run, e.g. cuda."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 is several times faster on a GPU; only float32 gives the same text in every company."""
+    """bfloat16 is several times faster on a GPU; in float32 a text does not depend on the other requests."""
     api_key_file: Path | None = None
-    """File with the key that clients must send; or set the variable DADLM_API_KEY; neither: no key."""
+    """File with the API key that clients must send; else the variable DADLM_API_KEY; neither: no key."""
     replicas: int = 1
     """Copies of the server behind one address, on Ray Serve."""
     json: bool = False
-    """Say where the server is as one JSON object."""
+    """Print the server's address as a JSON object."""
     settings: Annotated[ServeSettings, tyro.conf.arg(name="")] = field(default_factory=ServeSettings)
 
 
@@ -45,7 +45,7 @@ def run(words: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if not settings.loopback and key is None:
-        print(f"warning: {settings.host} is open to others and no API key is set", file=sys.stderr)
+        print(f"warning: others can reach {settings.host}, and no API key is set", file=sys.stderr)
     if options.replicas > 1:
         _serve_replicas(options, sources, key)
     else:
@@ -54,30 +54,34 @@ def run(words: list[str]) -> int:
 
 
 def _serve(options: Options, sources: dict[str, str], key: str | None) -> None:
-    from dadlm.serve.app import create_app
     from dadlm.serve.server import Server, open_socket
-    from dadlm.serve.service import Service
 
     with open_socket(options.settings) as opened:
-        models = {name: load(source, options.device, options.dtype) for name, source in sources.items()}
-        service = Service.of(models, options.settings)
+        app, service = _build(options, sources, key)
         port = opened.getsockname()[1]
-        server = Server(create_app(service, key), service, lambda: _announce(options, list(models), port))
-        server.run(sockets=[opened])
+        Server(app, service, lambda: _announce(options, list(sources), port)).run(sockets=[opened])
 
 
 def _serve_replicas(options: Options, sources: dict[str, str], key: str | None) -> None:
     from dadlm.serve.replicas import serve_replicas
 
     serve_replicas(
-        sources,
+        lambda: _build(options, sources, key)[0],
+        options.settings,
         replicas=options.replicas,
-        device=options.device,
-        dtype=options.dtype,
-        settings=options.settings,
-        api_key=key,
+        on_gpu=options.device.startswith("cuda"),
         announce=lambda: _announce(options, list(sources), options.settings.port),
     )
+
+
+def _build(options: Options, sources: dict[str, str], key: str | None) -> tuple[Any, Any]:
+    """The application and its service."""
+    from dadlm.serve.app import create_app
+    from dadlm.serve.service import Service
+
+    models = {name: load(source, options.device, options.dtype) for name, source in sources.items()}
+    service = Service.of(models, options.settings)
+    return create_app(service, key), service
 
 
 def _announce(options: Options, names: list[str], port: int) -> None:
@@ -90,12 +94,14 @@ def _announce(options: Options, names: list[str], port: int) -> None:
 
 
 def _sources(given: tuple[str, ...]) -> dict[str, str]:
-    """Name → folder; a folder without a name is called by its own."""
+    """Name → folder; a folder given without a name is called by its own."""
     sources: dict[str, str] = {}
     for one in given:
         name, equals, source = one.partition("=")
-        if not equals or Path(one).is_dir():  # a folder's name may hold =
-            name, source = (Path(one).resolve().name if Path(one).is_dir() else one), one
+        if Path(one).is_dir():  # its path may contain =; links such as RUN/best keep their own name
+            name, source = os.path.basename(os.path.abspath(one)), one
+        elif not equals:
+            name = source = one
         if not name or not source or name in sources:
             raise ConfigError(f"model {one!r}: give each model a name of its own, NAME=FOLDER")
         sources[name] = source
@@ -103,19 +109,20 @@ def _sources(given: tuple[str, ...]) -> dict[str, str]:
 
 
 def _read_key(file: Path | None) -> str | None:
-    """From a file or the environment, never from the command line, which other users can see."""
+    """From a file or the environment: other users can see the command line."""
     key = os.environ.get(_KEY) if file is None else file.read_text(encoding="utf-8", errors="replace")
     if key is None:
         return None
     key = key.strip()  # clients' keys are stripped too
     if not key.isascii() or not key.isprintable() or len(key) < 8:
-        raise ConfigError("an API key has at least 8 characters, all of them printable ASCII")
+        raise ConfigError("an API key needs at least 8 characters, all printable ASCII")
     return key
 
 
 def _check_extra() -> None:
     try:
         import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise ConfigError("serving needs more packages: pip install 'dadlm[serve]'") from error
+        raise ConfigError("dadlm serve needs more packages: pip install 'dadlm[serve]'") from error

@@ -16,8 +16,7 @@ from dadlm.cli.options import numbers_last, open_model, parse
 from dadlm.cli.writing import cost_line, show
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.documents import object_of, text_of
-from dadlm.evaluate.jsonl import lines_of
+from dadlm.evaluate.documents import lines_of, object_of, text_of
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
 from dadlm.evaluate.work import whole_file
 from dadlm.model import Model

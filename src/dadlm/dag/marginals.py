@@ -19,7 +19,7 @@ def node_marginals(transition_logp: Tensor) -> Tensor:
     check_shapes(transition_logp)
     (transition,) = upcast(transition_logp)
     silent = torch.zeros_like(transition[..., 0, :])
-    if kernels.usable(transition) and not (torch.is_grad_enabled() and transition.requires_grad):
+    if kernels.usable(transition) and not transition.requires_grad:
         from dadlm.dag.kernels.forward import alphas as alphas_fused
 
         prior, _ = alphas_fused(kernels.flat(silent, 2), kernels.flat(transition, 3))

@@ -60,7 +60,7 @@ def read_published(
 def write_published(folder: Path, model: Model, notes: Notes | None = None) -> None:
     """Write a model into an existing folder as its authors would have; without notes, in float32."""
     config = model.config
-    if config.architecture != "bd3lm" or config.family not in FAMILIES:
+    if not config.architecture_class.is_published or config.family not in FAMILIES:
         raise ConfigError(
             f"this is a {config.family} model of architecture {config.architecture!r}; only bd3lm and mdlm "
             "models of architecture 'bd3lm' have the published form"

@@ -20,7 +20,7 @@ class Head(nn.Module):
         self.mask_id = config.mask_id
         self.kept: tuple[Tensor, Tensor | None] | None = None
         self.keepers = 0  # texts in work that rely on what is kept
-        self.linear = nn.Linear(config.width, config.vocab_size, bias=config.architecture == "bd3lm")
+        self.linear = nn.Linear(config.width, config.vocab_size, bias=config.architecture_class.biases)
         if config.tie_embedding:
             self.linear.weight = embedding.weight
         offset = config.candidate_offset if config.family == "dadlm" else None

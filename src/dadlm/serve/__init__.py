@@ -1,4 +1,4 @@
-"""Serving: a scheduler that decodes the requests of many clients side by side, and HTTP around it."""
+"""Serving: a scheduler that batches the requests of many clients, and an HTTP API around it."""
 
 from dadlm.serve.request import (
     Committed,
@@ -12,13 +12,12 @@ from dadlm.serve.request import (
     Traced,
 )
 from dadlm.serve.scheduler import Scheduler
-from dadlm.serve.stats import Histogram, Stats
+from dadlm.serve.stats import Stats
 
 __all__ = [
     "Committed",
     "Event",
     "Finished",
-    "Histogram",
     "Job",
     "QueueFull",
     "Request",

@@ -1,4 +1,4 @@
-"""What answers of the HTTP API hold. They are written by hand elsewhere; the tests hold them to this."""
+"""Schemas of the answers, for OpenAPI. They are built elsewhere; the tests check them against these."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ class Answer(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
-class Fault(Answer):
+class ErrorDetail(Answer):
     message: str
     type: str
     param: str | None
@@ -17,8 +17,8 @@ class Fault(Answer):
     code: str | None
 
 
-class ErrorAnswer(Answer):
-    error: Fault
+class Error(Answer):
+    error: ErrorDetail
 
 
 class Usage(Answer):
@@ -29,7 +29,7 @@ class Usage(Answer):
 
 class Cost(Answer):
     forward_passes: int
-    """Denoising passes: neither prefill nor cache writes."""
+    """Denoising passes, without prefill and cache writes."""
     cache_passes: int
     tokens_per_forward: float
     seconds: float
@@ -38,7 +38,7 @@ class Cost(Answer):
 
 class TextCost(Cost):
     seed: int
-    """The same again gives the same text again."""
+    """The same request with this seed gives the same text."""
     seconds_queued: float
 
 
@@ -60,7 +60,7 @@ class CompletionChoice(Answer):
     finish_reason: Literal["stop", "length"]
 
 
-class CompletionAnswer(Answer):
+class Completion(Answer):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -70,9 +70,9 @@ class CompletionAnswer(Answer):
     dadlm: TextCost | TotalCost
 
 
-class InfillAnswer(Answer):
+class FilledGaps(Answer):
     id: str
-    object: Literal["infill"]
+    object: Literal["fill_gaps", "infill"]
     model: str
     text: str
     """The whole text."""
@@ -82,7 +82,7 @@ class InfillAnswer(Answer):
     dadlm: TextCost
 
 
-class ModelFacts(Answer):
+class ModelMetadata(Answer):
     family: Literal["ar", "mdlm", "bd3lm", "dadlm"]
     block_size: int
     candidates: int
@@ -95,13 +95,21 @@ class ModelCard(Answer):
     object: Literal["model"]
     created: int
     owned_by: str
-    dadlm: ModelFacts
+    dadlm: ModelMetadata
 
 
-class ModelsAnswer(Answer):
+class Sampler(Answer):
+    name: str
+    summary: str
+    options: list[dict[str, str | float | None]]
+    """Fields of a request that only this sampler uses: name, description, type, default, minimum, maximum."""
+
+
+class Models(Answer):
     object: Literal["list"]
     data: list[ModelCard]
+    dadlm: dict[Literal["samplers"], list[Sampler]]
 
 
-class HealthAnswer(Answer):
+class Health(Answer):
     status: Literal["ok", "ready"]

@@ -1,118 +1,133 @@
-"""The HTTP application: which address answers what."""
+"""The HTTP application: routes, middleware, and the OpenAPI schema."""
 
 import asyncio
+import json
 import mimetypes
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
+from prometheus_client import generate_latest
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from dadlm.serve.access import Access
-from dadlm.serve.answers import (
-    CompletionAnswer,
-    ErrorAnswer,
-    HealthAnswer,
-    InfillAnswer,
-    ModelCard,
-    ModelsAnswer,
-)
+from dadlm.serve import answers
 from dadlm.serve.body import read_body
-from dadlm.serve.completions import complete
-from dadlm.serve.describe import describe, json_body
-from dadlm.serve.infill import fill
-from dadlm.serve.limits import Limits
-from dadlm.serve.log import RequestLog
-from dadlm.serve.metrics import metrics_text
+from dadlm.serve.completions import Completion
+from dadlm.serve.fill_gaps import FilledGaps
+from dadlm.serve.metrics import registry_of
+from dadlm.serve.middleware import Guard, RequestLog
 from dadlm.serve.refusals import Refusal, add_handlers
-from dadlm.serve.schemas import CompletionBody, InfillBody
+from dadlm.serve.respond import Answer, respond
+from dadlm.serve.schemas import MAX_ID, MAX_TOKENS, CompletionBody, Decoding, FillGapsBody, describe_samplers
 from dadlm.serve.service import Service
 
+_REF = "#/components/schemas/{model}"
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorAnswer, "description": "refused; `param` names the field"},
-    503: {"model": ErrorAnswer, "description": "shutting down, or past the deadline"},
+    "4XX": {"model": answers.Error, "description": "refused; `param` names the field"},
+    503: {"model": answers.Error, "description": "shutting down, too busy, or past the deadline"},
 }
 _EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": _EVENT}}}}
 
 
 def create_app(service: Service, api_key: str | None = None) -> FastAPI:
-    """The application around a service, which starts and ends with it."""
+    """The application; the service starts and ends with it."""
 
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
         yield
-        service.close(0)  # a server that gives grace has done so before
+        service.close(0)  # `Server` has waited for running texts before
 
-    # Without the framework's own documentation pages: they load scripts from elsewhere.
-    app = FastAPI(title="dadlm", lifespan=life, docs_url=None, redoc_url=None)
+    # Without the framework's documentation pages, which load scripts from elsewhere.
+    app = FastAPI(title="dadlm", lifespan=lifespan, docs_url=None, redoc_url=None)
     add_handlers(app)
     _add_api(app, service)
     _add_state(app, service)
     _add_page(app)
-    _add_description(app, service)
-    _add_guards(app, service, api_key)
+    app.openapi_schema = _with_bodies(app.openapi(), service)  # now: it takes long, and anyone may ask for it
+    _add_middleware(app, service, api_key)
     return app
 
 
 def _add_api(app: FastAPI, service: Service) -> None:
-    # Bodies are not parameters of these functions: the framework would check them on the event loop.
-    turn = asyncio.Lock()
+    lock = asyncio.Lock()
 
-    def post(path: str, body: type[BaseModel], answer: type[BaseModel]):
-        extra = {"requestBody": json_body(body)}
-        return app.post(path, response_model=answer, responses=_ERRORS | _EVENTS, openapi_extra=extra)
+    def post(
+        path: str,
+        schema: type[Decoding],
+        plan: Callable[..., Answer],
+        answer: type[BaseModel],
+        summary: str,
+        deprecated: bool | None = None,
+    ) -> None:
+        async def handle(http: Request) -> Response:
+            # The body is not a parameter: the framework would check it on the event loop.
+            body = await read_body(http, schema, lock)
+            served = service.find(body.model)
+            planned = await asyncio.to_thread(plan, served, body, service.settings)
+            return await respond(served.scheduler, planned, http, bool(body.stream))
 
-    @post("/v1/completions", CompletionBody, CompletionAnswer)
-    async def completions(http: Request) -> Response:
-        """Complete prompts; OpenAI's API."""
-        return await complete(service, await read_body(http, CompletionBody, turn), http)
+        content = {"application/json": {"schema": {"$ref": _REF.format(model=schema.__name__)}}}
+        app.post(
+            path,
+            response_model=answer,
+            responses=_ERRORS | _EVENTS,
+            openapi_extra={"requestBody": {"required": True, "content": content}},
+            summary=summary,
+            deprecated=deprecated,
+        )(handle)
 
-    @post("/v1/infill", InfillBody, InfillAnswer)
-    async def infill(http: Request) -> Response:
-        """Fill gaps anywhere in a text."""
-        return await fill(service, await read_body(http, InfillBody, turn), http)
+    post("/v1/completions", CompletionBody, Completion, answers.Completion, "Complete prompts (OpenAI's API)")
+    post("/v1/fill_gaps", FillGapsBody, FilledGaps, answers.FilledGaps, "Fill gaps anywhere in a text")
+    old = partial(FilledGaps, name="infill")
+    post("/v1/infill", FillGapsBody, old, answers.FilledGaps, "The former name of /v1/fill_gaps", True)
 
-    @app.get("/v1/models", response_model=ModelsAnswer, responses=_ERRORS)
+    samplers = describe_samplers()
+
+    @app.get("/v1/models", response_model=answers.Models, responses=_ERRORS)
     async def models() -> Response:
-        """The models served, the default first."""
-        return JSONResponse(service.cards())
+        """The models served, the default first, and the samplers."""
+        cards = [served.card(service.created) for served in service.served.values()]
+        return JSONResponse({"object": "list", "data": cards, "dadlm": {"samplers": samplers}})
 
-    @app.get("/v1/models/{name:path}", response_model=ModelCard, responses=_ERRORS)
+    @app.get("/v1/models/{name:path}", response_model=answers.ModelCard, responses=_ERRORS)
     async def model(name: str) -> Response:
-        """One of them."""
         return JSONResponse(service.find(name).card(service.created))
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
-    @app.get("/healthz", response_model=HealthAnswer, responses=_ERRORS)
+    registry = registry_of(service)
+
+    @app.get("/healthz", response_model=answers.Health, responses=_ERRORS)
     async def alive() -> Response:
-        """The process answers, and no scheduler has given up."""
+        """The process answers, and no scheduler has stopped."""
         if service.broken:
             raise Refusal(503, "a scheduler has stopped; restart the server", code="broken")
         return JSONResponse({"status": "ok"})
 
-    @app.get("/readyz", response_model=HealthAnswer, responses=_ERRORS)
+    @app.get("/readyz", response_model=answers.Health, responses=_ERRORS)
     async def ready() -> Response:
-        """Requests are taken: models loaded, schedulers at work, not shutting down."""
+        """Requests are accepted: models loaded, schedulers running, not shutting down."""
         if not service.ready:
             raise Refusal(503, "not ready", code="not_ready")
         return JSONResponse({"status": "ready"})
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=_ERRORS)
     async def metrics() -> Response:
-        """Counters and histograms as Prometheus reads them."""
-        return PlainTextResponse(metrics_text(service), media_type="text/plain; version=0.0.4")
+        """Counters and histograms for Prometheus."""
+        return PlainTextResponse(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
 
 def _add_page(app: FastAPI) -> None:
-    mimetypes.add_type("text/javascript", ".js")  # some systems name another type, and browsers refuse that
+    mimetypes.add_type("text/javascript", ".js")  # some systems map it to a type that browsers refuse
     page = str(files("dadlm.serve") / "page")
     app.mount("/static", StaticFiles(directory=page))
 
@@ -121,17 +136,10 @@ def _add_page(app: FastAPI) -> None:
         return FileResponse(f"{page}/index.html")
 
 
-def _add_description(app: FastAPI, service: Service) -> None:
-    """/openapi.json with the bounds of these models, not only those of any."""
-    general = app.openapi
-    app.openapi = lambda: describe(general(), service)  # type: ignore[method-assign]
-
-
-def _add_guards(app: FastAPI, service: Service, api_key: str | None) -> None:
-    """From the inside out: what is added last sees a request first."""
+def _add_middleware(app: FastAPI, service: Service, api_key: str | None) -> None:
+    """From the inside out: the last one sees a request first."""
     settings = service.settings
-    app.add_middleware(Limits, settings=settings)
-    app.add_middleware(Access, key=api_key, settings=settings)
+    app.add_middleware(Guard, key=api_key, settings=settings)
     if settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,
@@ -141,3 +149,27 @@ def _add_guards(app: FastAPI, service: Service, api_key: str | None) -> None:
             expose_headers=["retry-after", "x-request-id"],
         )
     app.add_middleware(RequestLog)
+
+
+def _with_bodies(schema: dict[str, Any], service: Service) -> dict[str, Any]:
+    """The OpenAPI schema with request bodies, bounded by the models that are served."""
+    configs = [served.model.config for served in service.served.values()]
+    longest = max(config.context for config in configs) - 1
+    bounds: dict[tuple[str, float], int] = {
+        ("maximum", MAX_TOKENS): longest,
+        ("maxItems", MAX_TOKENS): longest,
+        ("exclusiveMaximum", MAX_ID): max(config.mask_id for config in configs),
+    }
+    bodies = models_json_schema(
+        [(CompletionBody, "validation"), (FillGapsBody, "validation")], ref_template=_REF
+    )[1]["$defs"]
+
+    def bounded(part: dict[str, Any]) -> dict[str, Any]:
+        numbers = {key: value for key, value in part.items() if isinstance(value, int | float)}
+        return part | {key: bounds.get((key, value), value) for key, value in numbers.items()}
+
+    every = json.dumps(bodies | schema["components"]["schemas"])
+    schemas = json.loads(every, object_hook=bounded)
+    for name in ("CompletionBody", "FillGapsBody"):
+        schemas[name]["properties"]["model"] |= {"anyOf": [{"enum": list(service.served)}, {"type": "null"}]}
+    return schema | {"components": schema["components"] | {"schemas": schemas}}

@@ -1,71 +1,98 @@
-"""A request's body, from bytes to a checked object: in a thread, because a large one takes long."""
+"""A request's body: bytes → object that fits the schema → settings and tokens that fit the model."""
 
 import asyncio
 import json
-from email.message import Message
+import secrets
+from dataclasses import fields
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
+from dadlm.decode import DecodeSettings
+from dadlm.errors import ConfigError, DataError
+from dadlm.model import Model
 from dadlm.serve.refusals import Refusal
+from dadlm.serve.schemas import Decoding
 
 Checked = TypeVar("Checked", bound=BaseModel)
+_NOT_AN_OBJECT = "the body must be a JSON object, sent with content-type: application/json"
 
 
-async def read_body(http: Request, schema: type[Checked], turn: asyncio.Lock) -> Checked:
+async def read_body(http: Request, schema: type[Checked], lock: asyncio.Lock) -> Checked:
     """The body as `schema` describes it, or a refusal that names the field at fault.
 
-    One at a time (`turn`): threads share one interpreter; several would leave little of it to the event loop.
+    Parsed in a thread, as large bodies take long, and one at a time: threads share one interpreter, and
+    several would leave little of it to the event loop.
     """
     content = await http.body()
-    async with turn:
+    async with lock:
         return await asyncio.to_thread(_parse, content, http.headers.get("content-type", ""), schema)
 
 
 def _parse(content: bytes, content_type: str, schema: type[Checked]) -> Checked:
     if not content or not _is_json(content_type):
-        raise Refusal(400, "the body must be a JSON object, sent with content-type: application/json")
+        raise Refusal(400, _NOT_AN_OBJECT)
     try:
-        fields = json.loads(content)
+        return schema.model_validate(json.loads(content))
     except json.JSONDecodeError as error:
         raise Refusal(400, f"the body is not JSON: {error.msg} at character {error.pos}") from error
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, "the body is not JSON in UTF-8 that can be read") from error
-    try:
-        return schema.model_validate(fields)
     except ValidationError as error:
         raise _refusal(error) from error
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, "the body is not valid JSON in UTF-8") from error
 
 
 def _is_json(content_type: str) -> bool:
-    """Web pages of elsewhere can send any other type without asking first."""
-    message = Message()
-    message["content-type"] = content_type
-    kind = message.get_content_subtype()
-    return message.get_content_maintype() == "application" and (kind == "json" or kind.endswith("+json"))
+    """Web pages of other origins can send some other types without a CORS preflight."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def _refusal(error: ValidationError) -> Refusal:
-    """The first fault; of the branches of a union the one that came furthest."""
+    """The first error; in a union, that of the branch that matched furthest."""
     errors = error.errors(include_url=False, include_input=False)
-    # A branch of a union that wants another type says nothing about the one that was meant.
-    faults = [fault for fault in errors if not fault["type"].endswith("_type")] or errors
-    fault = max(faults, key=lambda fault: len(fault["loc"]))
-    if not fault["loc"]:
-        return Refusal(400, "the body must be a JSON object, sent with content-type: application/json")
-    param = str(fault["loc"][0])[:100]
-    if fault["type"] == "extra_forbidden":
-        where = ".".join(map(str, fault["loc"]))[:200]
+    # A branch that wants another type says nothing about the one that was meant.
+    errors = [one for one in errors if not one["type"].endswith("_type")] or errors
+    first = max(errors, key=lambda one: len(one["loc"]))
+    if not (place := first["loc"]):
+        return Refusal(400, _NOT_AN_OBJECT)
+    param = str(place[0])[:100]
+    if first["type"] == "extra_forbidden":
+        where = ".".join(map(str, place))[:200]
         return Refusal(400, f"unknown field {where}", param=param, code="unknown_parameter")
-    what = fault["msg"].removeprefix("Value error, ")
-    if len(_branches(faults, fault["loc"][0])) > 1:
-        what = f"has none of the forms that it may have; the nearest would want: {what}"
-    return Refusal(400, f"{param}: {what}", param=param, code="invalid_value")
+    message = first["msg"].removeprefix("Value error, ")
+    branches = {one["loc"][1] for one in errors if len(one["loc"]) > 1 and one["loc"][0] == place[0]}
+    if sum(isinstance(branch, str) for branch in branches) > 1:
+        message = f"matches none of the accepted forms; for the closest one: {message}"
+    return Refusal(400, f"{param}: {message}", param=param, code="invalid_value")
 
 
-def _branches(faults: list[ErrorDetails], field: int | str) -> set[str]:
-    """The forms of a union that were tried for a field."""
-    places = [fault["loc"] for fault in faults if len(fault["loc"]) > 1 and fault["loc"][0] == field]
-    return {place[1] for place in places if isinstance(place[1], str)}
+def settings_of(model: Model, body: Decoding, max_new_tokens: int | None = None) -> DecodeSettings:
+    """The body's decoding options; our defaults for those left out."""
+    names = {field.name for field in fields(DecodeSettings)}
+    given = {name: value for name, value in body if name in names and value is not None}
+    try:
+        settings = DecodeSettings(**given, max_new_tokens=max_new_tokens)
+        settings.check(model.config)
+    except ConfigError as error:
+        param = str(error).partition(" ")[0]  # these messages begin with the option's name
+        raise Refusal(400, str(error), param=param if param in names else None) from error
+    return settings
+
+
+def seed_of(body: Decoding) -> int:
+    return secrets.randbits(31) if body.seed is None else body.seed
+
+
+def encode(model: Model, prompt: str | list[int], param: str) -> list[int]:
+    if not isinstance(prompt, str):
+        if max(prompt) >= model.config.mask_id:
+            raise Refusal(400, f"{param}: ids must be in 0..{model.config.mask_id - 1}", param=param)
+        return prompt
+    if model.tokenizer is None:
+        raise Refusal(400, f"{param}: this model has no tokenizer; send token ids", param=param)
+    try:
+        return model.tokenizer.encode(prompt)
+    except DataError as error:
+        raise Refusal(400, f"{param}: {error}", param=param) from error

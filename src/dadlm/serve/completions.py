@@ -1,145 +1,154 @@
-"""POST /v1/completions: answers in OpenAI's form, whole or as server-sent events."""
+"""POST /v1/completions: what OpenAI's completions ask the scheduler, and the answer in their format."""
 
-import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
-
-from dadlm.serve.jobs import Jobs
-from dadlm.serve.plan import Asked, plan_completion
-from dadlm.serve.request import Committed, Finished, TokenLogprob, Traced
+from dadlm.serve.body import encode, seed_of, settings_of
+from dadlm.serve.refusals import Refusal
+from dadlm.serve.request import Committed, Event, Finished, Request, TokenLogprob, Traced
+from dadlm.serve.respond import Answer
 from dadlm.serve.schemas import CompletionBody
-from dadlm.serve.service import Served, Service
-from dadlm.serve.sse import WAITING, EventStream, data
+from dadlm.serve.service import Served
+from dadlm.serve.settings import ServeSettings
 from dadlm.serve.text import Pieces, text_of
-from dadlm.serve.usage import cost, progress, usage
-
-
-async def complete(service: Service, body: CompletionBody, http: HttpRequest) -> Response:
-    served = service.find(body.model)
-    asked = await asyncio.to_thread(plan_completion, served.model, body, service.settings)
-    jobs = Jobs(served.scheduler, asked.requests)
-    answer = Answer(served, body, asked)
-    if body.stream:
-        return EventStream(answer.stream(jobs), jobs)
-    return JSONResponse(await jobs.unless_gone(http, answer.whole(jobs)))
 
 
 @dataclass
 class Choice:
-    """One text as far as it has come."""
+    """One text so far."""
 
+    text: str
+    pieces: Pieces
+    """Decodes token by token, to find the place of each in the text."""
     offset: int
-    """Characters that are certain so far, for the places of tokens."""
-    places: Pieces
+    """Characters of the text that `pieces` has decoded."""
     tokens: int = 0
-    pieces: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None
+    logprobs: dict[str, list[Any]] = field(default_factory=dict)
     end: Finished | None = None
 
 
-class Answer:
-    """The texts of one request, and how they are told."""
+class Completion(Answer):
+    """n texts for each prompt; text i has the seed that row i of `dadlm.generate` would have."""
 
-    def __init__(self, served: Served, body: CompletionBody, asked: Asked) -> None:
-        self.body, self.asked, self.tokenizer = body, asked, served.model.tokenizer
+    def __init__(self, served: Served, body: CompletionBody, limits: ServeSettings) -> None:
+        self.body, self.model, self.tokenizer = body, served.model, served.model.tokenizer
+        self.requests, self.choices = [], []
+        prompts, n = _prompts(body), body.n or 1
+        most = min(limits.max_choices, limits.max_queue)  # more can never wait together: not a case for 429
+        if len(prompts) * n > most:
+            raise Refusal(400, f"{len(prompts)} prompts × n = {n} are more than {most} texts", param="n")
+        settings, seed = settings_of(served.model, body, body.max_tokens), seed_of(body)
+        for prompt in prompts:
+            ids = self._prompt_ids(prompt)
+            before = prompt if isinstance(prompt, str) else text_of(self.tokenizer, prompt)
+            before = before if body.echo else ""
+            for _ in range(n):
+                request = Request(
+                    ids=ids,
+                    settings=settings,
+                    seed=seed + len(self.requests),
+                    stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+                    trace=bool(body.trace),
+                    logprobs=body.logprobs,
+                    deadline=limits.deadline,
+                )
+                self.requests.append(request)
+                self.choices.append(Choice(before, Pieces(self.tokenizer), len(before)))
         self.head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": served.name,
         }
-        self.choices = [
-            Choice(len(before), Pieces(self.tokenizer), pieces=[before]) for before in asked.before
-        ]
 
-    async def whole(self, jobs: Jobs) -> dict[str, Any]:
-        async for item in jobs.events():
-            if item is None:
-                continue
-            index, event = item
-            choice = self.choices[index]
-            if isinstance(event, Committed):
-                choice.pieces.append(event.text)
-                if event.logprobs is not None:
-                    choice.logprobs = (choice.logprobs or []) + event.logprobs
-            elif isinstance(event, Finished):
-                choice.end = event
-        told = [
-            self._choice(index, "".join(choice.pieces), choice.logprobs, choice.end)
-            for index, choice in enumerate(self.choices)
-        ]
-        return self.head | {"choices": told} | self._account()
+    def _prompt_ids(self, prompt: str | list[int]) -> tuple[int, ...]:
+        config, wanted = self.model.config, self.body.max_tokens
+        ids = encode(self.model, prompt, "prompt") or [config.eot_id]
+        left = config.context - len(ids)
+        if left < 1:
+            message = f"prompt: {len(ids)} tokens fill the context of {config.context}"
+            raise Refusal(400, message, param="prompt", code="context_length_exceeded")
+        if wanted is not None and wanted > left:
+            message = f"max_tokens: {wanted}, but after {len(ids)} prompt tokens the context leaves {left}"
+            raise Refusal(400, message, param="max_tokens", code="context_length_exceeded")
+        return tuple(ids)
 
-    async def stream(self, jobs: Jobs) -> AsyncIterator[str]:
-        """A chunk for each piece; the last one with a reason has the account of the whole."""
-        for index, before in enumerate(self.asked.before):
-            if before:
-                yield self._chunk([self._choice(index, before)])
-        async for item in jobs.events():
-            yield WAITING if item is None else self._line(*item)
-        if self.body.stream_options is not None and self.body.stream_options.include_usage:
-            yield self._chunk([], **self._account())
+    def first_chunks(self) -> list[dict[str, Any]]:
+        return [self._chunk(i, choice.text) for i, choice in enumerate(self.choices) if choice.text]
 
-    def _line(self, index: int, event: Committed | Traced | Finished) -> str:
-        if isinstance(event, Committed):
-            self.choices[index].tokens += len(event.tokens)
-            so_far = progress(event, self.choices[index].tokens)
-            return self._chunk([self._choice(index, event.text, event.logprobs)], dadlm=so_far)
+    def take(self, index: int, event: Event) -> dict[str, Any]:
+        choice = self.choices[index]
         if isinstance(event, Traced):
-            return self._chunk([self._choice(index, "")], dadlm={"step": event.event.to_json()})
-        self.choices[index].end = event
+            return self._chunk(index, dadlm={"step": event.event.to_json()})
+        if isinstance(event, Committed):
+            choice.text += event.text
+            choice.tokens += len(event.tokens)
+            logprobs = None if event.logprobs is None else self._logprobs(choice, event.logprobs)
+            so_far = {"forward_passes": event.forward_passes, "tokens": choice.tokens}
+            return self._chunk(index, event.text, logprobs, dadlm=so_far)
+        choice.end = event
         last = all(choice.end is not None for choice in self.choices)
-        return self._chunk([self._choice(index, "", end=event)], **(self._account() if last else {}))
+        return self._chunk(index, reason=event.reason, **(self._account() if last else {}))
 
-    def _choice(
-        self,
-        index: int,
-        text: str,
-        logprobs: list[TokenLogprob] | None = None,
-        end: Finished | None = None,
-    ) -> dict[str, Any]:
-        reason = None if end is None else end.reason
-        told = None if logprobs is None else self._logprobs(self.choices[index], logprobs)
-        return {"index": index, "text": text, "logprobs": told, "finish_reason": reason}
+    def last_chunks(self) -> list[dict[str, Any]]:
+        options = self.body.stream_options
+        return [self.head | {"choices": []} | self._account()] if options and options.include_usage else []
 
-    def _logprobs(self, choice: Choice, tokens: list[TokenLogprob]) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            _choice(index, one.text, one.logprobs or None, one.end and one.end.reason)
+            for index, one in enumerate(self.choices)
+        ]
+        return self.head | {"choices": choices} | self._account()
+
+    def _account(self) -> dict[str, Any]:
+        ends = [choice.end for choice in self.choices if choice.end is not None]
+        return self.account(ends, self.body.n or 1)
+
+    def _chunk(self, index: int, text: str = "", logprobs=None, reason: str | None = None, **more: Any):
+        return self.head | {"choices": [_choice(index, text, logprobs, reason)]} | more
+
+    def _logprobs(self, choice: Choice, tokens: list[TokenLogprob]) -> dict[str, list[Any]]:
+        """Those of new tokens, which are added to those of the choice."""
         offsets = []
         for token in tokens:
-            # Not their own texts joined: half a character has no length, and words are joined by spaces.
-            piece = choice.places.add([token.token])[0]
-            # Bytes before it that became no character after all are certain only now, and not its own.
+            # Not the tokens' own texts: half a character has no length, and spaces join words.
+            piece = choice.pieces.add([token.token])[0]
+            # Earlier bytes that turned out to be no character are decided only now, and are not its own.
             before = _replaced(piece) - _replaced(token.text)
             offsets.append(choice.offset + max(0, before))
             choice.offset += len(piece)
-        return {
+        new = {
             "tokens": [self._name(token.token) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [{self._name(id_): logp for id_, _, logp in token.top} for token in tokens],
             "text_offset": offsets,
         }
+        for name, values in new.items():
+            choice.logprobs.setdefault(name, []).extend(values)
+        return new
 
     def _name(self, id_: int) -> str:
-        """A token as it stands in the text; where that is nothing or half a character, as people see it."""
+        """A token as it is in the text; if that is empty or half a character, in readable form."""
         text = text_of(self.tokenizer, [id_])
         if self.tokenizer is None or (text and "\ufffd" not in text):
             return text or str(id_)
         return self.tokenizer.token_text(id_)
 
-    def _account(self) -> dict[str, Any]:
-        ends = [choice.end for choice in self.choices if choice.end is not None]
-        seeds = [request.seed for request in self.asked.requests]
-        return {"usage": usage(ends, self.body.n or 1), "dadlm": cost(ends, seeds)}
 
-    def _chunk(self, choices: list[dict[str, Any]], **more) -> str:
-        return data(self.head | {"choices": choices} | more)
+def _prompts(body: CompletionBody) -> list[str | list[int]]:
+    prompt = body.prompt
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]  # type: ignore[list-item]
+    return list(prompt)  # type: ignore[arg-type]
+
+
+def _choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _replaced(text: str) -> int:
-    """How many bytes that are no character a text begins with."""
+    """How many replacement characters, of bytes that are no character, a text begins with."""
     return len(text) - len(text.lstrip("\ufffd"))

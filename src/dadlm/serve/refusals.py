@@ -1,6 +1,7 @@
-"""Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in the format of OpenAI's API: {"error": {"message", "type", "param", "code"}}."""
 
 import json
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,23 +11,15 @@ from starlette.responses import Response
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-_NO_CHAT = "these models know no roles, so there is no chat; POST /v1/completions completes a prompt"
+@dataclass(eq=False)
+class Refusal(Exception):  # noqa: N818 - a response, not a bug
+    """An error response; `param` names the field at fault."""
 
-
-class Refusal(Exception):  # noqa: N818 - an answer, not a mistake
-    """An answer other than the one asked for; `param` names the field at fault."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+    status: int
+    message: str
+    param: str | None = field(default=None, kw_only=True)
+    code: str | None = field(default=None, kw_only=True)
+    headers: dict[str, str] | None = field(default=None, kw_only=True)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -34,15 +27,15 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a mistake
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        # Escaped, because a message may repeat half a character that a client sent.
+        # ASCII only: a message may repeat a lone surrogate that a client sent.
         return Response(json.dumps(self.body), self.status, self.headers, "application/json")
 
 
-MISTAKE = Refusal(500, "the server made a mistake; its log has more under this request's id")
+INTERNAL_ERROR = Refusal(500, "internal server error; see the server's log under this request's id")
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Give every error of the framework that form."""
+    """Give the framework's own errors the same format."""
 
     @app.exception_handler(Refusal)
     async def refuse(request: Request, error: Refusal) -> Response:
@@ -50,12 +43,11 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:
-        chat = request.url.path.startswith("/v1/chat")
-        said = {
-            404: _NO_CHAT
-            if chat
-            else f"nothing is at {request.url.path[:100]}; GET /openapi.json lists what there is",
-            405: f"{request.url.path[:100]} does not take {request.method[:20]}",
-        }
-        message = said.get(error.status_code, str(error.detail))
+        path, message = request.url.path[:100], str(error.detail)
+        if error.status_code == 404 and path.startswith("/v1/chat"):
+            message = "these models are not chat models; POST /v1/completions completes a prompt"
+        elif error.status_code == 404:
+            message = f"nothing at {path}; GET /openapi.json lists all routes"
+        elif error.status_code == 405:
+            message = f"{path} does not accept {request.method[:20]}"
         return Refusal(error.status_code, message, headers=dict(error.headers or {})).response()

@@ -1,8 +1,6 @@
-"""What requests to the HTTP API may hold; everything else is refused with the name of the field.
+"""Schemas of the request bodies. Bounds that depend on the model are checked by the routes."""
 
-Bounds that do not depend on the model stand here and show in /openapi.json; `plan` checks the others.
-"""
-
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,6 +14,9 @@ from pydantic import (
     model_validator,
 )
 
+from dadlm.decode import DecodeSettings
+from dadlm.decode.samplers import SAMPLERS, SamplerName
+
 MAX_CHARACTERS = 100_000
 MAX_TOKENS = 100_000
 MAX_ID = 2**31
@@ -23,28 +24,28 @@ MAX_PROMPTS = 64
 MAX_PARTS = 256
 
 
-def _whole(text: str) -> str:
-    """JSON can spell half a character, which no tokenizer takes and no answer can repeat."""
+def _unicode(text: str) -> str:
+    """JSON can hold lone surrogates, which neither tokenizers nor answers can."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("holds half a character (a lone surrogate), which is not valid Unicode") from None
+        raise ValueError("contains half a character (a lone surrogate), which is not valid Unicode") from None
     return text
 
 
-def _as_whole(value: object) -> object:
-    """JSON knows one kind of number: 5.0 is as whole as 5."""
+def _as_integer(value: object) -> object:
+    """JSON has one kind of number: 5.0 is an integer too."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-_WHOLE = BeforeValidator(_as_whole)  # behind the bounds: before them it would hide them from the description
-Name = Annotated[str, Field(max_length=256), AfterValidator(_whole)]
-Text = Annotated[str, Field(max_length=MAX_CHARACTERS), AfterValidator(_whole)]
-Id = Annotated[int, Field(ge=0, lt=MAX_ID), _WHOLE]
+_INTEGER = BeforeValidator(_as_integer)  # after the bounds, or it would hide them from the JSON schema
+Name = Annotated[str, Field(max_length=256), AfterValidator(_unicode)]
+Text = Annotated[str, Field(max_length=MAX_CHARACTERS), AfterValidator(_unicode)]
+Id = Annotated[int, Field(ge=0, lt=MAX_ID), _INTEGER]
 Ids = Annotated[list[Id], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
-Stop = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_whole)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1, le=MAX_TOKENS), _WHOLE]
+Stop = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_unicode)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=MAX_TOKENS), _INTEGER]
 
 
 class Body(BaseModel):
@@ -52,7 +53,7 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_unknown_field_is_enough(cls, fields: Any) -> Any:
+    def _keep_one_unknown_field(cls, fields: Any) -> Any:
         """A body may hold 100,000 of them, and an error for each would take seconds and much memory."""
         if not isinstance(fields, dict) or len(fields) <= len(cls.model_fields):
             return fields
@@ -62,72 +63,66 @@ class Body(BaseModel):
 
 class StreamOptions(Body):
     include_usage: bool = False
-    """Send one more chunk without choices that has the usage, as OpenAI does."""
+    """Send a last chunk with the usage and no choices, as OpenAI does."""
 
 
 class Decoding(Body):
-    """What completing and infilling share. null stands for the default."""
+    """Options of both routes; null is the default."""
 
     model: Name | None = None
-    """A name that /v1/models lists; the default is the first."""
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63 - MAX_PROMPTS * 128), _WHOLE] | None = None
-    """The same seed, text and settings give the same answer, in any company; choice i has seed + i."""
+    """A name from /v1/models. Default: the first."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63 - MAX_PROMPTS * 128), _INTEGER] | None = None
+    """The same seed, text and settings give the same answer; choice i has seed + i. Default: random."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    """Divides the logits before a token is drawn; 0 takes the most probable one. Default 1."""
+    """Divides the logits before a token is sampled; 0 takes the most probable one. Default 1."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Draw from the smallest set of tokens whose probability reaches this. Default 0.9."""
-    sampler: Literal["first-hitting", "random", "confidence"] | None = None
-    """Which predictions a step keeps: one at random, a random share, or all that are sure enough."""
+    """Sample from the smallest set of tokens whose probability reaches this. Default 0.9."""
+    sampler: SamplerName | None = Field(
+        None, description="; ".join(f"{name}: {sampler.summary}" for name, sampler in SAMPLERS.items())
+    )
     steps: Count | None = None
-    """Denoising steps per block (random sampler only)."""
+    """Denoising steps per block. Default: as many as the block has tokens."""
     path: Literal["sample", "viterbi", "lookahead"] | None = None
-    """Draw a path and its tokens, or take the most probable ones, of the block or node after node."""
-    infill: Annotated[tuple[Count, Share], Field(strict=False)] | None = None
-    """[k, r]: fill gaps of at most k tokens at once when a share r of the block is known."""
+    """Sample a path and its tokens, or take the most probable ones, of the block or node after node."""
+    infill: Annotated[tuple[Count, Fraction], Field(strict=False)] | None = None
+    """[k, r]: fill gaps of at most k tokens at once when a fraction r of the block is known."""
     padded: bool | None = None
-    """Nothing but end-of-text follows an end-of-text (models tuned on pairs). Default false."""
-    threshold: Share | None = None
-    """Confidence from which on the confidence sampler keeps a token. Default 0.9."""
-    transition_weight: Share | None = None
-    """Share of the transitions in that confidence. Default 0.5."""
+    """Only end-of-text follows an end-of-text (models finetuned on pairs). Default false."""
+    threshold: Fraction | None = None
+    """Confidence from which on a token is kept. Default 0.9."""
+    transition_weight: Fraction | None = None
+    """Weight of the transitions in that confidence. Default 0.5."""
     nucleus: Literal["standard", "bd3lm", "position"] | None = None
-    """position: top_p cuts off tokens of a position, not of the drawn candidate (DA-DLM); bd3lm leaves out
-    the token that crosses top_p."""
+    """position: top_p applies to a position's tokens, not to those of the sampled candidate (DA-DLM); bd3lm
+    leaves out the token that crosses top_p."""
     stream: bool | None = None
-    """Send pieces as they are committed, as server-sent events."""
+    """Send each block as it is committed, as server-sent events."""
     trace: bool | None = None
-    """Send every denoising step with its graph too (with stream)."""
+    """Send every denoising step with its graph as well (with stream)."""
     user: Name | None = None
     """Accepted and ignored."""
 
-    @field_validator("steps")
+    @field_validator("trace", "stream_options", check_fields=False)
     @classmethod
-    def _steps_are_of_the_random_sampler(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and info.data.get("sampler") != "random":
-            raise ValueError('belongs to "sampler": "random"; the others take as many as they need')
-        return value
-
-    @field_validator("trace")
-    @classmethod
-    def _trace_is_streamed(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+    def _needs_stream(cls, value: Any, info: ValidationInfo) -> Any:
         if value and not info.data.get("stream"):
             raise ValueError('needs "stream": true')
         return value
 
 
 def _unsupported(*neutral: object, instead: str):
-    """A field of OpenAI's that only its neutral values may hold: clients send these without being asked."""
+    """A field of OpenAI's of which only the neutral values are accepted, as clients send those by default."""
 
     def check(value: object) -> object:
         if isinstance(value, bool) or value not in neutral:
             raise ValueError(f"is not supported: {instead}")
         return value
 
-    return BeforeValidator(check)  # before the type is looked at: a large value has an error for each part
+    return BeforeValidator(check)  # before the type is checked: a large value has an error for each part
 
 
 class CompletionBody(Decoding):
-    """OpenAI's /v1/completions, and our own options beside it."""
+    """OpenAI's /v1/completions with our own options."""
 
     prompt: (
         Text
@@ -137,52 +132,62 @@ class CompletionBody(Decoding):
     )
     """A text, token ids, or a list of either."""
     max_tokens: Count | None = None
-    """Tokens to write; null: 128, or what the context leaves if that is less."""
-    n: Annotated[int, Field(ge=1, le=128), _WHOLE] | None = None
-    """Choices for each prompt. Default 1."""
+    """Tokens to generate. Default: 128, or what the context leaves if that is less."""
+    n: Annotated[int, Field(ge=1, le=128), _INTEGER] | None = None
+    """Texts per prompt. Default 1."""
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
     """The text ends before the first of these."""
-    logprobs: Annotated[int, Field(ge=0, le=5), _WHOLE] | None = None
-    """Log-probability of each token when it was fixed, and so many alternatives."""
+    logprobs: Annotated[int, Field(ge=0, le=5), _INTEGER] | None = None
+    """Return the log-probability of each token when it was fixed, and of this many alternatives."""
     echo: bool | None = None
     """Repeat the prompt before the completion."""
     stream_options: StreamOptions | None = None
 
-    best_of: Annotated[int | None, _unsupported(None, 1, instead="ask for n choices")] = None
-    frequency_penalty: Annotated[float | None, _unsupported(None, 0, instead="leave it out")] = None
-    presence_penalty: Annotated[float | None, _unsupported(None, 0, instead="leave it out")] = None
-    logit_bias: Annotated[dict[str, float] | None, _unsupported(None, {}, instead="leave it out")] = None
-    suffix: Annotated[Text | None, _unsupported(None, "", instead="POST /v1/infill fills gaps")] = None
+    best_of: Annotated[int | None, _unsupported(None, 1, instead="use n")] = None
+    frequency_penalty: Annotated[float | None, _unsupported(None, 0, instead="omit it")] = None
+    presence_penalty: Annotated[float | None, _unsupported(None, 0, instead="omit it")] = None
+    logit_bias: Annotated[dict[str, float] | None, _unsupported(None, {}, instead="omit it")] = None
+    suffix: Annotated[Text | None, _unsupported(None, "", instead="use POST /v1/fill_gaps")] = None
 
     @field_validator("echo")
     @classmethod
-    def _nothing_is_known_of_the_prompt(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+    def _not_with_logprobs(cls, value: bool | None, info: ValidationInfo) -> bool | None:
         if value and info.data.get("logprobs") is not None:
-            raise ValueError("cannot go with logprobs: the prompt is not scored")
-        return value
-
-    @field_validator("stream_options")
-    @classmethod
-    def _options_are_of_a_stream(cls, value: StreamOptions | None, info: ValidationInfo):
-        if value is not None and not info.data.get("stream"):
-            raise ValueError('needs "stream": true')
+            raise ValueError("cannot be combined with logprobs: the prompt is not scored")
         return value
 
 
 class Gap(Body):
     gap: Count
-    """Tokens to fill in."""
+    """How many tokens to fill in."""
 
 
-class InfillBody(Decoding):
+class FillGapsBody(Decoding):
     """A text with gaps anywhere."""
 
     parts: Annotated[list[Text | Gap], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
-    """Texts and gaps in their order, e.g. ["The ", {"gap": 3}, " sat."]."""
+    """Texts and gaps in order, e.g. ["The ", {"gap": 3}, " sat."]."""
 
     @field_validator("parts")
     @classmethod
-    def _something_to_fill(cls, parts: list[str | Gap]) -> list[str | Gap]:
+    def _has_a_gap(cls, parts: list[str | Gap]) -> list[str | Gap]:
         if not any(isinstance(part, Gap) for part in parts):
-            raise ValueError('holds no gap: write {"gap": 5} where 5 tokens are to be filled in')
+            raise ValueError('there is no gap: write {"gap": 5} for one of 5 tokens')
         return parts
+
+
+def describe_samplers() -> list[dict[str, Any]]:
+    """Every sampler with its options and their bounds, for clients that build controls from them."""
+    properties = CompletionBody.model_json_schema()["properties"]
+    defaults = {field.name: field.default for field in fields(DecodeSettings)}
+
+    def option(name: str) -> dict[str, Any]:
+        number = properties[name]["anyOf"][0]
+        bounds = {bound: number.get(bound) for bound in ("type", "minimum", "maximum")}
+        about = {"description": properties[name]["description"], "default": defaults[name]}
+        return {"name": name} | about | bounds
+
+    return [
+        {"name": name, "summary": sampler.summary, "options": [option(one) for one in sampler.options]}
+        for name, sampler in SAMPLERS.items()
+    ]

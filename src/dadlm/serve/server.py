@@ -1,4 +1,4 @@
-"""The server process: sockets, signals and slow clients. What is answered is `app`'s business."""
+"""The server process: sockets, signals, slow clients. `app` answers the requests."""
 
 import asyncio
 import os
@@ -17,15 +17,15 @@ from dadlm.errors import ConfigError
 from dadlm.serve.service import Service
 from dadlm.serve.settings import ServeSettings
 
-_TO_ARRIVE = 0.3  # seconds for requests that were sent before anybody could know
-_TO_SAY_GOODBYE = 5  # seconds for answers on their way out when the texts are done
-_TO_SPEAK = 5.0  # seconds for the first byte on a new connection
-_RESERVE = 32  # connections beyond the limit, for probes and for refusals
-_OTHER_FILES = 128  # open files that are no connections
+_TO_ARRIVE = 0.3  # seconds for requests already on their way
+_TO_SEND = 5  # seconds to send the answers once the texts are finished
+_FIRST_BYTE = 5.0  # seconds for the first byte on a new connection
+_RESERVE = 32  # connections beyond the limit, for probes and refusals
+_OTHER_FILES = 128  # open files other than connections
 
 
 def open_socket(settings: ServeSettings) -> socket.socket:
-    """Bound, so that an address in use is told before any model is loaded."""
+    """Bound before any model is loaded: an address in use is refused at once."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -38,7 +38,7 @@ def open_socket(settings: ServeSettings) -> socket.socket:
 
 
 def connections_possible(wanted: int) -> int:
-    """Each takes an open file: ask the system for as many, and make do with what it grants."""
+    """As many of the wanted connections as the limit of open files allows, which is raised if possible."""
     try:
         import resource
     except ImportError:  # Windows, which has no such limit
@@ -53,7 +53,7 @@ def connections_possible(wanted: int) -> int:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which first lets the schedulers finish when it is told to end, and then ends well."""
+    """uvicorn that lets the schedulers finish on shutdown and then exits with code 0."""
 
     def __init__(self, app: FastAPI, service: Service, announce: Callable[[], None] = lambda: None) -> None:
         self.service, self.announce, settings = service, announce, service.settings
@@ -69,99 +69,90 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 limit_concurrency=connections_possible(settings.max_connections),
                 timeout_keep_alive=int(settings.patience) or 1,
-                timeout_graceful_shutdown=int(settings.grace) + _TO_SAY_GOODBYE,
+                timeout_graceful_shutdown=int(settings.grace) + _TO_SEND,
                 h11_max_incomplete_event_size=32 * 1024,
             )
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self.announce()  # not before: whoever reads it may connect at once
+        self.announce()  # only now can clients connect
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Nobody who has been let in is left without a word: requests on their way arrive and are refused."""
+        """Requests that arrive meanwhile are refused with 503 rather than dropped."""
         finishing = asyncio.create_task(asyncio.to_thread(self.service.close, self.service.settings.grace))
         await asyncio.sleep(_TO_ARRIVE)
         await super().shutdown(sockets)
         await finishing
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """uvicorn would raise the signal again at the end; a server that was asked to end has done well."""
+        """uvicorn would raise the signal again at the end, which would not be code 0."""
         if self.should_exit:
-            os._exit(128 + sig)  # asked twice: do not wait
+            os._exit(128 + sig)  # second signal: do not wait
         self.should_exit = True
 
 
 class Protocol(H11Protocol):
-    """Closes connections on which no whole request head comes in time, or nobody reads the answer.
+    """Closes connections without a complete request head in time, or whose client does not read the answer.
 
-    Of too many connections those that ask for nothing are closed first, whoever has most of them.
+    If there are too many, idle ones are closed first, of the address that has most of them.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        # uvicorn would refuse every request, probes too, once so many connections are open.
+        # uvicorn itself would then refuse every request, probes too.
         self.most, self.limit_concurrency = self.limit_concurrency or 0, None
-        self.late: asyncio.TimerHandle | None = None  # while a request is waited for
-        self.silent = True
+        self.timer: asyncio.TimerHandle | None = None  # set while waiting for a request
+        self.silent = True  # nothing received yet
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait_for_request(min(_TO_SPEAK, self.timeout_keep_alive))
+        self.address = self.client[0] if self.client else ""
+        self._wait(min(_FIRST_BYTE, self.timeout_keep_alive))
         opened = transport.get_extra_info("socket")
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; the system then ends the connection
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux, which then ends the connection
             milliseconds = int(self.timeout_keep_alive * 1000)
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         if len(self.connections) > self.most:
-            self._make_room()
+            self._close_one()
 
-    def _make_room(self) -> None:
-        """Close a connection that asks for nothing, of the address that has most, or else this one."""
-        opened = [one for one in self.connections if isinstance(one, Protocol) and not one.is_closing]
+    def _close_one(self) -> None:
+        """Close an idle connection, of the address that has most; if there is none, this one."""
+        every = [one for one in self.connections if isinstance(one, Protocol)]
+        opened = [one for one in every if not one.transport.is_closing()]
         if len(opened) <= self.most:
             return
         held = Counter(one.address for one in opened)
-        # Of the own address none that is as new: a request may be on its way on it too.
+        # None of the same address that is as new: its request may be on its way too.
         aged = self.loop.time() - _TO_ARRIVE
-        idle = [one for one in opened if one.late and (one.address != self.address or one.since < aged)]
+        idle = [one for one in opened if one.timer and (one.address != self.address or one.since < aged)]
         if idle:
             max(idle, key=lambda one: (held[one.address], -one.since)).transport.close()
         elif len(opened) > self.most + _RESERVE:
             self.transport.close()
 
-    @property
-    def is_closing(self) -> bool:
-        return self.transport.is_closing()
-
-    @property
-    def address(self) -> str:
-        return self.client[0] if self.client else ""
-
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._wait(None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.silent:
             self.silent = False
-            self._wait_for_request(self.timeout_keep_alive)
+            self._wait(self.timeout_keep_alive)
         super().data_received(data)
 
     def handle_events(self) -> None:
         super().handle_events()
         if self.conn.their_state is not h11.IDLE and self.conn.our_state is not h11.DONE:
-            self._stop_waiting()
+            self._wait(None)
 
     def on_response_complete(self) -> None:
-        self._wait_for_request(self.timeout_keep_alive)
+        self._wait(self.timeout_keep_alive)
         super().on_response_complete()
 
-    def _wait_for_request(self, seconds: float) -> None:
-        self._stop_waiting()
+    def _wait(self, seconds: float | None) -> None:
+        """Close the connection unless a request comes within `seconds`; None: stop waiting."""
+        if self.timer is not None:
+            self.timer.cancel()
         self.since = self.loop.time()
-        self.late = self.loop.call_later(seconds, self.transport.close)
-
-    def _stop_waiting(self) -> None:
-        if self.late is not None:
-            self.late.cancel()
-            self.late = None
+        self.timer = None if seconds is None else self.loop.call_later(seconds, self.transport.close)

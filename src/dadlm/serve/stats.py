@@ -1,5 +1,6 @@
-"""What a scheduler counts, for people and for Prometheus."""
+"""What a scheduler counts. Plain numbers: prometheus_client, which `metrics` uses, is an optional package."""
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -13,33 +14,32 @@ _WINDOW = 10.0  # seconds over which a rate is taken
 
 @dataclass
 class Histogram:
-    """Counts of values up to each bound; the last count is of those above all bounds. Not cumulative."""
+    """Counts of values up to each bound, not cumulative; the last counts those above all bounds."""
 
     bounds: tuple[float, ...]
-    counts: list[int] = field(default_factory=list)
+    counts: list[int] = field(init=False)
     sum: float = 0.0
 
     def __post_init__(self) -> None:
-        self.counts = self.counts or [0] * (len(self.bounds) + 1)
+        self.counts = [0] * (len(self.bounds) + 1)
 
     @property
     def count(self) -> int:
         return sum(self.counts)
 
     def add(self, value: float) -> None:
-        place = next((i for i, bound in enumerate(self.bounds) if value <= bound), len(self.bounds))
-        self.counts[place] += 1
+        self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
 
 @dataclass
 class Stats:
-    """Everything since the start; `queue`, `rows` and `tokens_per_second` are of now."""
+    """Counts since the start; `queue`, `rows` and `tokens_per_second` are current values."""
 
     queue: int = 0
-    """Requests that wait."""
+    """Requests waiting."""
     rows: int = 0
-    """Requests in work."""
+    """Requests being decoded."""
     max_rows: int = 0
     max_queue: int = 0
     tokens_per_second: float = 0.0
@@ -52,23 +52,23 @@ class Stats:
     tokens: int = 0
     """Committed tokens."""
     forward_passes: int = 0
-    """Of the model, however many rows took part."""
+    """Denoising passes of the model, of any number of rows."""
     row_passes: int = 0
-    """The same, counted once for each row: tokens / row_passes is the mean TPF."""
+    """The same, counted once per row: tokens / row_passes is the mean TPF."""
     cache_passes: int = 0
-    """Blocks whose keys and values were written, once for each row."""
+    """Blocks whose keys and values were written, counted once per row."""
     out_of_memory: int = 0
     queue_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
     first_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
     """From submission to the first committed block."""
     total_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
     batch_rows: Histogram = field(default_factory=lambda: Histogram(_ROWS))
-    """Rows with something to decide, of each forward pass."""
+    """Rows of each forward pass."""
     tokens_per_forward: Histogram = field(default_factory=lambda: Histogram(_TOKENS_PER_FORWARD))
     """Of each finished request."""
 
     def end(self, finished: Finished) -> None:
-        """Count a request that is over."""
+        """Count a finished request."""
         self.finished[finished.reason] = self.finished.get(finished.reason, 0) + 1
         self.prompt_tokens += finished.prompt_tokens
         self.cache_passes += finished.cache_passes
@@ -81,7 +81,7 @@ class Stats:
 
 
 class Rate:
-    """How much of something there was per second, lately."""
+    """An amount per second over the last ten seconds."""
 
     def __init__(self) -> None:
         self._events: deque[tuple[float, float]] = deque()

@@ -21,7 +21,7 @@ from dadlm.decode.picture import draw_step, new_figure
 from dadlm.errors import ConfigError
 from dadlm.model import Model, load
 from dadlm.model.files import write_json
-from dadlm.objective.ar import token_nll
+from dadlm.objective import losses
 from dadlm.threads import one_thread
 
 TEXTS, NEW_TOKENS = 8, 96
@@ -122,7 +122,7 @@ def _new_tokens(model: Model, prompt: int) -> int:
 @torch.inference_mode()
 def _nats(judge: Model, prompt: list[int], tokens: list[int]) -> float:
     """Negative log-likelihood of tokens after a prompt."""
-    nll = token_nll(judge, torch.tensor([prompt + tokens], device=judge.device))
+    nll = losses(judge, torch.tensor([prompt + tokens], device=judge.device), None).train
     return float(nll[0, len(prompt) - 1 :].sum())
 
 

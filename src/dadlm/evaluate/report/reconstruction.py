@@ -4,26 +4,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dadlm.evaluate import paper
-from dadlm.evaluate.report.differences import data_beside, models_differ
 from dadlm.evaluate.report.document import (
     Cell,
     Column,
+    Content,
     Difference,
+    Found,
     Row,
     Section,
     Table,
     measured,
     number,
-    plain,
+    ruled,
 )
-from dadlm.evaluate.report.gather import Found
 from dadlm.evaluate.report.subjects import (
     Facts,
     block_size,
     by_data,
     cautions,
+    data_beside,
     family_name,
     labels,
+    models_differ,
     rank,
     rows_of,
     source_of,
@@ -75,19 +77,18 @@ def _values(group: list[Found], pairs: list[Found]) -> Table:
     scores = sorted(_scores(group, pairs), key=lambda score: rank(score.model))
     names = labels([(score.model["name"], score.folder) for score in scores])
     winners = {_score(one, side).key for one in pairs for side in _better(one.result)}
-    rows, family = [], None
-    for score, name in zip(scores, names, strict=True):
-        cells = _cells(score, name, score.key in winners)
-        rows.append(Row(tuple(cells), rule=score.model["family"] != family))
-        family = score.model["family"]
+    rows = ruled(
+        (score.model["family"], tuple(_cells(score, name, score.key in winners)))
+        for score, name in zip(scores, names, strict=True)
+    )
     return table(
         group,
         rows,
         caption=f"Reconstruction ↓ on {rows_of(group[0].result)}, in the form of the paper's Table 1.",
         columns=(
-            Column("Model"),
+            "Model",
             Column("Family", words=True),
-            Column("Block size"),
+            "Block size",
             *(Column(name, "Ours") for name in ("Reconstruction", "Bound", "Gap")),
             *_PAPER,
         ),
@@ -99,16 +100,16 @@ def _values(group: list[Found], pairs: list[Found]) -> Table:
     )
 
 
-def _cells(score: _Score, name: str, best: bool) -> Iterator[Cell]:
-    yield Cell(name)
-    yield Cell(family_name(score.model))
-    yield plain(block_size(score.model), 0)
+def _cells(score: _Score, name: str, best: bool) -> Iterator[Content]:
+    yield name
+    yield family_name(score.model)
+    yield number(block_size(score.model), 0)
     known = score.interval is not None
     yield measured(score.interval, 3, best=best) if known else Cell(number(score.value, 3), best=best)
-    yield plain(score.bound, 3)
-    yield plain(score.gap, 3)
+    yield number(score.bound, 3)
+    yield number(score.gap, 3)
     theirs = paper.RECONSTRUCTION.get((score.model["family"], block_size(score.model)), {})
-    yield from (plain(theirs.get(set_)) for set_ in _SETS)
+    yield from (number(theirs.get(set_)) for set_ in _SETS)
 
 
 def _scores(group: list[Found], pairs: list[Found]) -> list[_Score]:
@@ -135,15 +136,15 @@ def _pairs(pairs: list[Found]) -> Table:
     ]
     rows = []
     for one, name in zip(pairs, labels(named), strict=True):
-        masks = Cell("the same" if one.result["same_masks"] else "each its own")
-        theirs = (plain(_paper_difference(one.result, set_)) for set_ in _SETS)
-        rows.append(Row((Cell(name), measured(one.result["difference"], 3), masks, *theirs)))
+        masks = "the same" if one.result["same_masks"] else "each its own"
+        theirs = (number(_paper_difference(one.result, set_)) for set_ in _SETS)
+        rows.append(Row((name, measured(one.result["difference"], 3), masks, *theirs)))
     return table(
         pairs,
         rows,
         caption=f"Paired differences in reconstruction on {rows_of(pairs[0].result)}; negative: the first is "
         "better.",
-        columns=(Column("Pair"), Column("Difference", "Ours"), Column("Masks", "Ours", words=True), *_PAPER),
+        columns=("Pair", Column("Difference", "Ours"), Column("Masks", "Ours", words=True), *_PAPER),
         differences=tuple(_differences(pairs)),
         notes=("The paper's are differences of its rounded values, without intervals.",),
     )

@@ -1,8 +1,7 @@
-// The form: the models that the server has, and the controls that apply to what is chosen.
+// The form: the server's models and samplers, the controls that apply, what is sent, and links to a run.
 
 import { make } from "./dom.js";
 import { listModels } from "./server.js";
-import { applies, hashOf, takeHash, valuesOf } from "./settings.js";
 
 const WORDS = {
   write: { run: "Write", prompt: "Prompt", example: "How the text begins" },
@@ -14,9 +13,22 @@ const WORDS = {
   },
 };
 const TOKENS = 64; // to write, unless the context is short
+const diffuses = (families) => families.some((family) => family !== "ar");
+
+// When a control is shown; those not listed here, and not an option of a sampler, always are.
+const APPLIES = {
+  model: ({ mode }) => mode !== "race",
+  in_turn: ({ mode }) => mode === "race",
+  max_tokens: ({ mode }) => mode !== "infill",
+  sampler: (_, families) => diffuses(families),
+  infill_k: (_, families) => diffuses(families),
+  infill_r: ({ infill_k }, families) => Boolean(infill_k) && diffuses(families),
+  path: (_, families) => families.includes("dadlm"),
+};
 
 export class Controls {
   models = [];
+  samplers = [];
   #loading = null;
 
   constructor(page) {
@@ -32,10 +44,10 @@ export class Controls {
   }
 
   get values() {
-    return valuesOf(this.form);
+    return Object.fromEntries(new FormData(this.form));
   }
 
-  /** Ask the server for its models, once, however many wait for them; again only after a refusal. */
+  /** Ask the server for its models and samplers, once; again only after an error. */
   load(key) {
     this.#loading ??= this.#load(key).catch((error) => {
       this.#loading = null;
@@ -45,14 +57,17 @@ export class Controls {
   }
 
   async #load(key) {
-    this.models = await listModels(key);
-    const { model, max_tokens: tokens } = this.form.elements;
+    const { data, dadlm } = await listModels(key);
+    [this.models, this.samplers] = [data, dadlm.samplers];
+    const { model, sampler, max_tokens: tokens } = this.form.elements;
     model.replaceChildren(
-      ...this.models.map(({ id, dadlm }) => make("option", { value: id, text: `${id} (${dadlm.family})` })),
+      ...data.map(({ id, dadlm }) => make("option", { value: id, text: `${id} (${dadlm.family})` })),
     );
-    const context = Math.min(...this.models.map(({ dadlm }) => dadlm.context));
-    const some = Math.min(TOKENS, Math.floor(context / 2));
-    tokens.defaultValue = some; // who was quicker has typed another, which stays
+    sampler.replaceChildren(...this.samplers.map(({ name }) => make("option", { value: name, text: name })));
+    const options = new Map(this.samplers.flatMap(({ options }) => options.map((one) => [one.name, one])));
+    this.page.samplerOptions.replaceChildren(...[...options.values()].map(control));
+    const context = Math.min(...data.map(({ dadlm }) => dadlm.context));
+    tokens.defaultValue = Math.min(TOKENS, Math.floor(context / 2)); // keeps what has been typed already
     this.show();
   }
 
@@ -61,16 +76,49 @@ export class Controls {
     return values.mode === "race" ? this.models : this.models.filter(({ id }) => id === values.model);
   }
 
-  /** The part of an address that makes a run again and shows one of its steps. */
-  link(values, step) {
-    return hashOf(values, this.#families(values), step);
+  /** The decoding options of a request to a model of this family, under the names of the API. */
+  optionsFor(values, family) {
+    const sampled = this.samplers.flatMap(({ options }) => options.map(({ name }) => name));
+    const options = {};
+    for (const name of ["max_tokens", "seed", "temperature", "top_p", ...sampled]) {
+      if (values[name] && this.#applies(name, values, [family])) options[name] = Number(values[name]);
+    }
+    for (const name of ["sampler", "path"]) {
+      if (this.#applies(name, values, [family])) options[name] = values[name];
+    }
+    if (values.infill_k && this.#applies("infill_k", values, [family])) {
+      options.infill = [Number(values.infill_k), Number(values.infill_r)];
+    }
+    return options;
   }
 
-  /** Set everything as a link says; tells the step it shows, or null if there is no link. */
+  /** The part of an address after # that repeats a run and shows one of its steps. */
+  link(values, step) {
+    const families = this.#families(values);
+    const kept = Object.entries(values).filter(([name]) => this.#applies(name, values, families));
+    const hash = new URLSearchParams(kept);
+    if (step !== null) hash.set("step", step);
+    return `#${hash}`;
+  }
+
+  /** Set the controls as a link says; gives the step it points at, or null if there is no link. */
   follow(hash) {
-    const linked = takeHash(this.form, hash);
+    const linked = new URLSearchParams(hash.slice(1));
+    const isLink = linked.has("seed");
+    for (const field of isLink ? this.form.elements : []) {
+      if (!field.name) continue;
+      const value = linked.get(field.name);
+      if (field.type === "checkbox") field.checked = value !== null;
+      else if (field.type === "radio") {
+        const known = [...this.form.elements[field.name]].some((one) => one.value === value);
+        field.checked = known ? field.value === value : field.defaultChecked;
+      } else if (value !== null) field.value = value;
+      else if (field.tagName !== "SELECT") field.value = field.defaultValue;
+      else if (field.name !== "model") field.selectedIndex = 0; // the models have no default
+    }
     this.show();
-    return linked;
+    if (!isLink) return null;
+    return { step: linked.has("step") ? Math.trunc(Number(linked.get("step"))) || 0 : Infinity };
   }
 
   /** Choose a mode and a model. */
@@ -80,22 +128,33 @@ export class Controls {
     this.show();
   }
 
-  /** Only what applies. */
+  /** Show the controls that apply. */
   show() {
-    this.#leaveOutAr();
+    this.#disableAr();
     const { values } = this;
     const families = this.#families(values);
     for (const field of this.form.querySelectorAll("[data-field]")) {
-      field.hidden = !applies(field.dataset.field, values, families);
+      field.hidden = !this.#applies(field.dataset.field, values, families);
     }
     const { run, prompt, example } = WORDS[values.mode];
     this.page.promptLabel.textContent = prompt;
     this.page.prompt.placeholder = example;
     this.page.run.textContent = run;
+    this.page.samplerSummary.textContent = this.#sampler(values)?.summary ?? "";
   }
 
-  /** An autoregressive model cannot fill gaps: it never sees what follows them. */
-  #leaveOutAr() {
+  #sampler(values) {
+    return this.samplers.find(({ name }) => name === values.sampler);
+  }
+
+  #applies(name, values, families) {
+    const has = (sampler) => sampler?.options.some((option) => option.name === name);
+    if (this.samplers.some(has)) return diffuses(families) && Boolean(has(this.#sampler(values)));
+    return name in APPLIES ? APPLIES[name](values, families) : true;
+  }
+
+  /** An autoregressive model cannot fill gaps. */
+  #disableAr() {
     const { model, mode } = this.form.elements;
     [...model.options].forEach((option, n) => {
       option.disabled = mode.value === "infill" && this.models[n].dadlm.family === "ar";
@@ -108,4 +167,15 @@ export class Controls {
   #families(values) {
     return this.chosen(values).map(({ dadlm }) => dadlm.family);
   }
+}
+
+/** A number field for an option of a sampler. */
+function control({ name, description, type, minimum, maximum, default: value }) {
+  const words = name.replaceAll("_", " ");
+  const field = make("label", { title: description, text: words.charAt(0).toUpperCase() + words.slice(1) });
+  const step = type === "integer" ? "1" : "any";
+  const bounds = { min: minimum ?? "", max: maximum ?? "", step, defaultValue: value ?? "", placeholder: "default" };
+  field.append(make("input", { name, type: "number", ...bounds }));
+  field.dataset.field = name;
+  return field;
 }

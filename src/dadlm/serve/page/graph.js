@@ -41,7 +41,7 @@ function placesOf(step) {
   const shown = tallest === 1 ? 3 : tallest <= 4 ? 2 : 1; // tokens written into a node
   const high = shown * LINE + PAD;
   const inner = tallest * (high + ROW_GAP) - ROW_GAP;
-  const columns = step.ids.length; // few of them leave room for wider ones
+  const columns = step.ids.length; // few of them can be wider
   const [wide, gap] = columns <= 5 ? [132, 76] : columns <= 8 ? [112, 44] : [104, 30];
   return {
     tallest, shown, wide, high, inner,

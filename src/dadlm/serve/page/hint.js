@@ -26,7 +26,7 @@ function contents(step, i, k) {
     make("li", {}, make("b", { text: shown(text) }), bar(p), make("span", { text: percent(p) })),
   );
   const before = i ? step.path[i - 1] : 0;
-  const said = [
+  const lines = [
     `${percent(step.transition[i][before][k])} from the path’s node before`,
     `${percent(reach(step)[i][k])} over all paths`,
   ];
@@ -34,6 +34,6 @@ function contents(step, i, k) {
   return [
     make("h3", { text: `${where}, candidate ${k}${lit}` }),
     make("ol", {}, ...rows),
-    ...said.map((text) => make("p", { text })),
+    ...lines.map((text) => make("p", { text })),
   ];
 }

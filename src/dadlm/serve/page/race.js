@@ -1,6 +1,6 @@
 // All models on the same prompt and seed, side by side.
 // Without tracing: drawing graphs would be part of the time. The same seed writes the same text again, so
-// a lane can be looked into afterwards.
+// the steps of a lane can be shown afterwards.
 
 import { bar, make } from "./dom.js";
 import { showText } from "./text.js";

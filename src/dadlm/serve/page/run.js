@@ -1,4 +1,4 @@
-// A run as data: what was asked, the steps and the text that came, and what can be read off them. No drawing.
+// A run as data: the request, its steps and text, and what follows from them. No drawing.
 
 const BEFORE = 7; // how many earlier tokens are drawn before one that is decided alone
 
@@ -41,7 +41,7 @@ export class Run {
     return this.reason !== null;
   }
 
-  /** Forward passes so far: the server tells with each block; each traced step is one. */
+  /** Forward passes so far: sent with each block; each traced step is one. */
   get passes() {
     return Math.max(this.figures.forward_passes ?? 0, this.steps.length);
   }
@@ -67,7 +67,7 @@ export class Run {
   /** The text as it stood after a step: pieces of { kind, text }, kind being a class of the page's style. */
   piecesAt(index) {
     const atEnd = this.isOver && index >= this.steps.length - 1;
-    if (this.isInfill) return this.#filledAt(index, atEnd);
+    if (this.fillsGaps) return this.#filledAt(index, atEnd);
     const step = this.steps[index];
     const prompt = { kind: "prompt", text: this.parts[0] };
     if (atEnd || !step) return [prompt, { kind: "text", text: this.text }];
@@ -75,7 +75,7 @@ export class Run {
     return [prompt, written, ...this.#openPositions(step)];
   }
 
-  get isInfill() {
+  get fillsGaps() {
     return this.parts.some((part) => typeof part === "number");
   }
 

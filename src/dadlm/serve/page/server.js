@@ -1,4 +1,4 @@
-// Talks to the server: the list of models, answers as streams of objects, and errors in words.
+// Talks to the server: models and samplers, answers as streams of objects, error messages.
 
 export class ServerError extends Error {
   constructor(message, status) {
@@ -8,7 +8,7 @@ export class ServerError extends Error {
 }
 
 export async function listModels(key) {
-  return (await (await ask("v1/models", { headers: headers(key) })).json()).data;
+  return (await ask("v1/models", { headers: headers(key) })).json();
 }
 
 /** The objects of a server-sent answer, as they arrive. Aborting the signal makes the server cancel. */
@@ -45,7 +45,7 @@ async function* chunks(readable) {
   try {
     for (let next = await reader.read(); !next.done; next = await reader.read()) yield next.value;
   } catch (error) {
-    if (error.name === "AbortError") throw error; // any other is told as an answer without an end
+    if (error.name === "AbortError") throw error; // any other is reported as an answer without an end
   } finally {
     await reader.cancel().catch(() => {}); // an aborted one has nothing left to cancel
   }
@@ -68,13 +68,13 @@ async function ask(path, request) {
 }
 
 async function words(answer) {
-  const said = (await answer.json().catch(() => null))?.error?.message;
-  if (answer.status === 401) return "This server asks for a key. Type it above and try again.";
+  const message = (await answer.json().catch(() => null))?.error?.message;
+  if (answer.status === 401) return "This server needs a key. Type it above and try again.";
   if (answer.status === 429) {
     const seconds = answer.headers.get("retry-after");
     return `The server is busy. Try again ${seconds ? `in ${seconds} s` : "in a moment"}.`;
   }
-  return said ? sentence(said) : `The server answered ${answer.status} ${answer.statusText}.`;
+  return message ? sentence(message) : `The server answered ${answer.status} ${answer.statusText}.`;
 }
 
 function sentence(text) {

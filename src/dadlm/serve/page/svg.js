@@ -1,4 +1,4 @@
-// Pieces of a picture: elements, labels, and texts cut to their room.
+// Pieces of a picture: elements, labels, and texts shortened to fit.
 
 const ruler = document.createElement("canvas").getContext("2d");
 
@@ -12,12 +12,12 @@ export function shown(text) {
   return text.replace(/^ +| +$/g, (spaces) => "·".repeat(spaces.length));
 }
 
-/** As much of a token as has room. */
-export function fit(text, room, look, colours) {
+/** As much of a token as fits. */
+export function fit(text, width, look, colours) {
   ruler.font = `${look["font-weight"] ?? 400} ${look["font-size"] ?? 13}px ${colours.font}`;
   const signs = [...shown(text)];
-  if (ruler.measureText(signs.join("")).width <= room) return signs.join("");
-  while (signs.length > 1 && ruler.measureText(`${signs.join("")}…`).width > room) signs.pop();
+  if (ruler.measureText(signs.join("")).width <= width) return signs.join("");
+  while (signs.length > 1 && ruler.measureText(`${signs.join("")}…`).width > width) signs.pop();
   return `${signs.join("")}…`;
 }
 

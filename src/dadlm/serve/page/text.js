@@ -10,13 +10,13 @@ export function showText(place, pieces) {
 
 export function showFigures(place, run, seconds) {
   const { tokens, passes } = run;
-  const { cache_passes: cachePasses, seconds: told } = run.figures;
+  const { cache_passes: cachePasses, seconds: total } = run.figures;
   const rows = [
     ["tokens", tokens],
     ["forward passes", passes],
     ["tokens per forward pass", (tokens / Math.max(1, passes)).toFixed(2)],
     ["cache passes", cachePasses],
-    ["seconds", (told ?? seconds).toFixed(2)],
+    ["seconds", (total ?? seconds).toFixed(2)],
   ].filter(([, value]) => value !== undefined);
   place.replaceChildren(
     ...rows.map(([name, value]) => make("div", {}, make("dt", { text: name }), make("dd", { text: value }))),

@@ -11,7 +11,7 @@ const TURN = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDo
 export class Viewer {
   #run = null;
   #index = 0;
-  #follows = true; // the newest step is shown until someone goes back
+  #follows = true; // shows the newest step until an earlier one is chosen
   #timer = null;
   #frame = null;
 
@@ -44,7 +44,7 @@ export class Viewer {
     this.update();
   }
 
-  /** Take notice of steps that have arrived. */
+  /** Show steps that have arrived. */
   update() {
     if (this.#follows) this.#index = Math.max(0, this.#count - 1);
     this.redraw();
@@ -90,7 +90,7 @@ export class Viewer {
     slider.value = this.#index;
     slider.setAttribute("aria-valuetext", caption.textContent);
     count.textContent = `${this.#index + 1} / ${this.#count}`;
-    // Steps that arrive or play by themselves would drown everything else a screen reader says.
+    // A screen reader would read out every step that arrives or plays.
     caption.setAttribute("aria-live", this.#timer || !this.#run.isOver ? "off" : "polite");
     this.#drawGraph();
   }

@@ -1,0 +1,195 @@
+"""From planned requests to an HTTP response: submit them, then answer whole or as server-sent events.
+
+All or none: if one text is refused or cannot be finished, so are the others of the same HTTP request.
+"""
+
+import asyncio
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from dadlm.errors import ConfigError
+from dadlm.serve.refusals import INTERNAL_ERROR, Refusal
+from dadlm.serve.request import Event, Finished, Job, QueueFull, Request, ShuttingDown
+from dadlm.serve.scheduler import Scheduler
+
+_KEEP_ALIVE = 10.0  # seconds of silence after which proxies are shown that the connection is alive
+_WAITING = ": waiting\n\n"  # a comment, which clients skip
+_UNFINISHED = {
+    "deadline": "the text was not finished within this server's time limit",
+    "shutdown": "the server is shutting down and could not finish the text; send it again",
+    "cancelled": "the text was cancelled",
+}
+
+
+class Answer(ABC):
+    """What one HTTP request asks the scheduler, and the answer as its events arrive."""
+
+    requests: list[Request]
+
+    @abstractmethod
+    def take(self, index: int, event: Event) -> dict[str, Any]:
+        """Record an event of text `index`; the chunk that a stream sends for it."""
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]: ...
+
+    def first_chunks(self) -> list[dict[str, Any]]:
+        return []
+
+    def last_chunks(self) -> list[dict[str, Any]]:
+        return []
+
+    def account(self, ends: Sequence[Finished], choices: int = 1) -> dict[str, Any]:
+        """Tokens, passes, time and seeds; a prompt that several `choices` share counts once."""
+        prompt = sum(end.prompt_tokens for end in ends[::choices])
+        completion = sum(end.completion_tokens for end in ends)
+        each = [
+            _cost([end]) | {"seed": request.seed, "seconds_queued": end.seconds_queued}
+            for end, request in zip(ends, self.requests, strict=True)
+        ]
+        return {
+            "usage": {
+                "prompt_tokens": prompt,
+                "completion_tokens": completion,
+                "total_tokens": prompt + completion,
+            },
+            "dadlm": each[0] if len(each) == 1 else _cost(ends) | {"choices": each},
+        }
+
+
+def _cost(ends: Sequence[Finished]) -> dict[str, Any]:
+    passes = sum(end.forward_passes for end in ends)
+    return {
+        "forward_passes": passes,
+        "cache_passes": sum(end.cache_passes for end in ends),
+        "tokens_per_forward": sum(end.completion_tokens for end in ends) / max(1, passes),
+        "seconds": max(end.seconds_queued + end.seconds_running for end in ends),
+    }
+
+
+async def respond(scheduler: Scheduler, answer: Answer, http: HttpRequest, stream: bool) -> Response:
+    jobs = _submit(scheduler, answer.requests)
+    if stream:
+        return EventStream(answer, jobs)
+    working, gone = asyncio.create_task(_whole(answer, jobs)), asyncio.create_task(_disconnected(http))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Refusal(499, "the client closed the connection")
+        return JSONResponse(working.result())
+    finally:
+        working.cancel()
+        gone.cancel()
+        _cancel(jobs)
+
+
+async def _whole(answer: Answer, jobs: Sequence[Job]) -> dict[str, Any]:
+    async for item in _events(jobs):
+        if item is not None:
+            answer.take(*item)
+    return answer.whole()
+
+
+async def _disconnected(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events: a `data:` line per chunk, then `[DONE]`, after an error event if there was one."""
+
+    def __init__(self, answer: Answer, jobs: Sequence[Job]) -> None:
+        super().__init__(self._lines(answer, jobs), media_type="text/event-stream")
+        self.headers["x-accel-buffering"] = "no"  # nginx must not hold lines back
+        self.jobs, self.error = jobs, None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _cancel(self.jobs)
+        if self.error is not None:
+            raise self.error  # the client has its error event; this is for the log
+
+    async def _lines(self, answer: Answer, jobs: Sequence[Job]) -> AsyncIterator[str]:
+        try:
+            for chunk in answer.first_chunks():
+                yield _data(chunk)
+            async for item in _events(jobs):
+                yield _WAITING if item is None else _data(answer.take(*item))
+            for chunk in answer.last_chunks():
+                yield _data(chunk)
+        except Refusal as refusal:  # too late for a status
+            yield _data(refusal.body)
+        except Exception as error:
+            self.error = error
+            yield _data(INTERNAL_ERROR.body)
+        yield "data: [DONE]\n\n"
+
+
+def _data(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, ensure_ascii=False, allow_nan=False)}\n\n"
+
+
+def _submit(scheduler: Scheduler, requests: Sequence[Request]) -> list[Job]:
+    jobs: list[Job] = []
+    try:
+        for request in requests:
+            jobs.append(scheduler.submit(request))
+    except QueueFull as error:
+        wait = str(max(1, math.ceil(error.retry_after)))
+        raise Refusal(429, str(error), code="queue_full", headers={"retry-after": wait}) from error
+    except ShuttingDown as error:
+        raise Refusal(503, str(error), code="shutdown") from error
+    except ConfigError as error:
+        raise Refusal(400, str(error)) from error
+    finally:
+        if len(jobs) < len(requests):
+            _cancel(jobs)
+    return jobs
+
+
+def _cancel(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        job.cancel()
+
+
+async def _events(jobs: Sequence[Job]) -> AsyncIterator[tuple[int, Event] | None]:
+    """(index of the text, event) as they arrive; None after each `_KEEP_ALIVE` seconds of silence."""
+    # Bounded: what the client does not read stays with the job, where the scheduler sees it.
+    arrived: asyncio.Queue[tuple[int, Event]] = asyncio.Queue(len(jobs))
+
+    async def read(index: int, job: Job) -> None:
+        async for event in job:
+            await arrived.put((index, event))
+
+    readers = [asyncio.create_task(read(index, job)) for index, job in enumerate(jobs)]
+    try:
+        unfinished = len(jobs)
+        while unfinished:
+            try:
+                index, event = await asyncio.wait_for(arrived.get(), _KEEP_ALIVE)
+            except TimeoutError:
+                yield None
+                continue
+            if isinstance(event, Finished):
+                unfinished -= 1
+                if event.reason not in ("stop", "length"):
+                    raise _failure(event)
+            yield index, event
+    finally:
+        for reader in readers:
+            reader.cancel()
+
+
+def _failure(event: Finished) -> Refusal:
+    if event.reason == "error":
+        return Refusal(500, event.message or "the text could not be finished", code="error")
+    return Refusal(503, _UNFINISHED[event.reason], code=event.reason, headers={"retry-after": "1"})
