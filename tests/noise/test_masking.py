@@ -55,12 +55,6 @@ def test_time_of_every_row_and_block_is_uniform_over_steps():
     assert (u - expected).abs().max() < 2 * steps**-0.5  # Kolmogorov–Smirnov, beyond the 0.1% level
 
 
-def test_time_of_one_step_says_nothing_about_the_next():
-    times = torch.stack([sample_time(1, step, torch.arange(1), 1, 1, 0.0, 1.0) for step in range(1500)])
-    u = times.flatten().double()
-    assert abs(float(torch.corrcoef(torch.stack([u[:-1], u[1:]]))[0, 1])) < 4 * 1500**-0.5
-
-
 def test_times_stay_within_their_interval():
     time = sample_time(0, 0, torch.arange(4000), 4000, 4, 1e-3, 1.0)
     assert time.dtype == torch.float32 and time.min() >= 1e-3 and time.max() <= 1

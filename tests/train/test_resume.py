@@ -122,11 +122,6 @@ def test_accumulation_changes_nothing(family: str, tmp_path: Path) -> None:
         torch.testing.assert_close(ends[0][name], ends[1][name], atol=1e-4, rtol=1e-3)
 
 
-def test_accumulation_may_change_between_two_parts_of_a_run(tmp_path: Path) -> None:
-    train(config("dadlm", tmp_path, accumulate=1), stop_at=5)
-    assert train(config("dadlm", tmp_path, accumulate=2)).step == 12
-
-
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     run = config("bd3lm", tmp_path)
     first = train(run)
