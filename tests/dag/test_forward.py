@@ -82,15 +82,6 @@ def test_one_group_sums_over_its_nodes():
     assert_close(dag.forward_logp(emission, transition), torch.tensor(expected))
 
 
-def test_fully_anchored_block_is_certain():
-    active = torch.nn.functional.one_hot(torch.tensor([2, 0, 1, 1]), 3).bool()
-    emission, transition = masked(torch.zeros(4, 3), torch.randn(4, 3, 3), active)
-    to_emission, to_transition = gradients(dag.forward_logp, emission, transition)
-    assert dag.forward_logp(emission, transition) == 0
-    assert torch.equal(to_emission, active.float())
-    assert torch.equal(to_transition.nonzero(), torch.tensor([[0, 0, 2], [1, 2, 0], [2, 0, 1], [3, 1, 1]]))
-
-
 @pytest.mark.parametrize("shape", [(1, 1), (1, 3), (4, 1), (4, 3)])
 @pytest.mark.parametrize("dead", ["emission", "transition", "both"])
 def test_no_path_is_minus_infinity_with_zero_gradient(shape: tuple[int, int], dead: str):

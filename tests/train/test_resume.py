@@ -60,15 +60,6 @@ def test_an_interrupted_run_ends_with_the_same_bits(family: str, tmp_path: Path)
         assert progress(tmp_path / "broken" / "last")["noise"]["low"] > 1e-3
 
 
-def test_a_run_interrupted_at_every_step_ends_with_the_same_bits(tmp_path: Path) -> None:
-    straight, broken = eventful("dadlm", tmp_path / "straight"), eventful("dadlm", tmp_path / "broken")
-    train(straight)
-    for step in range(1, 12):
-        assert train(broken, stop_at=step).step == step
-    train(broken)
-    assert_same_run(tmp_path / "straight", tmp_path / "broken")
-
-
 def test_steps_raised_later_continue_as_if_they_had_always_been(tmp_path: Path) -> None:
     straight = config("dadlm", tmp_path / "straight", valid_every=4)
     train(straight)
