@@ -87,7 +87,7 @@ class Condition(nn.Module):
 
 
 class Bd3lm(Lean):
-    """Exactly the network published for BD3LM: LayerNorm, biases in MLP and head, a head of its own, adaLN."""
+    """Exactly the network published for BD3LM: LayerNorm, biases in MLP and head, an untied head, adaLN."""
 
     biases, layer_norm, condition_width, is_published = True, True, 128, True
 
