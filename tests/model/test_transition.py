@@ -127,49 +127,6 @@ def test_gradients_are_finite_for_every_kind_of_block(kind, shape, fill):
         assert grads["graph.transition.query.weight"].any()
 
 
-@kinds
-def test_track_bias_acts_only_between_two_candidate_groups(kind):
-    model = tiny_model(transition=kind)
-    assert model.graph is not None
-    denoised = denoise(model)
-    before = model.transition_logp(denoised)
-    with torch.no_grad():
-        model.graph.transition.bias += 2.0
-    after = model.transition_logp(denoised)
-    masked = denoised.nodes.masked
-    pair = torch.zeros_like(masked)
-    pair[..., 1:] = masked[..., 1:] & masked[..., :-1]
-    assert torch.equal(before[~pair], after[~pair])
-    stay = torch.eye(3, dtype=torch.bool)
-    gain = after[pair] - before[pair]
-    assert (gain[:, stay] > 0.01).all() and (gain[:, ~stay] < -0.01).all()
-
-
-def test_single_transition_with_bias_multiplies_the_odds_of_staying():
-    model = tiny_model(transition="single")
-    assert model.graph is not None
-    denoised = denoise(model, torch.ones(4, 16, dtype=torch.bool))
-    before = model.transition_logp(denoised)[:, :, 1:]
-    with torch.no_grad():
-        model.graph.transition.bias += 2.0
-    after = model.transition_logp(denoised)[:, :, 1:]
-    odds = lambda logp: logp[..., 1, 1] - logp[..., 1, 2]  # noqa: E731
-    assert_close(odds(after) - odds(before), torch.full_like(odds(before), 2.0))
-
-
-@kinds
-def test_only_the_first_transition_depends_on_the_start_node(kind):
-    model = tiny_model(transition=kind)
-    assert model.graph is not None
-    masked = torch.ones(4, 16, dtype=torch.bool)
-    before = model.transition_logp(denoise(model, masked))
-    with torch.no_grad():
-        model.graph.start += 1.0
-    after = model.transition_logp(denoise(model, masked))
-    assert torch.equal(before[:, :, 1:], after[:, :, 1:])
-    assert (before - after)[:, :, 0, 0].abs().amax(-1).min() > 1e-4
-
-
 def test_families_without_a_graph_have_certain_transitions():
     model = tiny_model("bd3lm")
     assert torch.equal(model.transition_logp(denoise(model)), torch.zeros(4, 4, 4, 1, 1))

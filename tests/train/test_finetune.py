@@ -151,17 +151,6 @@ def test_dropout_is_of_the_fine_tuning(tmp_path: Path) -> None:
         finetune(replace(plain, dropout=1.0, out=str(tmp_path / "none")), quiet=True)
 
 
-def test_parts_of_a_batch_give_the_same_loss(tmp_path: Path) -> None:
-    whole = config_of("dadlm", tmp_path, patience=0)
-    parts = replace(trained(whole, accumulate=4), out=str(tmp_path / "parts"))
-    for config in (whole, parts):
-        finetune(config, quiet=True)
-    one, other = (
-        [entry["loss"] for entry in metrics(tmp_path / name) if "loss" in entry] for name in ("run", "parts")
-    )
-    assert len(one) == 12 and other == pytest.approx(one, rel=1e-4)
-
-
 def test_it_ends_when_rouge_rises_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ROUGE is best at the second validation; two worse ones end the run, and it stays ended."""
     given = chain([10.0, 30.0, 20.0, 29.0, 50.0], repeat(0.0))

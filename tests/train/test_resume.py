@@ -60,15 +60,6 @@ def test_an_interrupted_run_ends_with_the_same_bits(family: str, tmp_path: Path)
         assert progress(tmp_path / "broken" / "last")["noise"]["low"] > 1e-3
 
 
-def test_a_run_interrupted_at_every_step_ends_with_the_same_bits(tmp_path: Path) -> None:
-    straight, broken = eventful("dadlm", tmp_path / "straight"), eventful("dadlm", tmp_path / "broken")
-    train(straight)
-    for step in range(1, 12):
-        assert train(broken, stop_at=step).step == step
-    train(broken)
-    assert_same_run(tmp_path / "straight", tmp_path / "broken")
-
-
 def test_steps_raised_later_continue_as_if_they_had_always_been(tmp_path: Path) -> None:
     straight = config("dadlm", tmp_path / "straight", valid_every=4)
     train(straight)
@@ -120,11 +111,6 @@ def test_accumulation_changes_nothing(family: str, tmp_path: Path) -> None:
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
     for name in ends[0]:
         torch.testing.assert_close(ends[0][name], ends[1][name], atol=1e-4, rtol=1e-3)
-
-
-def test_accumulation_may_change_between_two_parts_of_a_run(tmp_path: Path) -> None:
-    train(config("dadlm", tmp_path, accumulate=1), stop_at=5)
-    assert train(config("dadlm", tmp_path, accumulate=2)).step == 12
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:

@@ -22,11 +22,6 @@ def test_learning_rate_warms_up_holds_and_decays() -> None:
     assert rates[15:] == pytest.approx([0.8, 0.64, 0.48, 0.32, 0.16])  # the step after the last would have 0
 
 
-def test_learning_rate_without_warm_up_and_decay_is_constant() -> None:
-    plan = TrainConfig(steps=7, lr=0.3, warmup=0)
-    assert {plan.lr_at(step) for step in range(7)} == {0.3}
-
-
 def test_the_loop_uses_the_schedules(tmp_path: Path) -> None:
     run = config("dadlm", tmp_path, warmup=4, decay=3, graph_lr_scale=3.0)
     one, rates = trainer(run), []

@@ -65,11 +65,6 @@ def test_only_the_stages_of_the_paper_are_allowed(
         model_from(stages[origin], run.model, 0)
 
 
-def test_a_run_stands_for_its_best_model(stages: dict[str, Path], tmp_path: Path) -> None:
-    model = model_from(stages["mdlm"], config("mdlm", tmp_path).model, 0)
-    assert_same_bits(weights(model), weights(load(stages["mdlm"] / "best")))
-
-
 def test_the_new_parts_follow_the_seed(stages: dict[str, Path], tmp_path: Path) -> None:
     run = config("dadlm", tmp_path)
     one, same, other = (weights(model_from(stages["bd3lm"], run.model, seed)) for seed in (0, 0, 1))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dadlm.dag import kernels
-from dadlm.dag._recursion import alphas, cut, posteriors, upcast
+from dadlm.dag._recursion import alphas, mask_gradient, posteriors, upcast
 from dadlm.dag._shapes import check_shapes
 
 
@@ -24,7 +24,7 @@ def node_marginals(transition_logp: Tensor) -> Tensor:
 
         prior, _ = alphas_fused(kernels.flat(silent, 2), kernels.flat(transition, 3))
         return prior.view(silent.shape)
-    return cut(alphas(silent, transition))
+    return mask_gradient(alphas(silent, transition))
 
 
 def node_posteriors(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
@@ -35,4 +35,4 @@ def node_posteriors(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
     check_shapes(transition_logp, emission_logp)
     emission, transition = upcast(emission_logp, transition_logp)
     nodes, _ = posteriors(alphas(emission, transition), transition)
-    return cut(nodes)
+    return mask_gradient(nodes)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from dadlm.errors import ConfigError
-from dadlm.model.architectures import ARCHITECTURES, ArchitectureName
-from dadlm.model.architectures.lean import Lean
+from dadlm.model.architecture import ARCHITECTURES, ArchitectureName, Lean
 from dadlm.model.transition import TRANSITIONS, TransitionName
 
 Family = Literal["ar", "mdlm", "bd3lm", "dadlm"]
@@ -85,8 +84,8 @@ class ModelConfig:
     candidate_scale: float = 0.02
     """Standard deviation of the candidate embeddings at initialisation (late expansion wants about 0.3)."""
     candidate_offset: float | None = None
-    """How far apart learned offsets of the candidates before the vocabulary head begin; None leaves them out.
-    Standard deviation of random ones; those that text suggests (`train.apart_rows`) have their own unit."""
+    """Standard deviation, at initialisation, of learned offsets of the candidates before the vocabulary head;
+    None leaves them out."""
 
     def __post_init__(self) -> None:
         self._check_types()

@@ -84,9 +84,9 @@ class Head(nn.Module):
             return self._target_logp(hidden, target, candidate)
         pieces = []
         for first in range(0, len(hidden), rows):
-            cut = slice(first, first + rows)
-            which = candidate if isinstance(candidate, int) else candidate[cut]
-            inputs = (hidden[cut], target[cut], which)
+            part = slice(first, first + rows)
+            which = candidate if isinstance(candidate, int) else candidate[part]
+            inputs = (hidden[part], target[part], which)
             # Nothing inside is random, so no generator state needs keeping.
             pieces.append(
                 checkpoint(self._target_logp, *inputs, use_reentrant=False, preserve_rng_state=False)

@@ -1,4 +1,4 @@
-"""One transformer layer; what differs between the architectures is in `architectures`.
+"""One transformer layer; what differs between the architectures is in `architecture.py`.
 
 A layer takes the attention to use as a function: the same weights serve the clean stream, packed nodes
 and cached decoding.

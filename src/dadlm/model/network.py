@@ -186,7 +186,7 @@ class Model(nn.Module):
 
 @contextmanager
 def eval_mode(*models: nn.Module) -> Iterator[None]:
-    """Models without dropout; afterwards one in training goes on training."""
+    """Models in eval mode (no dropout); those that were in training mode return to it."""
     training = [model for model in models if model.training]
     try:
         for model in training:

@@ -28,18 +28,8 @@ from dadlm.train.tensor_files import TensorFiles, save_part, save_whole
 
 # Settings of `train` that may change between two parts of a run without changing what has been done so far.
 _FREE = {
-    "steps",
-    "decay",
-    "accumulate",
-    "valid_every",
-    "valid_rows",
-    "save_every",
-    "log_every",
-    "device",
-    "compile",
-    "graphs",
-    "checkpointing",
-    "parallel",
+    *("steps", "decay", "accumulate", "valid_every", "valid_rows", "save_every", "log_every"),
+    *("device", "compile", "graphs", "checkpointing", "parallel"),
 }
 # Settings of `train` in older folders: those that no longer exist, with their defaults, and those renamed.
 _REMOVED = {"power": 1.0, "power_steps": 0, "apart_rows": 0, "block_share": 1.0}

@@ -87,16 +87,8 @@ class TrainConfig:
     once for all of them."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "steps",
-            "batch_size",
-            "accumulate",
-            "valid_every",
-            "valid_rows",
-            "save_every",
-            "log_every",
-            "masks_per_row",
-        ):
+        counts = ("steps", "batch_size", "accumulate", "masks_per_row")
+        for name in (*counts, "valid_every", "valid_rows", "save_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.batch_size % self.accumulate:
