@@ -54,11 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     ],
 )
 def test_what_is_timed_in_every_way_to_decode(
-    family: str,
-    options: dict[str, Any],
-    prompt_tokens: int,
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
+    family: str, options: dict[str, Any], prompt_tokens: int, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Update n takes n ms; which ones begin a block, `stream` tells by the block's number."""
     model, prompt = silence_eot(tiny(family)), prompt_of(prompt_tokens)

@@ -305,6 +305,7 @@ Cli = Callable[..., str]
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
     """`dadlm evaluate ...` in an empty folder: what it prints, or what it says before it ends with code 2."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words: object) -> str:
         capfd.readouterr()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dadlm.evaluate.documents import Documents
-from dadlm.evaluate.scores import evaluating
+from dadlm.evaluate.scores import eval_mode
 from dadlm.evaluate.summarisation import lengths, summarisation
 from dadlm.model import Model, find_device
 from dadlm.model.checkpoint import weights
@@ -144,7 +144,7 @@ class Finetuner:
     def _valid_loss(self) -> float:
         """In nats per learned token, under the same noise every time."""
         model, total, learned = self.state.model, 0.0, 0
-        with evaluating(model), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        with eval_mode(model), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             for index, batch in enumerate(self.valid_rows.in_order()):
                 everyone = torch.arange(len(batch.ids))
                 noise = self.batches.noise_of(batch, self.config.noise, index, everyone, seed=0)
