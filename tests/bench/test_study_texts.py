@@ -91,7 +91,7 @@ def test_texts_are_those_of_generate_and_files_tell_all_of_them(
     facts = json.loads(arrays["facts"].tobytes())
     model = study_texts.load(dict(word.split("=") for word in options.models)["dadlm-4"], "cpu", "float32")
     rows = Rows.from_shards(study_texts.Shards.open(Path(options.valid)), 32)
-    task = study_texts.task_for({"": model}, rows, None, None, None, 12, 3)
+    task = study_texts.prompt_set({"": model}, rows, None, None, None, 12, 3)
     (configuration,) = configurations_for(model.config, GRID[1:])
     made = generate(
         model,
@@ -99,12 +99,12 @@ def test_texts_are_those_of_generate_and_files_tell_all_of_them(
         seed=[3 + index for index in task.indices],
         settings=study_texts.replace(configuration.settings, max_new_tokens=16),
     )
-    assert facts["sample"] == {"prompt": task.prompts[0], "text": made.texts[0], "seed": made.seeds[0]}
+    assert facts["sample"] == {"prompt": task.texts[0], "text": made.texts[0], "seed": made.seeds[0]}
     assert arrays["forward"].tolist() == made.forward_passes
     assert arrays["nll"].tolist() == [2.0 * len(text.split()) for text in made.texts]
     # Features are those of the reader, turned to the axes of the true texts, the same for all files.
     truth = np.load(out / "truth.npz")
-    scored = Reader().score(made.texts, task.prompts, 1).features
+    scored = Reader().score(made.texts, task.texts, 1).features
     unit = scored / np.linalg.norm(scored, axis=1, keepdims=True)
     np.testing.assert_allclose(arrays["features"], (unit - truth["mean"]) @ truth["axes"], atol=1e-3)
 

@@ -15,7 +15,7 @@ from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 from dadlm import Model
 from dadlm.decode import DecodeSettings, stream
 from dadlm.decode.engine import LAUNCHES
-from dadlm.errors import ConfigError, DataError
+from dadlm.errors import ConfigError
 from dadlm.evaluate.latency import latency, random_prompts, time_updates, watch_memory
 from dadlm.model import save
 
@@ -165,17 +165,6 @@ def test_ratios_are_to_the_same_block_size() -> None:
     pair = {"b": silence_eot(tiny("bd3lm", block=8)), "d": silence_eot(tiny("dadlm", block=4))}
     rows = latency(pair, batch_size=1, steps=1, warmup=0, new_tokens=4)["rows"]
     assert [row["ratio_to_bd3lm"] for row in rows] == [1, None]
-
-
-def test_what_was_measured_is_not_measured_again(
-    models: dict[str, Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    some = {name: models[name] for name in ("ar", "bd3lm")}
-    first = latency(some, batch_size=2, steps=1, warmup=0, new_tokens=4, out=tmp_path)
-    monkeypatch.setattr(module, "time_updates", None)
-    assert latency(some, batch_size=2, steps=1, warmup=0, new_tokens=4, out=tmp_path) == first
-    with pytest.raises(DataError, match="batch_size"):
-        latency(some, batch_size=3, steps=1, warmup=0, new_tokens=4, out=tmp_path)
 
 
 def test_memory_is_looked_at_before_and_after_each_step(
