@@ -109,7 +109,7 @@ class Reader:
         scored = self.model.score(texts, prompts, batch_size=len(texts))
         assert scored.nll is not None and scored.tokens is not None
         unit = scored.features / np.linalg.norm(scored.features, axis=1, keepdims=True)
-        return unit, {"nll": scored.nll, "judged": scored.tokens, "cut": scored.cut}
+        return unit, {"nll": scored.nll, "judged": scored.tokens, "cut": scored.truncated}
 
 
 def _only_once(file: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -41,7 +41,7 @@ class Server(ThreadingHTTPServer):
         self.script: list[Any] = [chat("A")]
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.lock, self.cut = Lock(), 0
+        self.lock, self.truncated = Lock(), 0
         self.inside = self.most = 0
 
     @property
@@ -70,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
         with server.lock:
             server.inside -= 1
         self.send_response(code)
-        for name, value in {"Content-Length": str(len(body) + server.cut), **headers}.items():
+        for name, value in {"Content-Length": str(len(body) + server.truncated), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         with suppress(OSError):  # the reader may have seen enough
@@ -186,10 +186,10 @@ def test_it_gives_up_after_the_last_repetition(server: Server) -> None:
 
 
 def test_an_answer_that_breaks_off_is_asked_for_again(server: Server) -> None:
-    server.cut = 5  # more is announced than comes
+    server.truncated = 5  # more is announced than comes
 
     def whole(_: str) -> Reply:
-        server.cut = 0
+        server.truncated = 0
         return chat("B")
 
     server.script = [(200, {}, b'{"choices": [{"mess'), whole]

@@ -122,25 +122,6 @@ def test_caps_and_hidden_names() -> None:
 # Restarts
 
 
-def test_a_restart_asks_only_what_is_missing(tmp_path: Path) -> None:
-    pairs = pairs_of(*((f"{i}" * 3, f"{i}") for i in range(10)))
-    dying = Reader(fail_after=7)
-    with pytest.raises(DadlmError, match="the line is dead"):
-        judge(pairs, dying, out=tmp_path)
-    kept = (tmp_path / "judge.pieces.jsonl").read_text().splitlines()[1:]
-    assert len(kept) == len(dying.asked) == 7  # what was under way when it broke is kept too
-    second = Reader()
-    result = judge(pairs, second, out=tmp_path)
-    assert len(second.asked) == 13
-    asked = {(question.first, question.second) for question in [*dying.asked, *second.asked]}
-    assert len(asked) == 20  # each question once
-    third = Reader()
-    assert judge(pairs, third, out=tmp_path) == result == judge(pairs, Reader()) and not third.asked
-    assert json.loads((tmp_path / "judge.json").read_text()) == result
-    piece = json.loads(kept[0])[1]
-    assert "[Continuation A]" in piece["question"] and piece["text"] in ("A", "B")
-
-
 def test_the_same_question_is_asked_once(tmp_path: Path) -> None:
     """Two pairs alike; and two texts alike, which are the same question in both orders."""
     reader = Reader()

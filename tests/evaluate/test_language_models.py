@@ -164,7 +164,7 @@ def test_long_texts_are_cut_to_what_the_model_reads(gpt2: tuple[LanguageModel, A
     cut, whole = gpt2[0].score(["ab" * 500], ["cd"]), gpt2[0].score(["ab" * 31], ["cd"])
     assert cut.tokens is not None and cut.tokens.tolist() == [62]  # 64 positions, 2 for the prompt
     np.testing.assert_allclose(cut.features, whole.features, atol=1e-5)
-    assert (cut.cut.tolist(), whole.cut.tolist()) == ([True], [False])
+    assert (cut.truncated.tolist(), whole.truncated.tolist()) == ([True], [False])
     short = gpt2[0].score(["ab" * 500], max_tokens=10)
     assert short.tokens is not None and short.tokens.tolist() == [9]
     with pytest.raises(ConfigError, match="shorten the prompt"):
@@ -176,8 +176,8 @@ def test_cut_texts_are_counted_to_the_token(kind: str, request: pytest.FixtureRe
     """64 positions; a start token takes one where the tokenizer puts it."""
     model, room = request.getfixturevalue(kind)[0], 64 - (kind != "gpt2")
     scored = model.score(["a" * (room - 2), "a" * (room - 1), ""], ["cd"] * 3)
-    assert scored.cut.tolist() == [False, True, False]
-    assert model.score(["a" * room, "a" * (room + 1)]).cut.tolist() == [False, True]
+    assert scored.truncated.tolist() == [False, True, False]
+    assert model.score(["a" * room, "a" * (room + 1)]).truncated.tolist() == [False, True]
 
 
 def test_an_identity_is_of_weights_configuration_and_tokenizer(

@@ -15,7 +15,7 @@ from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 from dadlm import Model
 from dadlm.decode import DecodeSettings, stream
 from dadlm.decode.engine import LAUNCHES
-from dadlm.errors import ConfigError, DataError
+from dadlm.errors import ConfigError
 from dadlm.evaluate.latency import latency, random_prompts, time_updates, watch_memory
 from dadlm.model import save
 
@@ -54,11 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     ],
 )
 def test_what_is_timed_in_every_way_to_decode(
-    family: str,
-    options: dict[str, Any],
-    prompt_tokens: int,
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
+    family: str, options: dict[str, Any], prompt_tokens: int, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Update n takes n ms; which ones begin a block, `stream` tells by the block's number."""
     model, prompt = silence_eot(tiny(family)), prompt_of(prompt_tokens)
@@ -169,17 +165,6 @@ def test_ratios_are_to_the_same_block_size() -> None:
     pair = {"b": silence_eot(tiny("bd3lm", block=8)), "d": silence_eot(tiny("dadlm", block=4))}
     rows = latency(pair, batch_size=1, steps=1, warmup=0, new_tokens=4)["rows"]
     assert [row["ratio_to_bd3lm"] for row in rows] == [1, None]
-
-
-def test_what_was_measured_is_not_measured_again(
-    models: dict[str, Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    some = {name: models[name] for name in ("ar", "bd3lm")}
-    first = latency(some, batch_size=2, steps=1, warmup=0, new_tokens=4, out=tmp_path)
-    monkeypatch.setattr(module, "time_updates", None)
-    assert latency(some, batch_size=2, steps=1, warmup=0, new_tokens=4, out=tmp_path) == first
-    with pytest.raises(DataError, match="batch_size"):
-        latency(some, batch_size=3, steps=1, warmup=0, new_tokens=4, out=tmp_path)
 
 
 def test_memory_is_looked_at_before_and_after_each_step(

@@ -285,6 +285,7 @@ def test_a_folder_a_limit_and_zstd(tmp_path: Path) -> None:
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
     save(model_of("dadlm"), tmp_path / "model")
     lines(
         tmp_path / "d.jsonl", *(dict(zip(("document", "summary"), pair, strict=True)) for pair in TEXTS), "{}"

@@ -150,7 +150,7 @@ class Endpoint:
         create = self._client.chat.completions.with_raw_response.create
         from openai import APIConnectionError, APIStatusError, Omit
 
-        fields = {name: value for name, value in (_DEFAULTS | self.body).items() if value is not None}
+        fields = {name: value for name, value in {**_DEFAULTS, **self.body}.items() if value is not None}
         messages = [{"role": "user", "content": question.text}]
         headers = {} if self.key else {"Authorization": Omit()}
         try:
@@ -181,9 +181,10 @@ class Endpoint:
 
     def _hide(self, text: str) -> str:
         """Servers repeat what they were sent; secrets must not get into messages or files that way."""
-        for secret, name in ((self.key, "[key]"), *((text, "[hidden]") for text in _texts(self.body))):
-            for form in (secret, json.dumps(secret)[1:-1]) if len(secret or "") >= _SHORTEST_SECRET else ():
-                text = text.replace(form, name)
+        secrets = dict.fromkeys(_texts(self.body), "[hidden]") | dict.fromkeys(_texts(self.key), "[key]")
+        for secret in sorted(secrets, key=len, reverse=True):
+            for form in (secret, json.dumps(secret)[1:-1]):
+                text = text.replace(form, secrets[secret])
         return text
 
     def _answer(self, content: bytes, requests: int) -> Answer:

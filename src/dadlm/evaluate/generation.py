@@ -1,8 +1,8 @@
 """Open-ended generation, the paper's main comparison: how good completions are, and what they cost.
 
 Every model completes the same prompts in every configuration. Quality is MAUVE against how the rows really
-go on, perplexity under a judge, and what can be counted in the tokens; cost is tokens per forward pass (TPF),
-plain and adjusted by the time a step takes.
+continue, perplexity under a judge, and what can be counted in the tokens; cost is tokens per forward pass
+(TPF), raw and adjusted by the time a step takes.
 """
 
 import hashlib
@@ -233,8 +233,8 @@ def _notes(prompts: PromptSet, lines: Sequence[Mapping[str, Any]], embedder: str
         notes.append(f"Configurations differ in {', '.join(DRAWING)}: AR has the defaults.")
     if empty := _with(lines, "empty"):
         notes.append(f"Empty generations (end-of-text at once), measured as they are: {empty}.")
-    if cut := _with(lines, "cut"):
-        notes.append(f"Texts longer than what a language model reads, measured as far as that: {cut}.")
+    if truncated := _with(lines, "cut"):
+        notes.append(f"Texts longer than what a language model reads, measured as far as that: {truncated}.")
     return notes
 
 

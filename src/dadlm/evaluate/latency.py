@@ -153,7 +153,7 @@ def time_updates(
 def _updates(
     model: Model, prompts: Sequence[Sequence[int]], settings: DecodeSettings, seed: int
 ) -> Iterator[float]:
-    """Milliseconds of the updates of one batch of texts that do not begin a block, while all texts go on."""
+    """Milliseconds of the updates of one batch that do not begin a block, until a text has ended."""
     # With one update a block there are no others: all are timed, by every model alike.
     single = settings.steps == 1 or model.config.block == 1
     preparing = 1 + (LAUNCHES if single else 1)  # updates that launch, then capture, what the others replay

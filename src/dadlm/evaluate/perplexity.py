@@ -22,7 +22,7 @@ from torch import Tensor
 from dadlm import counter
 from dadlm.errors import ConfigError
 from dadlm.evaluate.intervals import FEW, bootstrap
-from dadlm.evaluate.scores import block_of, evaluating, finite, score_batch
+from dadlm.evaluate.scores import block_of, eval_mode, finite, score_batch
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.text import about, check_length, documents_of, pick
 from dadlm.evaluate.work import Work
@@ -73,7 +73,7 @@ def perplexity(
         for batch in work.batches(keys, batch_size, "perplexity"):
             place = torch.tensor([int(key) for key in batch])
             ids = rows.batch([index[int(key)] for key in batch])
-            with evaluating(model):
+            with eval_mode(model):
                 work.add(zip(batch, _pieces(model, ids, place, len(index), draws, seed), strict=True))
         groups = documents_of(rows, model.config.eot_id)[index]
         is_bound = block_of(model, rows.context) > 1

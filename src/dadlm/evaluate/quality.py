@@ -40,7 +40,7 @@ class Reading:
     """[n] by the judge: −log p of the text after its prompt, in nats."""
     tokens: np.ndarray | None
     """[n]: how many tokens the text has for the judge."""
-    cut: np.ndarray
+    truncated: np.ndarray
     """[n]: whether a reader's window was too short for prompt and text."""
 
 
@@ -66,16 +66,16 @@ class Readers:
         """Read each text after its prompt; `what` stands beside the progress bar."""
         scored = {reader.label: self._scored(reader, what, prompts, texts) for reader in self._opened}
         features = None if self.embedder is None else scored[self.embedder.label].features
-        cut = np.any([one.cut for one in scored.values()], axis=0) if scored else np.zeros(len(texts), bool)
+        truncated = np.any([np.zeros(len(texts), bool), *(one.truncated for one in scored.values())], axis=0)
         if self.judge is None:
-            return Reading(features, None, None, cut)
+            return Reading(features, None, None, truncated)
         judged = scored[self.judge.label]
         if judged.nll is None:
             raise ConfigError(
                 f"{self.judge.label} gives texts no probability and cannot judge them: "
                 "choose another --judge-lm, or none"
             )
-        return Reading(features, judged.nll, judged.tokens, cut)
+        return Reading(features, judged.nll, judged.tokens, truncated)
 
     def _scored(
         self, reader: LanguageModel, what: str, prompts: Sequence[str], texts: Sequence[str]
@@ -87,7 +87,7 @@ class Readers:
             np.concatenate([part.features for part in parts]),
             _joined([part.nll for part in parts]),
             _joined([part.tokens for part in parts]),
-            np.concatenate([part.cut for part in parts]),
+            np.concatenate([part.truncated for part in parts]),
         )
 
     def _chunk(self, reader: LanguageModel, prompts: Sequence[str], texts: Sequence[str]) -> Scored:
@@ -107,7 +107,8 @@ def _joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
 
 def _save(file: Path, scored: Scored) -> None:
     with whole_file(file) as handle:
-        np.savez(handle, **{name: value for name, value in vars(scored).items() if value is not None})
+        arrays = vars(scored) | {"cut": scored.truncated, "truncated": None}  # its name in files from before
+        np.savez(handle, **{name: value for name, value in arrays.items() if value is not None})
 
 
 Rows = Sequence[Sequence[int]]
@@ -151,7 +152,7 @@ def alone(reading: Reading, tokens: Sequence[Sequence[int]], documents: Tensor) 
         "distinct": {str(n): distinct(tokens, n) for n in (1, 2, 3)},
         "entropy": entropy(tokens),
         "repetition": repetition(tokens),
-        "cut": int(reading.cut.sum()),
+        "cut": int(reading.truncated.sum()),
     }
 
 

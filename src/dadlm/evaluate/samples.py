@@ -1,7 +1,7 @@
-"""Prompts from rows of text, their completions by a model, and how the rows really go on.
+"""Prompts from rows of text, their completions by a model, and how the rows really continue.
 
 Sample i continues the first tokens of row i with seed + i: the same prompts and random numbers for every
-model and configuration, whatever the batch and however many samples. Which rows is drawn at random: the first
+model and configuration, in any batch and for any number of samples. Rows are drawn at random: the first
 ones would come from few documents. Knows nothing of what is measured on the texts.
 """
 
@@ -59,7 +59,7 @@ class PromptSet:
 
     @cached_property
     def truth(self) -> list[list[int]]:
-        """How each row goes on, once; cut at an end-of-text, as completions are."""
+        """How each row continues, once; up to its first end-of-text, as completions are."""
         end = self.prompt_tokens + self.new_tokens
         rows = (self.rows[index] for index in self.indices[: len(self.rows)])
         return [_up_to_end(row[self.prompt_tokens : end].tolist(), self.tokenizer.eot_id) for row in rows]

@@ -81,11 +81,11 @@ def summarisation(
 def prompt_of(model: Model, document: str, document_tokens: int) -> tuple[list[int], bool]:
     """What a summary follows: the document and end-of-text, together at most `document_tokens` ids.
 
-    Also says whether the document was cut to fit. Training on summaries has to use this very function.
+    Also returns whether the document was truncated. Training on summaries uses the same function.
     """
     ids = _encode(model, document)
-    room = document_tokens - 1
-    return [*ids[:room], model.config.eot_id], len(ids) > room
+    limit = document_tokens - 1
+    return [*ids[:limit], model.config.eot_id], len(ids) > limit
 
 
 def paper_settings(
@@ -144,10 +144,10 @@ def _write(
             "tokens": len(out.tokens[row]),
             "forward_passes": out.forward_passes[row],
             "cache_passes": out.cache_passes[row],
-            "truncated": cut,
+            "truncated": truncated,
             "reference_too_long": len(_encode(model, reference)) > (settings.max_new_tokens or 0),
         }
-        for row, ((_, cut), (_, reference)) in enumerate(zip(prompts, pairs, strict=True))
+        for row, ((_, truncated), (_, reference)) in enumerate(zip(prompts, pairs, strict=True))
     ]
 
 

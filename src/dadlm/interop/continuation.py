@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dadlm import counter, dag
 from dadlm.errors import ConfigError
-from dadlm.evaluate.scores import evaluating, finite
+from dadlm.evaluate.scores import eval_mode, finite
 from dadlm.model import Context, Model
 
 _COPIES = 128  # masked copies of blocks scored at once
@@ -51,7 +51,7 @@ def score_continuation(
     if not continuation:
         return Score(0.0, True)
     ids = torch.tensor([*context, *continuation], device=model.device)
-    with evaluating(model):
+    with eval_mode(model):
         if family == "ar":
             return _exact(model, ids, len(context))
         return _bound(model, ids, len(context), draws, seed)

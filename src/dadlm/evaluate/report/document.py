@@ -1,6 +1,6 @@
 """A report as plain data: sections of tables and figures, and how numbers are written.
 
-All text here is plain; whoever writes it as HTML or Markdown escapes it.
+All text here is plain; `render.py` escapes it.
 """
 
 from base64 import b64encode

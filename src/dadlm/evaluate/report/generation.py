@@ -1,20 +1,17 @@
 """Open-ended generation: the paper's figure, its tables by block size, and further measures."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from dadlm.errors import DadlmError
-from dadlm.evaluate import paper
 from dadlm.evaluate.generation import ENOUGH
 from dadlm.evaluate.pareto import draw_pareto
 from dadlm.evaluate.report.document import (
-    Cell,
     Column,
     Content,
-    Difference,
     Figure,
     Found,
     Section,
@@ -24,27 +21,9 @@ from dadlm.evaluate.report.document import (
     number,
     ruled,
 )
-from dadlm.evaluate.report.subjects import (
-    Facts,
-    Key,
-    block_size,
-    data_beside,
-    key_of,
-    models_differ,
-    paper_mauve,
-    paper_name,
-    paper_tpf,
-    rank,
-    rows_of,
-    table,
-    value_differs,
-    write_key,
-)
+from dadlm.evaluate.report.grid import block_sizes, grid_notes, grid_of, grid_table, timing
+from dadlm.evaluate.report.subjects import Json, key_of, rank, table, write_key
 
-Grid = dict[Key, dict[str, Facts]]
-"""Configuration → name of a model → its row."""
-
-_TPF, _MAUVE = "Adjusted TPF ↑", "MAUVE ↑"
 _LARGEST = 5_000_000  # bytes of a figure; a larger one is left out
 
 
@@ -86,7 +65,7 @@ def _figure(one: Found, where: str) -> Iterator[Figure]:
         yield Figure(svg=(Path(folder) / "pareto.svg").read_bytes(), caption=caption)
 
 
-def _sentences(result: Facts, size: int | None, where: str) -> Iterator[str]:
+def _sentences(result: Json, size: int | None, where: str) -> Iterator[str]:
     """DA-DLM against BD3LM in MAUVE and judge perplexity, over the configurations that both have."""
     grid = grid_of(result, size)
     families = {name: row["family"] for rows in grid.values() for name, row in rows.items()}
@@ -110,116 +89,12 @@ def _sentences(result: Facts, size: int | None, where: str) -> Iterator[str]:
             )
 
 
-def block_sizes(result: Facts) -> list[int | None]:
-    """Those with a table of their own, large ones first; None: MDLM. AR is a reference for all."""
-    sizes = {block_size(row) for row in result["rows"] if row["family"] != "ar"}
-    return sorted(sizes, key=lambda size: -(size or 0))
-
-
-def grid_of(result: Facts, size: int | None) -> Grid:
-    """The rows of one block size, models in the paper's order."""
-    grid: Grid = {}
-    for row in sorted(result["rows"], key=rank):
-        if row["family"] != "ar" and block_size(row) == size:
-            grid.setdefault(key_of(row), {})[row["model"]] = row
-    return grid
-
-
-def grid_table(one: Found, size: int | None, where: str) -> Table:
-    grid = grid_of(one.result, size)
-    columns, cells_of = zip(*_columns(grid, size), strict=True)
-    groups = {column.group for column in columns}
-    rows = ruled((key[0], tuple(cell_of(key) for cell_of in cells_of)) for key in grid)
-    return table(
-        [one],
-        rows,
-        caption=f"{'MAUVE and adjusted TPF' if _MAUVE in groups else 'Adjusted TPF'}, "
-        f"{f'block size {size}' if size else 'no blocks'}{where}.",
-        columns=columns,
-        differences=tuple(_differences(one.result)) if any(column.paper for column in columns) else None,
-        notes=tuple(_notes(one.result, _MAUVE in groups)),
-    )
-
-
-def _columns(grid: Grid, size: int | None) -> Iterator[tuple[Column, Callable[[Key], Content]]]:
-    """Columns, and what each says of a configuration; the paper's stand where it has numbers."""
-    families = {name: row["family"] for rows in grid.values() for name, row in rows.items()}
-    yield Column("Denoising"), write_key
-    for name, family in families.items():
-        yield Column(name, _TPF), partial(_tpf, grid, name)
-        theirs = {key: paper_tpf(family, size, key) for key in grid}
-        if any(theirs.values()):
-            yield Column(f"{paper_name(family, name)}, paper", _TPF, paper=True), partial(_from, theirs, 2)
-    for name, family in families.items():
-        if any(rows[name]["mauve"] for rows in grid.values() if name in rows):
-            yield Column(name, _MAUVE), partial(_mauve, grid, name)
-            theirs = {key: paper_mauve(family, name, size, key) for key in grid}
-            if any(theirs.values()):
-                title = f"{paper_name(family, name)}, paper"
-                yield Column(title, _MAUVE, paper=True), partial(_from, theirs, 3)
-
-
-def _from(values: dict[Key, float | None], digits: int, key: Key) -> Content:
-    return number(values[key], digits)
-
-
-def _tpf(grid: Grid, name: str, key: Key) -> Content:
-    row = grid[key].get(name)
-    if row is None:
-        return None
-    adjusted = row["adjusted_tpf"]
-    return Cell(number(row["raw_tpf"]), "raw") if adjusted is None else number(adjusted)
-
-
-def _mauve(grid: Grid, name: str, key: Key) -> Content:
-    if name not in grid[key]:
-        return None
-    ours = grid[key][name]["mauve"]
-    others = [row["mauve"] for other, row in grid[key].items() if other != name]
-    return measured(ours, 3, best=apart(ours, others))
-
-
-def _differences(result: Facts) -> Iterator[Difference]:
-    yield data_beside(rows_of(result), "OpenWebText")
-    yield from models_differ(result["models"])
-    yield from value_differs("prompt tokens", result["prompt_tokens"], paper.PROMPT_TOKENS)
-    yield from value_differs("new tokens", result["new_tokens"], paper.NEW_TOKENS)
-    yield from value_differs("samples", result["samples"], paper.SAMPLES)
-    embedder = result["embedder"]
-    if embedder and "gpt2large" not in embedder.lower().replace("-", "").replace(" ", ""):
-        yield Difference("embedder of MAUVE", embedder, paper.EMBEDDER)
-    timed = timing(result)
-    if timed and "A800" not in timed["device"]:
-        yield Difference("device", timed["device"], paper.DEVICE)
-    if timed:
-        yield from value_differs("batch size of the timing", timed["batch_size"], paper.BATCH_SIZE)
-
-
-def timing(result: Facts) -> Facts | None:
-    """On what steps were timed: the same for every model and configuration of a run."""
-    inside = result.get("latency") or None
-    while inside and "device" not in inside:
-        inside = next((part for part in inside.values() if isinstance(part, dict)), None)
-    return inside
-
-
-def _notes(result: Facts, has_mauve: bool) -> Iterator[str]:
-    if has_mauve:
-        yield "Bold: an interval above all others of its row."
-    for row in result["rows"]:
-        if row["family"] == "ar" and row["mauve"]:
-            cell, usual = measured(row["mauve"], 3), key_of(row) == ("AR", None)
-            theirs = f" (paper {paper.AR_MAUVE})" if usual else f", decoded by {write_key(key_of(row))}"
-            yield f"{row['model']}, for reference: MAUVE {cell.text} {cell.beside}{theirs}."
-    yield from map(str, result.get("notes") or ())
-
-
 def measures_table(one: Found, where: str) -> Table:
     result = one.result
     judged = any(row["judge_perplexity"] for row in result["rows"])
     timed = timing(result)
     ranked = sorted(result["rows"], key=lambda row: (*rank(row), row["model"]))
-    rows = [
+    rows: list[tuple[Any, tuple[Content, ...]]] = [
         (row["model"], (row["model"], write_key(key_of(row)), *_measures(row, judged, bool(timed))))
         for row in ranked
     ]
@@ -244,11 +119,11 @@ def measures_table(one: Found, where: str) -> Table:
             *([f"ms per step, batch size {timed['batch_size']}"] if timed else []),
         ),
         differences=None,
-        notes=tuple(_notes(result, False)) if not block_sizes(result) else (),
+        notes=tuple(grid_notes(result, False)) if not block_sizes(result) else (),
     )
 
 
-def _measures(row: Facts, judged: bool, timed: bool) -> Iterator[Content]:
+def _measures(row: Json, judged: bool, timed: bool) -> Iterator[Content]:
     yield from _text(row, judged)
     yield number(row["raw_tpf"])
     yield number(row["tpf_with_cache_passes"])
@@ -257,7 +132,7 @@ def _measures(row: Facts, judged: bool, timed: bool) -> Iterator[Content]:
         yield number(row.get("ms_per_step"))
 
 
-def _text(row: Facts, judged: bool) -> tuple[Content, ...]:
+def _text(row: Json, judged: bool) -> tuple[Content, ...]:
     """What can be said of texts alone."""
     return (
         *([measured(row["judge_perplexity"], 1)] if judged else []),

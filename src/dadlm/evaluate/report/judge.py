@@ -1,6 +1,7 @@
 """The paper's tables of the judge: win rates among decided pairs, by decoding configuration."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from dadlm.evaluate import paper
 from dadlm.evaluate.pairs import in_words
@@ -18,7 +19,7 @@ from dadlm.evaluate.report.document import (
     whole,
 )
 from dadlm.evaluate.report.subjects import (
-    Facts,
+    Json,
     Key,
     block_size,
     data_beside,
@@ -44,7 +45,7 @@ def section(found: list[Found]) -> Section:
     )
 
 
-def _paper_side(result: Facts) -> tuple[str, int]:
+def _paper_side(result: Json) -> tuple[str, int]:
     """On which side DA-DLM stands, if the other is BD3LM, and the block size of both; none: ("", 0)."""
     a, b = result.get("model_a"), result.get("model_b")
     if a and b and block_size(a) == block_size(b) in paper.GENERATION:
@@ -58,7 +59,7 @@ def _table(one: Found) -> Table:
     result = one.result
     side, size = _paper_side(result)
     ranked = sorted(((key_of(row), row) for row in result["rows"]), key=lambda pair: rank_key(pair[0]))
-    rows = [
+    rows: list[tuple[Any, tuple[Content, ...]]] = [
         (key[0], (write_key(key), *_verdict(row), *([_paper_rate(size, key, side)] if side else [])))
         for key, row in ranked
     ]
@@ -80,7 +81,7 @@ def _table(one: Found) -> Table:
     )
 
 
-def _verdict(row: Facts) -> Iterator[Content]:
+def _verdict(row: Json) -> Iterator[Content]:
     rate = row["win_rate"] if _decided(row) else None
     yield measured(rate, scale=100, best=bool(rate) and _leaning(rate) != 0)
     for name in ("pairs", "wins_a", "wins_b", "ties"):
@@ -97,7 +98,7 @@ def _paper_rate(size: int, key: Key, side: str) -> Content:
     return Cell(number(rate), f"[{number(low)}, {number(high)}]")
 
 
-def _differences(result: Facts) -> Iterator[Difference]:
+def _differences(result: Json) -> Iterator[Difference]:
     yield data_beside(result.get("source") or "unknown", "OpenWebText")
     if paper.JUDGE.lower() not in result["judge"].lower():
         yield Difference("judge", result["judge"], paper.JUDGE)
@@ -106,7 +107,7 @@ def _differences(result: Facts) -> Iterator[Difference]:
     yield from models_differ([result["model_a"], result["model_b"]])
 
 
-def _notes(result: Facts) -> Iterator[str]:
+def _notes(result: Json) -> Iterator[str]:
     yield "Bold: the interval leaves out 50%."
     yield from in_words(result["planted"]) if "planted" in result else ()
     repeated = max(row["pairs"] - row.get("prompts", row["pairs"]) for row in result["rows"])
@@ -132,7 +133,7 @@ def _notes(result: Facts) -> Iterator[str]:
         yield f"{whole(result.get('requests'))} requests, {tokens}{cost}."
 
 
-def _sentence(result: Facts) -> str:
+def _sentence(result: Json) -> str:
     """Configurations are counted, not pooled: they continue the same prompts."""
     decided = [row for row in result["rows"] if _decided(row)]
     who = f"Judge ({result['judge']}), {result['a']} against {result['b']}"
@@ -148,11 +149,11 @@ def _sentence(result: Facts) -> str:
     )
 
 
-def _leaning(rate: Facts) -> int:
+def _leaning(rate: Json) -> int:
     """1: the interval lies above one half, -1: below, 0: on both sides."""
     return (rate["low"] > 0.5) - (rate["high"] < 0.5)
 
 
-def _decided(row: Facts) -> int:
+def _decided(row: Json) -> int:
     """Pairs that were no tie; without any there is no rate."""
     return row["wins_a"] + row["wins_b"]

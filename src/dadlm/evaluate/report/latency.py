@@ -15,15 +15,7 @@ from dadlm.evaluate.report.document import (
     number,
     ruled,
 )
-from dadlm.evaluate.report.subjects import (
-    Facts,
-    block_size,
-    labels,
-    models_differ,
-    rank,
-    table,
-    value_differs,
-)
+from dadlm.evaluate.report.subjects import Json, block_size, labels, models_differ, rank, table, value_differs
 
 _PROTOCOL = ("device", "batch_size", "prompt_tokens", "steps", "warmup")
 _PAPER = {
@@ -77,7 +69,7 @@ def _table(group: list[Found]) -> Table:
     )
 
 
-def _cells(row: Facts, theirs: paper.Latency | None) -> Iterator[Content]:
+def _cells(row: Json, theirs: paper.Latency | None) -> Iterator[Content]:
     yield number(block_size(row["model"]), 0)
     yield Cell(number(row["ms_median"]), f"[{number(row['ms_min'])}, {number(row['ms_max'])}]")
     yield number(theirs and theirs.ms)
@@ -97,18 +89,18 @@ def _differences(group: list[Found]) -> Iterator[Difference]:
         yield from value_differs(name.replace("_", " "), result[name], theirs)
 
 
-def _paper_row(model: Facts, result: Facts) -> paper.Latency | None:
+def _paper_row(model: Json, result: Json) -> paper.Latency | None:
     """What the paper has for such a model, unless it was decoded in another way."""
     if result.get("settings", {}).get(model["name"]):
         return None
     return paper.LATENCY.get((model["family"], block_size(model) or 0))
 
 
-def _paper_ratio(model: Facts, theirs: paper.Latency | None) -> float | None:
+def _paper_ratio(model: Json, theirs: paper.Latency | None) -> float | None:
     return theirs and theirs.ms / paper.LATENCY["bd3lm", block_size(model) or 0].ms
 
 
-def _sentences(result: Facts) -> Iterator[str]:
+def _sentences(result: Json) -> Iterator[str]:
     for row in result["rows"]:
         model, ratio = row["model"], row["ratio_to_bd3lm"]
         if model["family"] == "dadlm" and ratio is not None:

@@ -18,7 +18,7 @@ from dadlm.evaluate.report.document import (
     ruled,
 )
 from dadlm.evaluate.report.subjects import (
-    Facts,
+    Json,
     block_size,
     by_data,
     cautions,
@@ -40,16 +40,16 @@ _PAPER = tuple(Column(name, "Paper", paper=True) for name in _SETS)
 class _Score:
     """What a result says of one of its models."""
 
-    model: Facts
+    model: Json
     value: float
-    interval: Facts | None
+    interval: Json | None
     bound: float | None
     gap: float | None
     folder: str
 
     @property
     def key(self) -> tuple[str, str, float]:
-        """The same weights with the same value are one measurement, however many files tell it."""
+        """The same weights with the same value are one measurement, in however many files it is."""
         return self.model["name"], self.model["weights"], self.value
 
 
@@ -120,11 +120,11 @@ def _scores(group: list[Found], pairs: list[Found]) -> list[_Score]:
 
 def _score(one: Found, side: str) -> _Score:
     prefix = "" if side == "model" else "against_"
-    told = {name: one.result.get(prefix + name) for name in ("interval", "bound", "gap")}
-    return _Score(model=one.result[side], value=one.result[prefix + "value"], folder=one.folder, **told)
+    known = {name: one.result.get(prefix + name) for name in ("interval", "bound", "gap")}
+    return _Score(model=one.result[side], value=one.result[prefix + "value"], folder=one.folder, **known)
 
 
-def _better(result: Facts) -> list[str]:
+def _better(result: Json) -> list[str]:
     """Which of a pair is better, if the interval of the difference says so."""
     low, high = result["difference"]["low"], result["difference"]["high"]
     return ["model"] if high < 0 else ["against"] if low > 0 else []
@@ -150,7 +150,7 @@ def _pairs(pairs: list[Found]) -> Table:
     )
 
 
-def _paper_difference(result: Facts, set_: str) -> float | None:
+def _paper_difference(result: Json, set_: str) -> float | None:
     one, other = (
         paper.RECONSTRUCTION.get((result[side]["family"], block_size(result[side])))
         for side in ("model", "against")
@@ -164,9 +164,9 @@ def _differences(group: list[Found]) -> Iterator[Difference]:
     yield from models_differ(models, _SETS)
 
 
-def _sentence(result: Facts) -> str:
-    told = {"model": "better", "against": "worse"}
-    verdict = next((told[side] for side in _better(result)), "no difference that the interval supports")
+def _sentence(result: Json) -> str:
+    verdicts = {"model": "better", "against": "worse"}
+    verdict = next((verdicts[side] for side in _better(result)), "no difference that the interval supports")
     pair = f"{result['model']['name']} against {result['against']['name']} on {source_of(result['data'])}"
     cell = measured(result["difference"], 3)
     return f"Reconstruction, {pair}: {verdict}, {cell.text} {cell.beside} nats per token."

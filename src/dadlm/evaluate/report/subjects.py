@@ -11,7 +11,7 @@ from dadlm.evaluate.intervals import caution
 from dadlm.evaluate.report.document import Column, Difference, Found, Row, Table, whole
 from dadlm.evaluate.subject import NAMES
 
-Facts = Mapping[str, Any]
+Json = Mapping[str, Any]
 Key = tuple[str, paper.Infill]
 """Denoising ("FH", "T=16", "conf 0.9", "AR") and infilling."""
 
@@ -24,37 +24,37 @@ _SPELLINGS = {
 }
 
 
-def family_name(model: Facts) -> str:
+def family_name(model: Json) -> str:
     return NAMES[model["family"]]
 
 
-def block_size(model: Facts) -> int | None:
+def block_size(model: Json) -> int | None:
     """None for families without blocks."""
     size = model.get("block_size")
     return size if model["family"] in ("bd3lm", "dadlm") and isinstance(size, int) else None
 
 
-def rank(model: Facts) -> tuple[int, int]:
+def rank(model: Json) -> tuple[int, int]:
     """The paper's order: by family, large blocks first."""
     return list(NAMES).index(model["family"]), -(block_size(model) or 0)
 
 
 def labels(named: Sequence[tuple[str, str]]) -> list[str]:
-    """Names for rows from (name, folder): the folder is told where a name alone would mean two things."""
+    """Names for rows from (name, folder): with the folder where a name is not unique."""
     times = Counter(name for name, _ in named)
     return [name if times[name] == 1 else f"{name} ({folder})" for name, folder in named]
 
 
-def source_of(data: Facts) -> str:
+def source_of(data: Json) -> str:
     return data["source"] or "rows of unknown origin"
 
 
-def count_of(result: Facts) -> int:
+def count_of(result: Json) -> int:
     """Rows that were used."""
     return result.get("count") or result["data"]["rows"]
 
 
-def cautions(result: Facts) -> list[str]:
+def cautions(result: Json) -> list[str]:
     """What has to be said beside its intervals, which draw whole documents."""
     groups = result.get("groups")
     return (
@@ -62,7 +62,7 @@ def cautions(result: Facts) -> list[str]:
     )
 
 
-def rows_of(result: Facts) -> str:
+def rows_of(result: Json) -> str:
     """The text of a result, and how much of it was used."""
     data = result["data"]
     return f"{source_of(data)} ({count_of(result):,} rows of {data['row_length']:,} tokens)"
@@ -94,7 +94,7 @@ def table(
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
-    """The configuration of a row: by its label, which also tells what is not in the other two."""
+    """The configuration of a row: by its label, which has all its settings."""
     if row.get("configuration"):
         return read_key(row["configuration"])
     infill = row["infill"]
@@ -157,11 +157,11 @@ def known_as(source: str | None, names: Iterable[str]) -> str | None:
 
 
 def data_beside(ours: str, *names: str) -> Difference:
-    """Always told: no name of a file proves that it holds the paper's text, or which part of it."""
+    """Always shown: no name of a file proves that it holds the paper's text, or which part of it."""
     return Difference("data", ours, " and ".join(names))
 
 
-def models_differ(models: Sequence[Facts], sets: Sequence[str] = ("OpenWebText",)) -> Iterator[Difference]:
+def models_differ(models: Sequence[Json], sets: Sequence[str] = ("OpenWebText",)) -> Iterator[Difference]:
     """Size, graph and context; the paper's context depends on the data set."""
     sizes = [model["parameters"] for model in models]
     if not all(0.9 < size / paper.PARAMETERS < 1.1 for size in sizes):  # the graph adds 2%

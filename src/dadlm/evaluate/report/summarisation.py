@@ -20,7 +20,7 @@ from dadlm.evaluate.report.document import (
     whole,
 )
 from dadlm.evaluate.report.subjects import (
-    Facts,
+    Json,
     block_size,
     by_data,
     data_beside,
@@ -89,7 +89,7 @@ def _table(group: list[Found]) -> Table:
     )
 
 
-def _notes(result: Facts, name: str) -> Iterator[str]:
+def _notes(result: Json, name: str) -> Iterator[str]:
     """What became of the pairs of this result."""
     if result.get("references_too_long"):
         limit = whole(result["summary_tokens"])
@@ -103,7 +103,7 @@ def _notes(result: Facts, name: str) -> Iterator[str]:
         yield f"{name}: {number(result['ms_per_summary'], 1)} ms per summary ({batch})."
 
 
-def _differences(result: Facts) -> Iterator[Difference]:
+def _differences(result: Json) -> Iterator[Difference]:
     if result["model"]["family"] in ("bd3lm", "dadlm"):
         yield from value_differs("block size", block_size(result["model"]), paper.SUMMARY_BLOCK_SIZE)
     yield from value_differs("document tokens", result.get("document_tokens"), paper.DOCUMENT_TOKENS)
@@ -111,7 +111,7 @@ def _differences(result: Facts) -> Iterator[Difference]:
     yield from _decoding_differs(result)
 
 
-def _decoding_differs(result: Facts) -> Iterator[Difference]:
+def _decoding_differs(result: Json) -> Iterator[Difference]:
     """Any setting that is not what the paper decoded such a model with; infilling it had with and without."""
     family, ours = result["model"]["family"], result["settings"]
     infill = paper.SUMMARY_INFILL if ours["infill"] and family != "ar" else None
@@ -122,30 +122,30 @@ def _decoding_differs(result: Facts) -> Iterator[Difference]:
             yield Difference(f"{name} of {strategy(result)}", str(own), str(theirs))
 
 
-def _ours(result: Facts, score: str, group: list[Found]) -> Content:
+def _ours(result: Json, score: str, group: list[Found]) -> Content:
     others = [one.result[score] for one in group if one.result is not result]
     return measured(result[score], best=apart(result[score], others))
 
 
-def _counts(result: Facts) -> tuple[Content, ...]:
+def _counts(result: Json) -> tuple[Content, ...]:
     return tuple(number(result.get(name), 0) for name in ("empty", "truncated"))
 
 
-def strategy(result: Facts) -> str:
+def strategy(result: Json) -> str:
     """How it was decoded, in the paper's words."""
     settings = result["settings"]
     if result["model"]["family"] == "ar":
         return "sampled" if settings["temperature"] else "greedy"
-    told = settings["sampler"]
-    if told == "confidence":
-        told = f"conf {settings['threshold']:g}" + (", lookahead" if settings["path"] == "lookahead" else "")
+    how = settings["sampler"]
+    if how == "confidence":
+        how = f"conf {settings['threshold']:g}" + (", lookahead" if settings["path"] == "lookahead" else "")
     elif settings["steps"]:
-        told = f"{told}, T={settings['steps']}"
+        how = f"{how}, T={settings['steps']}"
     infill = settings["infill"]
-    return f"{told} + infill ({infill[0]}, {infill[1]:g})" if infill else told
+    return f"{how} + infill ({infill[0]}, {infill[1]:g})" if infill else how
 
 
-def _sentence(result: Facts) -> str:
+def _sentence(result: Json) -> str:
     ours, lead = measured(result["average"]), measured(result["lead"]["average"])
     return (
         f"Summaries of {source_of(result['data'])}: {result['model']['name']} ({strategy(result)}) average "
