@@ -4,6 +4,7 @@
 PYTHON   ?= python3#        interpreter that makes the environment (3.11 or newer)
 VENV     ?= .venv#          the environment; one that exists is used as it is, and belongs to this clone
 TORCH    ?= torch==2.13.0#  what to install where no torch >= 2.11 is found
+WORKERS  ?= 2#              processes that run the tests
 PIP_ARGS ?=#                passed to every pip install, e.g. an index of CPU builds, or --no-index --find-links
 
 BIN      := $(VENV)/bin
@@ -32,7 +33,7 @@ demo: $(FOR_DEMO)  ## AR, BD3LM and DA-DLM complete one prompt side by side (int
 	@$(BIN)/dadlm tour --prompt "The history of" --out demo
 
 test: lint  ## the checks of `make lint`, then every test that needs no GPU and no long run
-	@$(BIN)/python -m pytest -m "not gpu and not acceptance"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not acceptance" -n $(WORKERS) --dist worksteal
 
 acceptance: $(FOR_DEV)  ## the long runs that show what the README claims
 	@$(BIN)/python -m pytest -m acceptance -s

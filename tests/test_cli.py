@@ -20,7 +20,7 @@ from tests.train.runs import metrics, progress
 
 import dadlm
 from dadlm.cli import main
-from dadlm.cli.words import numbers_last
+from dadlm.cli.options import numbers_last
 from dadlm.errors import CheckpointError
 from dadlm.model import files, load
 from dadlm.model.checkpoint import weights
@@ -154,9 +154,8 @@ def test_from_english_to_text_in_three_stages(cli: Cli, tmp_path: Path) -> None:
         result = cli("train", f"small-{family}", "--data.train", "topics.txt", *few, *origin)
         assert result.code == 0, result.err
         assert re.search(r"step +2 +validation: (loss|reconstruction) \d", result.out)
-        assert (
-            "finished at step 2; best validation" in result.out and f"runs/small-{family}/best" in result.out
-        )
+        assert "finished at step 2; best validation" in result.out
+        assert f"runs/small-{family}/best" in result.out
         origin = ["--init-from", f"runs/small-{family}"]
     prompt = "The assert statement is a convenient way to"
     result = cli("generate", prompt, "--model", "runs/small-dadlm", "--max-new-tokens", 16, "--seed", 1)
@@ -353,10 +352,10 @@ def test_nan_ends_with_code_2_and_names_the_step(
 ) -> None:
     score, calls = gradients.losses, 0
 
-    def third(*arguments: Any) -> Any:
+    def third(*arguments: Any, **how: Any) -> Any:
         nonlocal calls
         calls += 1
-        parts = score(*arguments)
+        parts = score(*arguments, **how)
         spoilt = parts.train * (float("nan") if calls == 3 else 1.0)
         return type(parts)(spoilt, parts.reconstruction, parts.bound)
 
@@ -507,15 +506,12 @@ def test_generate_prints_json_that_follows_the_seed(cli: Cli, trained: Trained) 
 
 @pytest.mark.parametrize("family", ["ar", "mdlm", "bd3lm", "dadlm"])
 def test_generate_with_every_family(family: str, cli: Cli, trained: Trained) -> None:
-    result = cli("generate", "a", "--model", trained.runs[family], "--json", "--max-new-tokens", 9)
+    words = ["generate", "a", "--model", trained.runs[family], "--json", "--max-new-tokens", 9]
+    result = cli(*words)
     assert result.code == 0
     told = result.json
     assert len(told["texts"]) == 1 and told["forward_passes"][0] >= 1
-    again = cli(
-        *("generate", "a", "--model", trained.runs[family], "--json", "--max-new-tokens", 9),
-        *("--seed", told["seeds"][0]),
-    )
-    assert again.json == told  # the seed that was drawn gives the same text again
+    assert cli(*words, "--seed", told["seeds"][0]).json == told  # the seed that was drawn, once more
 
 
 def test_numbers_before_the_prompt(cli: Cli, trained: Trained) -> None:
@@ -585,17 +581,8 @@ def test_infill_is_understood(cli: Cli, trained: Trained) -> None:
     ],
 )
 def test_decoding_options_are_understood(words: list[str], cli: Cli, trained: Trained) -> None:
-    base = [
-        "generate",
-        "a b",
-        "--model",
-        trained.runs["dadlm"],
-        "--json",
-        "--seed",
-        1,
-        "--max-new-tokens",
-        16,
-    ]
+    base = ["generate", "a b", "--model", trained.runs["dadlm"], "--json", "--seed", 1]
+    base += ["--max-new-tokens", 16]
     result = cli(*base, *words)
     assert result.code == 0 and result.json != cli(*base).json
 
@@ -656,12 +643,10 @@ def test_a_prompt_that_is_not_unicode(cli: Cli, trained: Trained) -> None:
 def test_text_is_printed_as_it_is(cli: Cli, trained: Trained) -> None:
     """Neither markup nor emoji codes, and a backslash at the end stays what it is."""
     prompt = r"[bold]x[/bold] :smile: [/] [link=a]b[/link] C:" + "\\"
-    result = cli("generate", prompt, "--model", trained.runs["dadlm"], "--max-new-tokens", 2, "--seed", 1)
+    words = ["generate", prompt, "--model", trained.runs["dadlm"], "--max-new-tokens", 2, "--seed", 1]
+    result = cli(*words)
     assert result.code == 0
-    text = cli(
-        *("generate", prompt, "--model", trained.runs["dadlm"], "--max-new-tokens", 2, "--seed", 1, "--json")
-    ).json["texts"][0]
-    assert result.out.startswith(prompt + text)
+    assert result.out.startswith(prompt + cli(*words, "--json").json["texts"][0])
 
 
 def test_show_prints_every_step(cli: Cli, trained: Trained) -> None:

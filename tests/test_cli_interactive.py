@@ -7,18 +7,19 @@ import select
 import subprocess
 import sys
 import time
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
-from tests.decode.tiny import FAMILIES, force_eot, silence_eot, tiny
+from tests.decode.tiny import FAMILIES, silence_eot, tiny
 
 from dadlm import DecodeSettings, Model, generate, save
 from dadlm.cli.interactive import converse
-from dadlm.cli.writing import cut_off, passes_of, write_text
-from dadlm.decode.generate import start_rows
+from dadlm.cli.writing import write_text
+from dadlm.decode.engine import Committed, StepResult
+from dadlm.decode.request import Row
 from dadlm.tokens import train_bpe, word_level
 
 pytest.importorskip("termios")
@@ -151,43 +152,12 @@ def test_quitting_and_showing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("change", [silence_eot, force_eot, lambda model: model])
-def test_passes_give_the_tokens_of_generate(family: str, change) -> None:
-    model = change(tiny(family))
-    for prompt in ([3], [1, 2, 3, 4], [5] * 6):
-        settings = DecodeSettings(max_new_tokens=21)
-        out = generate(model, [prompt], seed=1, settings=settings)
-        [row] = start_rows(model, [prompt], settings, 1)
-        pieces = [tokens for _, tokens in passes_of(model, row, settings)]
-        assert list(chain(*pieces)) == out.tokens[0]
-        assert len(pieces) == out.forward_passes[0]
-        if family in ("bd3lm", "dadlm") and len(out.tokens[0]) == 21:
-            sizes = [len(piece) for piece in pieces if piece]
-            assert sizes[0] == 4 - len(prompt) % 4 and set(sizes[1:-1]) == {4}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("count", [11, 12, 14])
-def test_what_a_text_took_adds_up(family: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One token a pass by first-hitting: the passes that no token of the text accounts for are told of."""
+def test_what_a_text_took_is_what_generate_counts(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = silence_eot(tiny(family, tokenizer=word_level(WORDS)))
-    out = generate(model, "w1 w2", max_new_tokens=count, seed=3)
-    cut = cut_off(model, "w1 w2", out.tokens[0])
-    assert cut == (-(2 + count) % 4 if family in ("bd3lm", "dadlm") else 0)
-    assert out.forward_passes == [count + cut]
-    printed = spoken(model, [f"/set max_new_tokens {count}", "w1 w2"], monkeypatch)
-    [at] = [number for number, line in enumerate(printed) if "per pass" in line]
-    assert printed[at].startswith(f"{count} tokens in {count + cut} forward passes: ")
-    told = f"({cut} more tokens filled up the last block and were cut)"
-    assert (printed[at + 1] == told) == (cut > 0) and not any(
-        "filled up" in line for line in printed[at + 2 :]
-    )
-
-
-def test_nothing_is_cut_behind_an_end() -> None:
-    model = force_eot(tiny("bd3lm", tokenizer=word_level(WORDS)))
-    out = generate(model, "w1 w2", max_new_tokens=9, seed=3)
-    assert out.tokens[0][-1] == model.config.eot_id and cut_off(model, "w1 w2", out.tokens[0]) == 0
+    out = generate(model, "w1 w2", max_new_tokens=11, seed=3)
+    printed = spoken(model, ["/set max_new_tokens 11", "w1 w2"], monkeypatch)
+    [line] = [line for line in printed if "per pass" in line]
+    assert line.startswith(f"11 tokens in {out.forward_passes[0]} forward passes: ")
 
 
 def test_a_character_is_printed_when_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +167,13 @@ def test_a_character_is_printed_when_it_is_whole(monkeypatch: pytest.MonkeyPatch
     assert len(ids) == 6
     printed: list[str] = []
     monkeypatch.setattr(Console, "print", lambda self, *texts, **how: printed.extend(map(str, texts)))
-    monkeypatch.setattr("dadlm.cli.writing.passes_of", lambda *_: ((None, [id_]) for id_ in ids))
     model = tiny("ar", tokenizer=tokenizer, vocab=258)
+
+    def steps(_: object, rows: list[Row]) -> Iterator[StepResult]:
+        for id_ in ids:
+            rows[0].ids.append(id_)
+            yield StepResult(None, {}, [Committed(rows[0], [len(rows[0].ids) - 1])])
+
+    monkeypatch.setattr("dadlm.cli.writing.decode_steps", steps)
     write_text(model, "x", DecodeSettings(), seed=1, show=False, console=Console())
     assert [text for text in printed if text][:4] == ["x", "a", "😀", "b"]

@@ -12,7 +12,7 @@ from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 
 from dadlm import generate, load, save
 from dadlm.model import Model, pretrained
-from dadlm.tour import completions
+from dadlm.tour import side_by_side
 
 WRITE = ["--max-new-tokens", 8, "--seed", 3]
 
@@ -79,8 +79,8 @@ def test_side_by_side(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(completions, "NEW_TOKENS", 20)
-    monkeypatch.setattr(completions, "TEXTS", 3)
+    monkeypatch.setattr(side_by_side, "NEW_TOKENS", 20)
+    monkeypatch.setattr(side_by_side, "TEXTS", 3)
     words = ["tour", "--prompt", "w1 w2 w3 w4 w5", "--seed", 4, "--out", "demo"]
     result = cli(*words)
     assert result.code == 0, result.err

@@ -2,7 +2,6 @@
 
 import ast
 import importlib.resources
-import importlib.util
 import itertools
 import re
 import tomllib
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import dadlm
+from tools import tables
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "dadlm"
@@ -28,7 +28,7 @@ def texts(folder: Path = ROOT) -> Iterator[Path]:
             hidden = path.name.startswith(".") and path.name != ".ci"
             if not hidden and path not in GENERATED and not (path / "pyvenv.cfg").exists():
                 yield from texts(path)
-        elif path.suffix in TEXT:
+        elif path.suffix in TEXT and path.name != ".git":  # a file in a worktree
             yield path
 
 
@@ -88,11 +88,23 @@ def test_readme_names_every_folder_of_the_package() -> None:
 
 
 def test_performance_tables_are_those_of_the_result_files() -> None:
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
-    assert spec is not None and spec.loader is not None
-    tables = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tables)
     for page in tables.PAGES:
         content = page.read_text(encoding="utf-8")
         assert tables.MARK.search(content), f"{page} has no table"
-        assert tables.renewed(content) == content, "run python benchmarks/tables.py"
+        assert tables.renewed(content) == content, "run python -m tools.tables"
+
+
+def test_the_library_imports_nothing_from_beside_it() -> None:
+    outside = re.compile(r"^\s*(?:from|import) (?:research|tools|benchmarks|tests)\b", re.M)
+    assert not [path for path in MODULES if outside.search(path.read_text(encoding="utf-8"))]
+
+
+def test_every_script_that_documents_name_exists() -> None:
+    """But for the log of experiments, which names what was there at its time."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("[a-z]*/README.md")]
+    for page in (page for page in pages if page.name != "experiments.md"):
+        content = page.read_text(encoding="utf-8")
+        for module in re.findall(r"python -m ((?:research|tools)\.\w+)", content):
+            assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), f"{page.name} names {module}"
+        for path in re.findall(r"\b(?:benchmarks|research|tools|examples)/[\w/-]+\.\w+", content):
+            assert (ROOT / path).is_file(), f"{page.name} names {path}"

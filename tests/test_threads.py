@@ -9,7 +9,7 @@ from tests.train.test_finetune_steps import tuner
 from tests.train.test_memory import trainer
 
 from dadlm.threads import one_thread
-from dadlm.train import finetuner, loop
+from dadlm.train import loop
 
 
 @pytest.fixture
@@ -36,17 +36,17 @@ def test_threads_come_back_after_an_error() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-@pytest.mark.parametrize("module", [loop, finetuner])
+@pytest.mark.parametrize("pairs", [False, True])
 def test_training_asks_for_one_thread_on_a_gpu(
-    kind: str, module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, pairs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = trainer("bd3lm", tmp_path) if module is loop else tuner(config_of("bd3lm", tmp_path))
+    one = tuner(config_of("bd3lm", tmp_path)) if pairs else trainer("bd3lm", tmp_path)
     one.device = torch.device(kind)
 
     def ask(wanted: bool) -> None:
         assert wanted == (kind == "cuda")
         raise RuntimeError("here the steps would begin")
 
-    monkeypatch.setattr(module, "one_thread", ask)
+    monkeypatch.setattr(loop, "one_thread", ask)
     with pytest.raises(RuntimeError, match="here the steps would begin"):
         one.run()

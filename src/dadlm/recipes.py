@@ -13,8 +13,7 @@ from typing import Any
 from dadlm.errors import ConfigError
 from dadlm.model import ModelConfig
 from dadlm.model.config import Family
-from dadlm.train import DataConfig, RunConfig, TrainConfig
-from dadlm.train.finetune_config import FinetuneConfig
+from dadlm.train import DataConfig, FinetuneConfig, RunConfig, TrainConfig
 
 FAMILIES: tuple[Family, ...] = ("ar", "mdlm", "bd3lm", "dadlm")
 
@@ -130,7 +129,7 @@ def finetune(**changes: Any) -> FinetuneConfig:
         warmup=100,
         decay=2000,
         ema=0.99,
-        masks=4,
+        masks_per_row=4,
         valid_every=500,
         save_every=500,
     )

@@ -49,14 +49,6 @@ def test_both_sum_to_one_and_exclude_inactive_nodes(graph: Graph):
         assert torch.equal(logp > -INF, graph.active)
 
 
-@many
-@given(graphs(), st.floats(-50, 50))
-def test_constant_emissions_leave_the_prior(graph: Graph, constant: float):
-    emission = torch.full_like(graph.emission_logp, constant).masked_fill(~graph.active, -INF)
-    prior = dag.node_marginals(graph.transition_logp)
-    assert_close(dag.node_posteriors(emission, graph.transition_logp), prior)
-
-
 @few
 @given(graphs())
 def test_posterior_of_the_first_group_sees_the_last_token(graph: Graph):

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.table import Table
 from tests.decode.tiny import tiny
+from tests.evaluate import results
 from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 
 import dadlm.evaluate
-from dadlm.cli.evaluate import KINDS
-from dadlm.cli.evaluate.common import load_models, names_of, show
+from dadlm.cli.evaluate import KINDS, show
+from dadlm.cli.evaluate.common import load_models, names_of
 from dadlm.errors import ConfigError
 from dadlm.model import save
 from dadlm.tokens import word_level
@@ -49,12 +49,31 @@ def test_a_model_is_given_once() -> None:
         load_models(["runs/a", "runs/a/"], "cpu")
 
 
-def test_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    table = Table("[red]model[/red]", title="[b]title")
-    table.add_row("[x] :smile:")
-    show(table, ["[/dim] a note"])
-    said = capsys.readouterr().out
-    assert all(text in said for text in ("[red]model[/red]", "[b]title", "[x] :smile:", "[/dim] a note"))
+def test_names_are_no_markup(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    result = results.latency()
+    result["rows"][0]["model"]["name"] = "[red]x[/red] :smile:"
+    result["device"], result["memory_kind"] = "[b]cpu", "[/dim] kind"
+    show(result, tmp_path / "latency.json")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(text in shown for text in ("[red]x[/red]", ":smile:", "[b]cpu", "[/dim] kind"))
+
+
+def test_the_tables_of_a_result_are_shown_without_the_papers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "samples").mkdir()
+    for make in (results.reconstruction, results.perplexity, results.judge, results.summarisation):
+        result = make()
+        show(result, tmp_path / "result.json")
+        shown = capsys.readouterr().out
+        assert "LM1B" not in shown and "XSum" not in shown and "block size 16, %" not in shown
+        assert "beside it: samples" in shown
+    show(results.generation((4,)), tmp_path / "generation.json")
+    shown = capsys.readouterr().out
+    assert "0.881" in shown and "AR, for reference: MAUVE 0.962" in shown  # 0.9 · the paper's 0.979
 
 
 def test_the_result_says_by_which_command_it_was_made(cli: Cli) -> None:  # noqa: F811

@@ -20,12 +20,10 @@ from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 import dadlm
 from dadlm import Model
 from dadlm.decode import DecodeSettings
-from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.features import Reading
+from dadlm.errors import ConfigError
 from dadlm.evaluate.generation import generation
 from dadlm.evaluate.language_models import Scored
-from dadlm.evaluate.presets import Configuration
-from dadlm.evaluate.quality import alone, perplexity
+from dadlm.evaluate.quality import Reading, alone, perplexity
 from dadlm.evaluate.text import about
 from dadlm.model import save
 from dadlm.tokens import Rows
@@ -68,7 +66,7 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Reader]:
         mean = 1 / (1 + float(np.abs(p.mean(0) - q.mean(0)).sum()))
         return {"mean": mean, "low": 0.9 * mean, "high": mean, "clusters": 2, "samples": [len(p), len(q)]}
 
-    monkeypatch.setattr("dadlm.evaluate.features.open_language_model", open_reader)
+    monkeypatch.setattr("dadlm.evaluate.quality.open_language_model", open_reader)
     monkeypatch.setattr("dadlm.evaluate.quality.mauve", closeness)  # the real one takes seconds for each row
     return opened
 
@@ -259,17 +257,6 @@ def test_prompts_come_from_all_over_the_text(fast: dict[str, Reader], tmp_path: 
     assert {json.loads(line)["index"] for line in other} != set(few)
 
 
-def test_another_default_does_not_find_old_samples(
-    models: dict[str, Model], fast: dict[str, Reader], tmp_path: Path
-) -> None:
-    """The label does not tell a threshold where nothing is confident; the samples' keys do."""
-    for threshold in (0.8, 0.9):
-        configuration = Configuration(DecodeSettings(threshold=threshold))
-        generation(models, text_rows(), configurations=[configuration], samples=10, out=tmp_path)
-    kept = (tmp_path / "generation.pieces.jsonl").read_text().splitlines()[1:]
-    assert sum(json.loads(line)[0].startswith("base|FH|") for line in kept) == 20
-
-
 def test_another_reader_of_the_same_name_reads_anew(
     models: dict[str, Model], fast: dict[str, Reader], tmp_path: Path
 ) -> None:
@@ -364,15 +351,6 @@ def test_features_cannot_belong_to_other_samples(
     shutil.copytree(tmp_path / "a" / "features", tmp_path / "b" / "features")
     mixed = generation(models, text_rows(), out=tmp_path / "b", seed=2, **how)
     assert without_latency(mixed) == without_latency(generation(models, text_rows(), seed=2, **how))
-
-
-def test_another_subject_is_refused(models: dict[str, Model], no_clock: None, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"embedder": None, "judge_lm": None, "samples": 1, "out": tmp_path}
-    generation(models, text_rows(), **how)
-    with pytest.raises(DataError, match="seed"):
-        generation(models, text_rows(), seed=1, **how)
-    with pytest.raises(DataError, match="models"):
-        generation({"base": models["base"]}, text_rows(), **how)
 
 
 def test_empty_generations_are_counted(readers: dict[str, Reader], tmp_path: Path) -> None:
@@ -497,11 +475,6 @@ def test_perplexity_is_that_of_all_tokens_and_its_interval_is_a_bootstrap() -> N
     together = perplexity(reading, torch.tensor([5, 5, 2]))
     assert together == pytest.approx(dict.fromkeys(("mean", "low", "high"), math.exp(7 / 4)))
     assert alone(reading, [[0]] * 3, torch.tensor([5, 5, 2]))["judge_perplexity"] == together
-
-
-@pytest.mark.parametrize("seed", [-1, 2**62])
-def test_every_seed_of_generate_will_do(seed: int, models: dict[str, Model], fast: dict[str, Reader]) -> None:
-    assert generation(models, text_rows(), configurations=["T=1"], samples=10, seed=seed)["seed"] == seed
 
 
 @pytest.mark.acceptance

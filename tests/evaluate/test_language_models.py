@@ -164,7 +164,7 @@ def test_long_texts_are_cut_to_what_the_model_reads(gpt2: tuple[LanguageModel, A
     cut, whole = gpt2[0].score(["ab" * 500], ["cd"]), gpt2[0].score(["ab" * 31], ["cd"])
     assert cut.tokens is not None and cut.tokens.tolist() == [62]  # 64 positions, 2 for the prompt
     np.testing.assert_allclose(cut.features, whole.features, atol=1e-5)
-    assert (cut.cut.tolist(), whole.cut.tolist()) == ([True], [False])
+    assert (cut.truncated.tolist(), whole.truncated.tolist()) == ([True], [False])
     short = gpt2[0].score(["ab" * 500], max_tokens=10)
     assert short.tokens is not None and short.tokens.tolist() == [9]
     with pytest.raises(ConfigError, match="shorten the prompt"):
@@ -176,17 +176,8 @@ def test_cut_texts_are_counted_to_the_token(kind: str, request: pytest.FixtureRe
     """64 positions; a start token takes one where the tokenizer puts it."""
     model, room = request.getfixturevalue(kind)[0], 64 - (kind != "gpt2")
     scored = model.score(["a" * (room - 2), "a" * (room - 1), ""], ["cd"] * 3)
-    assert scored.cut.tolist() == [False, True, False]
-    assert model.score(["a" * room, "a" * (room + 1)]).cut.tolist() == [False, True]
-
-
-def test_a_text_is_read_as_far_as_the_window_reaches(llama: tuple[LanguageModel, Any]) -> None:
-    """Not to a default that texts of many tokens would reach sooner."""
-    reader, network = llama
-    wide = LanguageModel("wide", "", reader._tokenizer, network)
-    wide.window = 1600
-    scored = wide.score(["a" * 1500, "b"])
-    assert scored.tokens is not None and scored.tokens.tolist() == [1500, 1] and not scored.cut.any()
+    assert scored.truncated.tolist() == [False, True, False]
+    assert model.score(["a" * room, "a" * (room + 1)]).truncated.tolist() == [False, True]
 
 
 def test_an_identity_is_of_weights_configuration_and_tokenizer(
@@ -344,22 +335,6 @@ def test_mauve_of_text_with_itself_and_with_shuffled_words(real: Scored, sensele
     assert itself["mean"] > 0.95
     assert more["mean"] > 0.85 and more["high"] > 0.95
     assert shuffle["high"] < 0.1
-
-
-@pytest.mark.acceptance
-def test_batches_of_smollm2_change_nothing(smollm2: LanguageModel, real: Scored) -> None:
-    texts = [text[: 20 + 11 * i] for i, text in enumerate(passages(12))]
-    alone, together = (smollm2.score(texts, batch_size=size) for size in (1, 12))
-    np.testing.assert_allclose(alone.features, together.features, atol=1e-4, rtol=1e-4)
-    assert alone.nll is not None and together.nll is not None
-    np.testing.assert_allclose(alone.nll, together.nll, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.acceptance
-def test_smollm2_knows_a_capital(smollm2: LanguageModel) -> None:
-    logp = smollm2.answer_logp("The capital of France is", [" Paris", " Berlin", " banana"])
-    assert logp == sorted(logp, reverse=True)
-    assert logp[0] > -2
 
 
 @pytest.mark.acceptance

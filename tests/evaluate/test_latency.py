@@ -15,7 +15,7 @@ from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 from dadlm import Model
 from dadlm.decode import DecodeSettings, stream
 from dadlm.decode.engine import LAUNCHES
-from dadlm.errors import ConfigError, DataError
+from dadlm.errors import ConfigError
 from dadlm.evaluate.latency import latency, random_prompts, time_updates, watch_memory
 from dadlm.model import save
 
@@ -54,11 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     ],
 )
 def test_what_is_timed_in_every_way_to_decode(
-    family: str,
-    options: dict[str, Any],
-    prompt_tokens: int,
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
+    family: str, options: dict[str, Any], prompt_tokens: int, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Update n takes n ms; which ones begin a block, `stream` tells by the block's number."""
     model, prompt = silence_eot(tiny(family)), prompt_of(prompt_tokens)
@@ -144,12 +140,6 @@ def test_texts_that_end_at_once_are_not_tried_for_ever() -> None:
         latency({"mine": model}, batch_size=2)
 
 
-def test_how_many_were_timed_is_told(models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "time_updates", lambda *_, **__: [1.0, 2.0])  # of ten
-    (row,) = latency({"bd3lm": models["bd3lm"]}, batch_size=1, new_tokens=4)["rows"]
-    assert row["updates"] == 2
-
-
 @pytest.fixture(scope="module")
 def models() -> dict[str, Model]:
     return {family: silence_eot(tiny(family)) for family in FAMILIES}
@@ -177,17 +167,6 @@ def test_ratios_are_to_the_same_block_size() -> None:
     assert [row["ratio_to_bd3lm"] for row in rows] == [1, None]
 
 
-def test_what_was_measured_is_not_measured_again(
-    models: dict[str, Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    some = {name: models[name] for name in ("ar", "bd3lm")}
-    first = latency(some, batch_size=2, steps=1, warmup=0, new_tokens=4, out=tmp_path)
-    monkeypatch.setattr(module, "time_updates", None)
-    assert latency(some, batch_size=2, steps=1, warmup=0, new_tokens=4, out=tmp_path) == first
-    with pytest.raises(DataError, match="batch_size"):
-        latency(some, batch_size=3, steps=1, warmup=0, new_tokens=4, out=tmp_path)
-
-
 def test_memory_is_looked_at_before_and_after_each_step(
     models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,14 +176,6 @@ def test_memory_is_looked_at_before_and_after_each_step(
     monkeypatch.setattr(module, "_memory", lambda _: next(seen))
     memory = watch_memory(models["bd3lm"], [prompt_of(4)], DecodeSettings(max_new_tokens=4), 0)
     assert memory == {"start": 100.0, "end": 108.0, "peak": 164.0}
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not tell memory this way")
-def test_memory_is_that_of_the_process(models: dict[str, Model]) -> None:
-    """Beside the system's other account of it, which rounds per thread; others' tensors come and go."""
-    told = next(line for line in Path("/proc/self/status").read_text().splitlines() if line[:6] == "VmRSS:")
-    memory = module._memory(models["bd3lm"])
-    assert memory == pytest.approx(int(told.split()[1]) / 1024, rel=0.25)
 
 
 def test_random_prompts_never_end_a_text() -> None:

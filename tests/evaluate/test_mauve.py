@@ -1,4 +1,3 @@
-import json
 import sys
 
 import numpy as np
@@ -29,13 +28,6 @@ def test_the_score_is_that_of_mauve_text(n_p: int, n_q: int, shift: float) -> No
     assert result["mean"] == pytest.approx(np.mean([reference(p, q, seed) for seed in range(3, 8)]))
     assert result["samples"] == [n_p, n_q]
     assert result["clusters"] == max(2, round(min(n_p, n_q) / 10))
-
-
-def test_deterministic_for_a_seed_and_plain() -> None:
-    p, q = cloud(60), cloud(60, 0.3, seed=1)
-    result = mauve(p, q, seed=1, draws=20)
-    assert result == mauve(p, q, seed=1, draws=20) == json.loads(json.dumps(result, allow_nan=False))
-    assert result != mauve(p, q, seed=2, draws=20)
 
 
 def test_a_set_against_itself_and_against_a_far_one() -> None:

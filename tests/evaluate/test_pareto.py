@@ -134,13 +134,6 @@ def test_lower_perplexity_is_better(drawn: Drawn, tmp_path: Path) -> None:
     assert all(list(line.get_ydata()) == sorted(line.get_ydata()) for line in frontiers)
 
 
-def test_three_points_without_mauve_or_adjusted_tpf(drawn: Drawn, tmp_path: Path) -> None:
-    few = [row("mine", "dadlm", 4, tpf, 0.5 / tpf, mauve=None, adjusted_tpf=None) for tpf in (1.0, 1.2, 1.4)]
-    draw_pareto({"rows": few}, tmp_path / "few")
-    (axes,) = drawn.figure.axes
-    assert axes.get_xlabel() == "raw TPF" and "judge perplexity" in axes.get_ylabel()
-
-
 def test_models_of_one_family_are_told_apart(drawn: Drawn, tmp_path: Path) -> None:
     """Names stay as they are, also those that matplotlib would take for formulae or hide."""
     rows = [row(name, "bd3lm", 4, 1.0, 0.5) for name in ("_300K", "$x$ and $y")]
@@ -150,28 +143,6 @@ def test_models_of_one_family_are_told_apart(drawn: Drawn, tmp_path: Path) -> No
     assert [axes.get_title() for axes in drawn.figure.axes] == ["block size 4", "no blocks"]
     markers = {line.get_marker() for line in drawn.figure.axes[0].get_lines()} - {"None"}
     assert len(markers) == 2
-
-
-def test_an_ar_model_alone(tmp_path: Path) -> None:
-    draw_pareto({"rows": [row("AR", "ar", None, 1.0, 0.9)]}, tmp_path / "ar")
-    assert (tmp_path / "ar.png").exists()
-
-
-def test_a_figure_is_whole_or_the_old_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from matplotlib.figure import Figure
-
-    draw_pareto(paper(), tmp_path / "figure")
-    before = {ending: (tmp_path / f"figure.{ending}").read_bytes() for ending in ("svg", "png")}
-    assert before["png"].startswith(b"\x89PNG") and b"<svg" in before["svg"]
-
-    def break_off(figure: Any, handle: Any, **options: Any) -> None:
-        handle.write(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Figure, "savefig", break_off)
-    with pytest.raises(KeyboardInterrupt):
-        draw_pareto(paper(), tmp_path / "figure")
-    assert (tmp_path / "figure.svg").read_bytes() == before["svg"]
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.evaluate.test_judge import Longer, Reader
 from dadlm.cli import main
 from dadlm.errors import DataError
 from dadlm.evaluate.judge import judge
-from dadlm.evaluate.planted import KINDS, in_words, plant, trust
+from dadlm.evaluate.pairs import PLANTED_KINDS, in_words, plant, trust
 from dadlm.evaluate.question import Answer, Question
 
 
@@ -25,7 +25,7 @@ TEXTS = [text(0), "too short", text(1), text(2)]
 def test_pairs_by_hand() -> None:
     pairs = plant(TEXTS, count=10).pairs
     assert [(pair.configuration, pair.index) for pair in pairs] == [
-        (kind, index) for index in range(3) for kind in KINDS
+        (kind, index) for index in range(3) for kind in PLANTED_KINDS
     ]
     for number, (shuffled, truncated, off_topic) in enumerate(zip(*[iter(pairs)] * 3, strict=True)):
         words = text(number).split()

@@ -83,11 +83,6 @@ def test_each_configuration_comes_once_in_the_order_asked_for() -> None:
     assert [one.label for one in grid] == ["T=3", "FH", "FH infill 2 0.5", "T=2"]
 
 
-def test_described_is_json_without_a_length() -> None:
-    told = parse("T=8/infill=2,0.5").described()
-    assert told["infill"] == [2, 0.5] and told["steps"] == 8 and "max_new_tokens" not in told
-
-
 @pytest.mark.parametrize(
     ("word", "told"),
     [

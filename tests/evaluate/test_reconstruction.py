@@ -15,19 +15,17 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from dadlm.cli import main
-from dadlm.errors import CheckpointError, ConfigError, DataError
-from dadlm.evaluate import Interval, RowScores, bootstrap, score_rows
+from dadlm.errors import CheckpointError, ConfigError
+from dadlm.evaluate import RowScores, bootstrap, score_rows
 from dadlm.evaluate.perplexity import perplexity
 from dadlm.evaluate.reconstruction import reconstruction
 from dadlm.evaluate.text import rows_of
 from dadlm.model import Model, load, save
 from dadlm.noise import Noise, NoiseConfig, draw_noise
 from dadlm.objective import losses
-from dadlm.objective.ar import token_nll
 from dadlm.recipes import recipe
 from dadlm.tokens import Rows, word_level
 from dadlm.tour import run as tour
-from dadlm.tour import take_tour
 from dadlm.tour.language import Language, make_language
 from dadlm.train import RunConfig
 
@@ -72,7 +70,7 @@ def test_scores_are_nats_per_predicted_token(family):
     scores = score_rows(model, rows, seed=3)
     ids = rows.batch(range(7))
     if family == "ar":
-        total = token_nll(model, ids).sum(1)
+        total = losses(model, ids, None).train.sum(1)
     else:
         block = model.config.block
         how = {"seed": 3, "step": 0, "batch_rows": 7, "length": 16, "block_size": block}
@@ -97,13 +95,6 @@ def test_models_with_the_same_block_size_are_scored_under_the_same_masks():
     rows = text()
     plain, ours = score_rows(tiny_model("bd3lm"), rows), score_rows(tiny_model("dadlm"), rows)
     assert torch.equal(plain.time, ours.time) and torch.equal(plain.fraction, ours.fraction)
-
-
-@families
-def test_the_paired_difference_of_a_model_with_itself_is_exactly_zero(family):
-    model, rows = tiny_model(family), text()
-    one, two = score_rows(model, rows), score_rows(model, rows)
-    assert bootstrap(one.reconstruction - two.reconstruction) == Interval(0.0, 0.0, 0.0)
 
 
 def test_gap_is_what_the_graph_adds():
@@ -131,13 +122,6 @@ def test_a_training_model_is_scored_without_dropout_and_goes_on_training():
     assert torch.equal(first.reconstruction, again.reconstruction)
     assert model.training
     assert not score_rows(model.eval(), text()).reconstruction.requires_grad and not model.training
-
-
-def test_blocks_of_one_token_are_scored_exactly():
-    """At block size 1, t = 1 and the weight is 1: the exact NLL, which no seed can change."""
-    model, rows = tiny_model("bd3lm", block_size=1), text()
-    one, two = (score_rows(model, rows, seed=seed) for seed in (0, 1))
-    assert_close(one.reconstruction, two.reconstruction)
 
 
 def test_mean_over_seeds_is_the_integral_over_times():
@@ -195,48 +179,11 @@ def test_the_result_is_made_of_the_scores_of_both_models(tmp_path: Path):
 
 
 @pytest.mark.parametrize("family", FAMILIES[1:])
-def test_batch_size_changes_no_number_of_the_result(family):
-    model, other, rows = tiny_model(family), tiny_model(family, seed=1), text()
-    whole = reconstruction(model, rows, against=other)
-    for batch_size in (1, 2, 5):
-        part = reconstruction(model, rows, against=other, batch_size=batch_size)
-        for name in ("value", "interval", "gap", "bound", "against_value", "difference"):
-            assert_close(part[name], whole[name], atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("family", FAMILIES[1:])
 def test_a_model_against_itself_differs_by_exactly_nothing(family, tmp_path: Path):
     save(tiny_model(family), tmp_path / "model")
     one, two = load(tmp_path / "model"), load(tmp_path / "model")
     result = reconstruction(one, text(), against=two, batch_size=2)
     assert result["difference"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
-
-
-def test_a_stopped_evaluation_computes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    model, rows, scored = tiny_model("bd3lm"), text(), []
-    whole = reconstruction(model, rows, batch_size=2, out=tmp_path / "whole")
-
-    def batch(self: Rows, indices: Any, stop: bool = True) -> Tensor:
-        scored.extend(int(index) for index in indices)
-        if stop and len(scored) > 4:
-            raise KeyboardInterrupt
-        return torch.stack([self[int(index)] for index in indices])
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Rows, "batch", batch)
-        with pytest.raises(KeyboardInterrupt):
-            reconstruction(model, rows, batch_size=2, out=tmp_path / "part")
-        scored.clear()
-        patch.setattr(Rows, "batch", lambda self, indices: batch(self, indices, stop=False))
-        again = reconstruction(model, rows, batch_size=2, out=tmp_path / "part")
-    assert scored == [4, 5, 6]
-    assert again == whole
-    with pytest.raises(DataError, match="different: seed"):
-        reconstruction(model, rows, seed=1, out=tmp_path / "part")
-    with pytest.raises(DataError, match="different: model"):
-        reconstruction(tiny_model("bd3lm", seed=1), rows, out=tmp_path / "part")
-    with pytest.raises(DataError, match="different: data"):
-        reconstruction(model, text(seed=2), out=tmp_path / "part")
 
 
 def test_different_block_sizes_pair_rows_under_masks_of_their_own():
@@ -321,30 +268,6 @@ def test_it_is_the_value_that_training_saw(family, tmp_path: Path, monkeypatch: 
         assert_close(result["value"], validation(run, link), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.acceptance
-def test_the_tours_models_give_their_validation_values_and_bound_the_truth(tmp_path: Path, cli: "Cli"):
-    """Every row has the same probability: two phrases begin with its first word, four follow each phrase."""
-    take_tour(tmp_path, quiet=True)
-    words = ["--data", tmp_path / "valid.txt", "--json"]
-    told = json.loads(
-        cli("reconstruction", "--model", tmp_path / "dadlm", "--against", tmp_path / "bd3lm", *words)
-    )
-    for name, run in (("value", "dadlm"), ("against_value", "bd3lm")):
-        expected = validation(tmp_path / run, "best")
-        print(f"\n{run}: training saw {expected:.6f}, evaluation {told[name]:.6f}")
-        assert_close(told[name], expected, atol=1e-5, rtol=0)
-    print(f"difference {told['difference']}")
-    assert told["difference"]["high"] < 0
-    truth = float((torch.tensor(2.0).log() + 7 * torch.tensor(4.0).log()) / 31)
-    for run in ("dadlm", "bd3lm"):
-        model = load(tmp_path / run)
-        rows, data = rows_of(model, str(tmp_path / "valid.txt"), cache=str(tmp_path / "cache"))
-        result = perplexity(model, rows, draws=16, data=data)
-        print(f"{run}: {result['nll']}, t-sampled {result['nll_by_time']}, truth {truth:.4f}")
-        assert truth < result["nll"]["mean"] < 1.1 * truth
-        assert result["forms_agree"]
-
-
 # The commands
 
 Cli = Callable[..., str]
@@ -354,6 +277,7 @@ Cli = Callable[..., str]
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
     """`dadlm evaluate ...` in an empty folder: what it prints, or what it says before it ends with code 2."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words: object) -> str:
         capfd.readouterr()
@@ -394,8 +318,8 @@ def test_reconstruction_by_command(cli: Cli):
     assert kept.pop("command") == f"dadlm evaluate {' '.join(words)}"
     assert kept == direct
     for name in ("interval", "against_interval", "difference"):
-        assert str(Interval(**kept[name])) in shown
-    assert f"{kept['gap']:.4f}" in shown and "105 tokens: 7 rows of 16" in shown
+        assert f"{kept[name]['mean']:.3f} [{kept[name]['low']:.3f}, ".replace("-", "−") in shown
+    assert f"{kept['gap']:.3f}".replace("-", "−") in shown and "7 rows of 16 tokens" in shown
     alone = json.loads(cli("reconstruction", "--model", "ours", "--data", data, "--json", "--out", "alone"))
     assert alone["against"] is None and alone["difference"] is None and alone["value"] == kept["value"]
     refusal = cli("reconstruction", "--model", "theirs", "--data", data)
@@ -407,7 +331,7 @@ def test_models_of_different_contexts_meet_in_the_shorter_one(cli: Cli):
     words = ["reconstruction", "--model", "long", "--against", "short", "--data", written()]
     told = json.loads(cli(*words, "--json"))
     assert told["data"]["row_length"] == 8 and told["same_masks"] is False
-    assert "own masks" in cli(*words)
+    assert "each its own" in " ".join(cli(*words).split())
     assert re.search("rows of 16 tokens do not fit", cli(*words, "--length", 16))
     assert re.search("multiple of its block size 8", cli(*words, "--length", 4))
 
@@ -422,12 +346,11 @@ def test_perplexity_by_command(cli: Cli):
         rows, about = rows_of(model, data)
         assert told.pop("command").startswith("dadlm evaluate perplexity --model")
         assert told == perplexity(model, rows, draws=2, data=about, name=family)
-        sign = "" if family == "ar" else "≤ "
-        assert f"{sign}{told['perplexity']['mean']:.2f} [{told['perplexity']['low']:.2f}, " in shown
-        assert f"{sign}{told['bits_per_byte']['mean']:.4f}" in shown
-        assert ("no infilling" in shown) == ("t-sampled │ ≤" in shown) == (family != "ar")
+        assert (
+            f"{told['perplexity']['mean']:.2f} " in shown and f"{told['bits_per_byte']['mean']:.3f} " in shown
+        )
+        assert ("no infilling" in shown) == (f"{family} upper bound" in shown) == (family != "ar")
         assert told["groups"] < 10 and "documents (or runs" in shown and told["forms_agree"] is None
-        assert "forms" not in shown
 
 
 def test_bad_input_to_the_commands(cli: Cli):

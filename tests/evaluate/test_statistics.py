@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dadlm.errors import ConfigError
-from dadlm.evaluate.statistics import distinct, entropy, repetition
+from dadlm.evaluate.quality import distinct, entropy, repetition
 
 
 def test_distinct_counts_over_the_set() -> None:
@@ -21,12 +21,6 @@ def test_entropy_of_known_rows() -> None:
     assert entropy([[7, 7, 8, 9]]) == pytest.approx(1.5 * math.log(2))
     # The mean over rows, each with its own frequencies; not the entropy of all rows together.
     assert entropy([[1, 1], [2, 2], [1, 2]]) == pytest.approx(math.log(2) / 3)
-
-
-def test_repetition_of_known_rows() -> None:
-    assert repetition([[3] * 10]) == 6 / 7  # seven 4-grams, the first one new
-    assert repetition([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]) == 0.0  # the other row does not count
-    assert repetition([[1, 2, 1, 2, 1], [1, 2]], n=2) == 2 / 5
 
 
 def test_repetition_looks_at_what_came_before() -> None:

@@ -9,15 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.decode.tiny import FAMILIES, force_eot, silence_eot, tiny
+from tests.decode.tiny import FAMILIES, force_eot, tiny
 
 from dadlm import Model
 from dadlm.cli import main
-from dadlm.decode import DecodeSettings, generate
+from dadlm.decode import generate
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import Documents, read_documents
-from dadlm.evaluate.rouge import lead_sentence, rouge_scorer
-from dadlm.evaluate.summarisation import paper_settings, prompt_of, summarisation, summary_settings
+from dadlm.evaluate.summarisation import (
+    lead_sentence,
+    paper_settings,
+    prompt_of,
+    rouge_scorer,
+    summarisation,
+    summary_settings,
+)
 from dadlm.model.checkpoint import save
 from dadlm.tokens import word_level
 
@@ -119,17 +125,6 @@ def test_any_family_whatever_the_batch(family: str) -> None:
     assert result["ms_per_summary"] > 0
     assert family != "ar" or result["tpf"] == 1
     json.dumps(result, allow_nan=False)
-
-
-def test_the_text_is_what_generate_gives(tmp_path: Path) -> None:
-    model = silence_eot(model_of("dadlm"))
-    settings = DecodeSettings(sampler="random", steps=2, infill=(2, 0.5))
-    summarisation(model, Documents(pairs=TEXTS), settings=settings, seed=5, out=tmp_path)
-    prompt = [*model.tokenizer.encode(TEXTS[3][0]), model.config.eot_id]  # type: ignore[union-attr]
-    alone = generate(model, prompt, seed=8, max_new_tokens=8, sampler="random", steps=2, infill=(2, 0.5))
-    pieces = dict(map(json.loads, (tmp_path / "summarisation.pieces.jsonl").read_text().splitlines()[1:]))
-    assert pieces["3"]["text"] == alone.texts[0]
-    assert pieces["3"]["forward_passes"] == alone.forward_passes[0]
 
 
 def test_empty_summaries_are_counted() -> None:
@@ -256,7 +251,7 @@ def test_a_line_that_is_not_json_is_left_out_or_stops_the_reading(tmp_path: Path
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
 def test_endless_lines_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: bytes) -> None:
     line = json.dumps(GOOD).encode()
-    monkeypatch.setattr("dadlm.evaluate.jsonl.LONGEST", len(line))
+    monkeypatch.setattr("dadlm.evaluate.documents.LONGEST", len(line))
     file = tmp_path / "d.jsonl"
     file.write_bytes(line + b"\n" + line + end)
     assert len(read_documents(file).pairs) == 2
@@ -290,6 +285,7 @@ def test_a_folder_a_limit_and_zstd(tmp_path: Path) -> None:
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
     save(model_of("dadlm"), tmp_path / "model")
     lines(
         tmp_path / "d.jsonl", *(dict(zip(("document", "summary"), pair, strict=True)) for pair in TEXTS), "{}"
@@ -301,6 +297,6 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert result["settings"]["infill"] == [2, 0.5] and result["skipped"] == 1
     assert main([*words, "--device", "cpu", "--out", "again", "--batch-size", "4"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "ms per summary, 7 in batches of 4" in said
-    assert "first sentence" in said and "1 lines left out: d.jsonl, line 8: no document" in said
+    assert "ms per summary (7 in batches of 4)" in said
+    assert "Lead sentence" in said and "1 lines left out: d.jsonl, line 8: no document" in said
     assert main(words[:4]) == 2 and "no data: pass --data" in capsys.readouterr().err

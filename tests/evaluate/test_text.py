@@ -10,8 +10,6 @@ from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.text import about, check_length, documents_of, pick, rows_of, take
 from dadlm.model import Model, ModelConfig
 from dadlm.tokens import Rows, Tokenizer, word_level
-from dadlm.tour import run as tour
-from dadlm.tour.language import make_language
 from dadlm.train.config import DataConfig
 from dadlm.train.data import load_rows
 
@@ -51,14 +49,6 @@ def test_rows_are_those_training_validates_on(folder: Path):
     assert rows.batch([0, 1]).tolist() == [[0, 1, 2, 3, 4, eot, 0, 1], [2, eot, 0, 1, 2, 3, eot, 0]]
     assert rows.fingerprint() == valid.fingerprint()
     assert (data["source"], data["rows"], data["row_length"]) == ("valid.jsonl", 2, 8)
-
-
-def test_the_tours_text_has_the_tokens_of_its_validation_rows(folder: Path):
-    language = make_language(5)
-    tour._write_text(folder / "valid.txt", language, 5)
-    rows, data = rows_of(model_of(tokenizer=language.tokenizer, context=32), "valid.txt")
-    assert torch.equal(rows.batch(range(256)), language.rows(256, tour.BLOCKS, 5 + 2))
-    assert data["rows"] == len(rows) == 256
 
 
 @pytest.mark.parametrize(

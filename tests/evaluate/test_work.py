@@ -121,12 +121,6 @@ def test_a_spoilt_line_is_named(line: bytes, tmp_path: Path):
         squares(tmp_path)
 
 
-def test_a_file_of_something_else_is_refused(tmp_path: Path):
-    (tmp_path / "squares.pieces.jsonl").write_text("[1, 2]\n", encoding="utf-8")
-    with pytest.raises(DataError, match="something else"):
-        squares(tmp_path)
-
-
 def test_a_result_is_strict_json_written_whole_or_not_at_all(tmp_path: Path):
     file = tmp_path / "x.json"
     write_result(file, {"a": "é"})

@@ -7,10 +7,9 @@ import torch
 
 import dadlm
 from dadlm.model import Model, ModelConfig, attention, attention_dense
-from dadlm.nodes import lay_out, make_rooms
+from dadlm.nodes import lay_out, padded_sizes
 from dadlm.noise import NoiseConfig, draw_noise
 from dadlm.objective import losses
-from dadlm.objective.factorised import cut
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,7 +43,7 @@ def batch(model: Model, rows: int = 4, device: str = "cpu", copies: int = 1):
             batch_rows=rows,
             length=model.config.context,
             block_size=model.config.block,
-            copies=copies,
+            masks_per_row=copies,
         )
     return ids.to(device), noise
 
@@ -90,7 +89,7 @@ def test_losses_and_gradients_equal_the_cpu(family, copies):
     twin = copy.deepcopy(model).cuda()
     results = []
     for one, device in ((model, "cpu"), (twin, "cuda")):
-        loss = losses(one, *batch(one, device=device, copies=copies)).train.mean()
+        loss = losses(one, *batch(one, device=device, masks_per_row=copies)).train.mean()
         loss.backward()
         results.append((loss.detach().cpu(), [p.grad.cpu() for p in one.parameters()]))
     torch.testing.assert_close(results[0][0], results[1][0], atol=1e-3, rtol=1e-3)
@@ -99,17 +98,19 @@ def test_losses_and_gradients_equal_the_cpu(family, copies):
 
 
 @pytest.mark.parametrize(
-    ("share", "copies", "late", "transition"),
-    [(1.0, 1, 0, "single"), (0.5, 1, 1, "gated"), (1.0, 3, 1, "single")],
+    ("spans", "masks", "late", "transition"),
+    [(False, 1, 0, "single"), (True, 1, 1, "gated"), (False, 3, 1, "single")],
 )
-def test_room_decided_before_changes_nothing(share, copies, late, transition):
+def test_sizes_decided_before_change_nothing(spans, masks, late, transition):
     model = small_model("dadlm", expand_at=late, transition=transition).cuda()
     ids, rows = torch.randint(0, 58, (4, 256), generator=torch.Generator().manual_seed(1)), torch.arange(4)
     how = {"seed": 3, "step": 5, "rows": rows, "batch_rows": 4, "length": 256, "block_size": 8}
-    noise = draw_noise(NoiseConfig(), block_share=share, copies=copies, **how)
-    learned, found = cut(ids, noise.masked, 8, noise.blocks)[1].flatten(1), []
-    for rooms in (None, make_rooms(learned, 8, 3, True)):
-        loss = losses(model, ids.cuda(), noise.to(torch.device("cuda")), rooms=rooms).train.sum()
+    maskable = (torch.arange(256) < 100).expand(4, -1) if spans else None
+    noise = draw_noise(NoiseConfig(), maskable=maskable, masks_per_row=masks, **how)
+    assert (noise.blocks is not None) == spans
+    masked, found = noise.split_blocks(ids, 8)[1].flatten(1), []
+    for sizes in (None, padded_sizes(masked, 8, 3, True)):
+        loss = losses(model, ids.cuda(), noise.to(torch.device("cuda")), sizes=sizes).train.sum()
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in model.parameters())])
         model.zero_grad(set_to_none=True)

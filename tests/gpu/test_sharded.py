@@ -13,7 +13,7 @@ from dadlm.model import Model, ModelConfig
 from dadlm.model.checkpoint import weights
 from dadlm.tokens import Rows
 from dadlm.train import RunConfig, TrainConfig, Trainer
-from dadlm.train.ranks import Ranks, joined
+from dadlm.train.processes import Ranks, joined
 
 pytestmark = [
     pytest.mark.gpu,

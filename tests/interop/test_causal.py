@@ -20,7 +20,7 @@ from dadlm.evaluate import language_model_files
 from dadlm.interop.causal import convert_causal, from_causal
 from dadlm.model import Context, Model
 from dadlm.model.files import load_tensors
-from dadlm.objective.factorised import cut
+from dadlm.noise import Noise
 from dadlm.tokens import train_bpe
 from dadlm.train import DataConfig, RunConfig, TrainConfig, train
 
@@ -67,7 +67,9 @@ def predictions(model: Model, ids: Tensor) -> Tensor:
     context, masked = Context(), torch.ones_like(ids, dtype=torch.bool)
     masked[:, 0] = False
     model.read(ids, context, only_context=True)
-    return model.head.token_logits(model.denoise(*cut(ids, masked, 1), context).hidden)[:, 1:]
+    return model.head.token_logits(model.denoise(*Noise.of(masked).split_blocks(ids, 1), context).hidden)[
+        :, 1:
+    ]
 
 
 @pytest.mark.parametrize("family", ["ar", "bd3lm"])

@@ -18,7 +18,7 @@ from dadlm.decode.predict import UncachedBlockPredictor
 from dadlm.errors import ConfigError
 from dadlm.interop import continuation
 from dadlm.interop.continuation import score_continuation
-from dadlm.objective.ar import token_nll
+from dadlm.objective import losses
 from dadlm.tokens import word_level
 
 WORDS = [f"w{number}" for number in range(28)]
@@ -94,7 +94,7 @@ def test_copies_scored_at_once_do_not_matter(chunk, monkeypatch):
 def test_ar_is_exact():
     model, ids = tiny("ar"), prompt_of(12)
     with torch.no_grad():
-        nll = token_nll(model, torch.tensor([ids]))[0]
+        nll = losses(model, torch.tensor([ids]), None).train[0]
     for known in (1, 5, 11):
         score = score_continuation(model, ids[:known], ids[known:])
         assert score.logp == pytest.approx(-float(nll[known - 1 :].sum()), abs=1e-5)
@@ -181,12 +181,8 @@ def harness(tmp_path_factory):
     (folder / "questions.jsonl").write_text("".join(json.dumps(q) + "\n" for q in QUESTIONS))
     for name, task in TASKS.items():
         data = {"data_files": {"test": str(folder / "questions.jsonl")}, "cache_dir": str(folder / "cache")}
-        common = {
-            "task": f"dadlm_{name}",
-            "dataset_path": "json",
-            "dataset_kwargs": data,
-            "test_split": "test",
-        }
+        common = {"task": f"dadlm_{name}", "dataset_path": "json", "dataset_kwargs": data}
+        common |= {"test_split": "test"}
         (folder / f"{name}.yaml").write_text(json.dumps(common | task))  # JSON is YAML
     manager = TaskManager(include_path=str(folder), include_defaults=False)
 

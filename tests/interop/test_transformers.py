@@ -54,6 +54,8 @@ def test_saved_and_loaded_by_transformers(family: str, architecture: str, tmp_pa
     options = {"seed": 4, "max_new_tokens": 9}
     expected = completed(model, ROWS, **options)
     assert cut(loaded.generate(torch.tensor(ROWS), **options), expected) == expected
+    ours = dadlm.load(tmp_path)
+    assert ours.config == model.config and same_weights(ours, model)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -64,14 +66,6 @@ def test_transformers_reads_our_folders(family: str, tmp_path: Path) -> None:
     assert not any(told.values()) and same_weights(loaded, model)
     tied = loaded.head.linear.weight is loaded.backbone.embedding.weight
     assert tied and loaded.core.head.linear.weight is loaded.head.linear.weight
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_dadlm_reads_what_transformers_saved(family: str, tmp_path: Path) -> None:
-    model = tiny(family)
-    DadlmForMaskedLM.of(model).save_pretrained(tmp_path)
-    loaded = dadlm.load(tmp_path)
-    assert loaded.config == model.config and same_weights(loaded, model)
 
 
 def test_weights_of_eight_bits_are_refused_with_advice(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.model.reference import reference
-from tests.model.tiny import every_kind_of_mask, gradients, random_ids, tiny_model
+from tests.model.tiny import dense_twin, every_kind_of_mask, gradients, random_ids, tiny_model
 from torch import Tensor
 from torch.testing import assert_close
 
 from dadlm.model import Context, Denoised, Model, attention, attention_dense
 from dadlm.model.rotary import rotate, rotation
 from dadlm.nodes import Nodes, lay_out, layout
-from dadlm.objective.factorised import cut
+from dadlm.noise import Noise
 
 B, G, N, K, H, E = 4, 4, 4, 3, 2, 6
 
@@ -37,7 +37,7 @@ def blocks_of_every_kind(packed: bool = True) -> Nodes:
 def hidden_states(model: Model, ids: Tensor, masked: Tensor, packed: bool = True) -> Denoised:
     context = Context()
     model.read(ids, context, only_context=True)
-    return model.denoise(*cut(ids, masked, model.config.block_size), context, packed=packed)
+    return model.denoise(*Noise.of(masked).split_blocks(ids, model.config.block_size), context, packed=packed)
 
 
 @pytest.fixture(params=["exact", "with room to spare"])
@@ -100,13 +100,12 @@ def test_network_with_merged_and_dense_attention(architecture, expand_at, packed
     model = tiny_model(architecture=architecture, expand_at=expand_at, layers=3)
     ids, masked = random_ids(model.config), every_kind_of_mask(model.config)
     results = []
-    for attend in (attention.attend_nodes, attention_dense.attend_nodes):
-        model.backbone.attend_nodes = attend
-        denoised = hidden_states(model, ids, masked, packed)
+    for one in (model, dense_twin(model)):
+        denoised = hidden_states(one, ids, masked, packed)
         here = real(denoised.nodes)
         weight = torch.randn(denoised.hidden.shape, generator=torch.Generator().manual_seed(3))
         scalar = (denoised.hidden * weight * here[..., None]).sum() / here.sum()
-        results.append((denoised.hidden[here], gradients(model, scalar)))
+        results.append((denoised.hidden[here], gradients(one, scalar)))
     (merged, merged_grads), (dense, dense_grads) = results
     assert_close(merged, dense, atol=1e-5, rtol=1e-5)
     for name, truth in dense_grads.items():

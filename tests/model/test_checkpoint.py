@@ -2,8 +2,10 @@
 
 import errno
 import json
+import re
 import resource
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.model.tiny import random_ids, random_noise, tiny_config, tiny_model
 
 from dadlm.errors import CheckpointError, ConfigError, DadlmError
-from dadlm.model import Model, checkpoint, files, find_device, load, save
+from dadlm.model import Model, checkpoint, find_device, load, save
 from dadlm.objective import losses
 from dadlm.tokens import Tokenizer, word_level
 
@@ -80,11 +82,6 @@ def test_a_tied_head_is_stored_once_and_comes_back_tied(folder):
     assert model.head.linear.weight is model.backbone.embedding.weight
 
 
-def test_a_head_of_its_own_is_stored(tmp_path):
-    save(tiny_model(tie_embedding=False), tmp_path / "model")
-    assert "head.linear.weight" in load_file(tmp_path / "model" / "model.safetensors")
-
-
 def test_only_json_and_safetensors_are_written(words, tmp_path):
     save(Model(tiny_config(), words), tmp_path / "model")
     names = {file.name for file in (tmp_path / "model").iterdir()}
@@ -142,12 +139,6 @@ def test_weights_that_do_not_fit_leave_the_model_as_it_was():
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_weights_of_another_family_are_refused(folder, tmp_path):
-    save(tiny_model("bd3lm"), tmp_path / "other")
-    shutil.copy(tmp_path / "other" / "model.safetensors", folder)
-    assert "missing: graph.start" in refusal(folder)
-
-
 def test_weights_whose_numbers_were_changed_are_refused(folder):
     file = folder / "model.safetensors"
     data = bytearray(file.read_bytes())
@@ -187,19 +178,12 @@ def test_a_header_that_lies_is_refused(folder):
         ({"layers": 10**9}, "layers must be at most"),
         ({"layers": 1000}, "1000 layers, but only"),
         ({"width": 2**20}, "width must be at most"),
-        ({"heads": 10**9}, "heads must be at most"),
-        ({"candidates": 10**7}, "candidates must be at most"),
-        ({"lora": 10**8}, "lora must be at most"),
         ({"vocab_size": 10**12}, "vocab_size must be at most"),
-        ({"context": 2**40}, "context must be at most"),
         ({"eot_id": 10**400}, "eot_id must be at most"),
         ({"rope_theta": 10**400}, "rope_theta must be at most"),
         ({"rope_theta": float("inf")}, "rope_theta must be finite"),
-        ({"norm_eps": float("nan")}, "norm_eps must be finite"),
         ({"dropout": float("nan")}, "dropout must be finite"),
         ({"track_bias": float("-inf")}, "track_bias must be finite"),
-        ({"candidate_scale": float("nan")}, "candidate_scale must be finite"),
-        ({"candidate_offset": float("nan")}, "candidate_offset must be finite"),
     ],
 )
 def test_tampered_configuration_is_refused(folder, changes, says):
@@ -209,29 +193,22 @@ def test_tampered_configuration_is_refused(folder, changes, says):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    "changes",
     [
-        ("layers", 2.5),
-        ("width", 32.0),
-        ("heads", True),
-        ("candidates", 1e30),
-        ("block_size", 4.0),
-        ("eot_id", 1.5),
-        ("expand_at", 0.5),
-        ("tie_embedding", "no"),
-        ("track_bias", "strong"),
-        ("candidate_scale", None),
-        ("candidate_offset", "x"),
+        {"layers": 2.5},
+        {"heads": True},
+        {"candidates": 1e30},
+        {"tie_embedding": "no"},
+        {"track_bias": "strong"},
+        {"candidate_scale": None},
+        {"architecture": ["lean"]},
+        {"format": 99},
     ],
+    ids=str,
 )
-def test_a_configuration_with_a_value_of_the_wrong_type_is_refused(folder, key, value):
-    change_config(folder, **{key: value})
-    assert key in refusal(folder)
-
-
-def test_a_format_of_the_future_is_refused(folder):
-    change_config(folder, format=99)
-    assert "format" in refusal(folder)
+def test_a_configuration_with_a_value_of_the_wrong_type_is_refused(folder, changes):
+    change_config(folder, **changes)
+    assert next(iter(changes)) in refusal(folder)
 
 
 def test_shapes_are_compared_with_the_header_before_anything_is_built(folder, monkeypatch):
@@ -248,17 +225,22 @@ def test_shapes_are_compared_with_the_header_before_anything_is_built(folder, mo
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[1, 2]", "null", '"dadlm"', "\x00", "[" * 100_000, '{"a":' * 100_000, " " * 2**21 + "{}"],
-    ids=["empty", "brace", "list", "null", "string", "zero", "deep list", "deep object", "large"],
+    [
+        b"",
+        b"{",
+        b"[1, 2]",
+        b"null",
+        b"\x00",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b" " * 2**21 + b"{}",
+        b'{"a": "\xff"}',
+    ],
+    ids=["empty", "brace", "list", "null", "zero", "deep list", "deep object", "large", "not UTF-8"],
 )
 def test_a_damaged_configuration_is_refused(folder, text):
-    (folder / "config.json").write_text(text)
+    (folder / "config.json").write_bytes(text)
     assert "config.json" in refusal(folder)
-
-
-def test_a_configuration_that_is_not_utf_8_is_refused(folder):
-    (folder / "config.json").write_bytes(b'{"model_type": "\xff"}')
-    assert "damaged" in refusal(folder)
 
 
 def test_a_tokenizer_with_another_vocabulary_is_refused(words, tmp_path):
@@ -309,39 +291,45 @@ def test_a_training_run_stands_for_its_best_model(tmp_path):
     assert torch.equal(load(tmp_path / "run").graph.start, tiny_model(seed=2).graph.start)
 
 
+@contextmanager
+def untouched(folder: Path) -> Iterator[None]:
+    """A new model that is saved over the old one fails, and the old one stays."""
+    before = content(folder)
+    yield
+    assert folder.is_dir() and content(folder) == before
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
 def test_a_full_disk_leaves_the_previous_folder_intact(folder):
     """Files may not grow beyond 20 kB: the weights do not fit, and the writer says so itself."""
-    before = content(folder)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-    try:
-        with pytest.raises(CheckpointError, match="could not write"):
-            save(tiny_model(seed=1), folder)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert content(folder) == before
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    with untouched(folder):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+        try:
+            with pytest.raises(CheckpointError, match="could not write"):
+                save(tiny_model(seed=1), folder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("function", ["checkpoint.write_json", "files.save_file", "files._flush"])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_an_error_of_the_system_while_saving_leaves_the_previous_folder_intact(
-    folder, monkeypatch, function, code
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "it failed"), KeyboardInterrupt()], ids=str)
+def test_an_error_or_interrupt_while_saving_leaves_the_previous_folder_intact(
+    folder, monkeypatch, function, error
 ):
     def fail(*_, **__):
-        raise OSError(code, "it failed")
+        raise error
 
-    before = content(folder)
     monkeypatch.setattr(f"dadlm.model.{function}", fail)
-    with pytest.raises(CheckpointError, match=r"could not write .*model: it failed; nothing was replaced"):
+    with untouched(folder), pytest.raises((CheckpointError, KeyboardInterrupt)) as caught:
         save(tiny_model(seed=1), folder)
-    assert content(folder) == before
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    if isinstance(error, OSError):
+        assert re.search(r"could not write .*model: it failed; nothing was replaced", str(caught.value))
 
 
 @pytest.mark.parametrize("which", [1, 2], ids=["setting the old aside", "putting the new in place"])
 def test_a_rename_that_fails_leaves_the_previous_folder_intact(folder, monkeypatch, which):
-    before, calls, rename = content(folder), [], Path.rename
+    calls, rename = [], Path.rename
 
     def fail(self, target):
         calls.append(self)
@@ -350,22 +338,8 @@ def test_a_rename_that_fails_leaves_the_previous_folder_intact(folder, monkeypat
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(CheckpointError):
+    with untouched(folder), pytest.raises(CheckpointError):
         save(tiny_model(seed=1), folder)
-    assert folder.is_dir() and content(folder) == before
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
-
-
-def test_an_interrupt_while_saving_leaves_the_previous_folder_intact(folder, monkeypatch):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    before = content(folder)
-    monkeypatch.setattr(files, "save_file", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        save(tiny_model(seed=1), folder)
-    assert content(folder) == before
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
 def test_saving_where_other_things_lie_is_refused_and_deletes_nothing(tmp_path):

@@ -6,7 +6,7 @@ from tests.model.tiny import every_kind_of_mask, random_ids, tiny_model
 from torch.testing import assert_close
 
 from dadlm.model import Context, emission
-from dadlm.objective.factorised import cut
+from dadlm.noise import Noise
 
 
 @pytest.mark.parametrize("architecture", ["lean", "bd3lm"])
@@ -75,7 +75,7 @@ def test_emissions_are_those_of_each_node_and_certain_at_anchors(candidate_offse
     model = tiny_model(candidate_offset=candidate_offset)
     ids, masked, context = random_ids(model.config), every_kind_of_mask(model.config), Context()
     model.read(ids, context, only_context=True)
-    blocks, hidden_tokens, first = cut(ids, masked, 4)
+    blocks, hidden_tokens, first = Noise.of(masked).split_blocks(ids, 4)
     denoised = model.denoise(blocks, hidden_tokens, first, context)
     found = model.emission_logp(denoised, blocks)
     groups = denoised.nodes.groups(denoised.nodes.to_slots(denoised.hidden))
@@ -92,7 +92,7 @@ def test_the_head_runs_on_the_nodes_of_masked_positions_only(monkeypatch):
     model = tiny_model()
     ids, masked, context = random_ids(model.config), every_kind_of_mask(model.config), Context()
     model.read(ids, context, only_context=True)
-    blocks, hidden_tokens, first = cut(ids, masked, 4)
+    blocks, hidden_tokens, first = Noise.of(masked).split_blocks(ids, 4)
     seen, logits = [], model.head.token_logits
     monkeypatch.setattr(model.head, "token_logits", lambda h, *a: seen.append(len(h)) or logits(h, *a))
     model.emission_logp(model.denoise(blocks, hidden_tokens, first, context), blocks)

@@ -5,16 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.decode.tiny import prompt_of, silence_eot, tiny
-from tests.model.tiny import every_kind_of_mask, random_ids, random_noise, tiny_model
+from tests.model.tiny import dense_twin, every_kind_of_mask, random_ids, random_noise, tiny_model
 from torch import Tensor
 
 import dadlm
 from dadlm.errors import ConfigError
-from dadlm.model import Context, Model, ModelConfig, attention_dense
+from dadlm.model import Context, Model, ModelConfig
 from dadlm.model.checkpoint import merged, set_weights, weights, write_model
 from dadlm.noise import Noise
 from dadlm.objective import losses
-from dadlm.objective.factorised import cut
 
 N = 4
 # Shared keys and values, heads that are wider than width / heads, an MLP of its own size.
@@ -71,7 +70,9 @@ def test_a_masked_node_takes_the_place_and_the_token_before_it(masks):
     masked[0, first : first + N] = torch.tensor([one == "m" for one in masks])
     context = Context()
     model.read(ids, context, only_context=True)
-    ours = model.head.token_logits(model.denoise(*cut(ids, masked, N), context).hidden)[0, first : first + N]
+    ours = model.head.token_logits(model.denoise(*Noise.of(masked).split_blocks(ids, N), context).hidden)[
+        0, first : first + N
+    ]
 
     text, mask = ids[0].tolist(), model.config.mask_id
     token, position = text[:first], list(range(first))
@@ -103,8 +104,7 @@ def test_the_dense_twin_agrees(family, expand_at):
     model = llama(family, expand_at=expand_at)
     ids, noise = random_ids(model.config), random_noise(model)
     fast = losses(model, ids, noise)
-    model.backbone.attend_nodes = attention_dense.attend_nodes
-    torch.testing.assert_close(losses(model, ids, noise).train, fast.train, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(losses(dense_twin(model), ids, noise).train, fast.train, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("family", "expand_at"), [("bd3lm", 0), ("dadlm", 0), ("dadlm", 1)])
@@ -122,7 +122,7 @@ def test_no_masked_token_is_known_to_its_block(family, expand_at):
 def states(model: Model, ids: Tensor, masked: Tensor) -> Tensor:
     context = Context()
     model.read(ids, context, only_context=True)
-    denoised = model.denoise(*cut(ids, masked, N), context)
+    denoised = model.denoise(*Noise.of(masked).split_blocks(ids, N), context)
     return denoised.nodes.to_slots(denoised.hidden)
 
 

@@ -6,7 +6,8 @@ from tests.model.tiny import gradients, random_ids, random_noise, tiny_config, t
 from torch.testing import assert_close
 
 from dadlm.errors import ConfigError
-from dadlm.model import Model, ModelConfig
+from dadlm.model import Model, ModelConfig, eval_mode
+from dadlm.model.architecture import ARCHITECTURES, Lean
 from dadlm.model.network import count_parameters
 from dadlm.objective import losses
 
@@ -123,3 +124,47 @@ def test_impossible_settings_are_refused(bad, says):
 def test_context_need_not_fit_a_block_size_that_is_not_used():
     assert tiny_config("ar", context=18).block == 1
     assert tiny_config("mdlm", context=18).block == 18
+
+
+def test_a_new_architecture_is_a_class_and_an_entry(monkeypatch):
+    class Wide(Lean):
+        mlp_inputs = 2
+
+        @staticmethod
+        def activate(hidden):
+            return hidden.chunk(2, -1)[0].relu()
+
+    monkeypatch.setitem(ARCHITECTURES, "wide", Wide)
+    model = Model(tiny_config(architecture="wide"))
+    assert model.backbone.layers[0].up.out_features == 2 * 4 * 32
+    assert losses(model, random_ids(model.config), random_noise(model)).train.isfinite().all()
+
+
+@pytest.mark.parametrize("family", ["ar", "mdlm", "bd3lm", "dadlm"])
+def test_forward_scores_every_family_as_blocks(family):
+    model = tiny_model(family)
+    ids, noise = random_ids(model.config), None if family == "ar" else random_noise(model)
+    shape = {"ar": (4, 15, 1, 1), "mdlm": (4, 1, 16, 1), "bd3lm": (4, 4, 4, 1), "dadlm": (4, 4, 4, 3)}[family]
+    scores = model(ids, noise)
+    assert scores.emission_logp.shape == shape and (scores.emission_logp <= 0).all()
+    assert (scores.transition_logp is not None) == (family == "dadlm")
+    bare = model(ids, noise, emissions=False)
+    assert bare.emission_logp is None and torch.equal(bare.hidden, scores.hidden)
+
+
+def test_blocks_see_the_clean_text_that_is_given():
+    model = tiny_model("bd3lm")
+    ids, noise = random_ids(model.config), random_noise(model)
+    other = (ids + 1) % 28
+    assert torch.equal(model(ids, noise, clean=ids).hidden, model(ids, noise).hidden)
+    found = model(ids, noise, clean=other).hidden.view(4, 4, 4, -1)
+    assert torch.equal(found[:, 0], model(ids, noise).hidden.view(4, 4, 4, -1)[:, 0]), "nothing before it"
+    assert not torch.allclose(found[:, 1:], model(ids, noise).hidden.view(4, 4, 4, -1)[:, 1:])
+
+
+def test_eval_mode_is_left_as_it_was_entered():
+    training, evaluated = tiny_model().train(), tiny_model().eval()
+    with pytest.raises(ValueError), eval_mode(training, evaluated):
+        assert not training.training and not evaluated.training
+        raise ValueError
+    assert training.training and not evaluated.training

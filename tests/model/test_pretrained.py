@@ -1,13 +1,11 @@
 """The models that ship with the package: their names, their files, and the script that makes them."""
 
-import importlib.util
 import json
 import re
 import shutil
 import zipfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -21,19 +19,11 @@ from dadlm.evaluate import rows_of, score_rows
 from dadlm.model import Model, load, pretrained, save
 from dadlm.model.checkpoint import weights
 from dadlm.tokens import word_level
+from tools import ship
 
 ROOT = Path(__file__).parents[2]
 PRETRAINED = ROOT / "src" / "dadlm" / "pretrained"
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def ship() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ship", ROOT / "benchmarks" / "ship.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -104,7 +94,7 @@ def write_state(folder: Path, settings: dict, step: int) -> None:
 
 
 def test_shipping_writes_a_measured_folder(
-    run: Path, ship: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     target, text = tmp_path / "pretrained", str(tmp_path / "text.txt")
@@ -129,7 +119,7 @@ def test_shipping_writes_a_measured_folder(
 
 
 def test_an_ar_model_has_no_reconstruction(
-    ship: ModuleType, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save(tiny("ar", tokenizer=word_level(WORDS)), tmp_path / "ar" / "best")
@@ -140,7 +130,7 @@ def test_an_ar_model_has_no_reconstruction(
 
 
 def test_models_with_another_tokenizer_are_not_shipped_beside(
-    run: Path, ship: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pretrained").mkdir()
@@ -172,15 +162,15 @@ def test_a_shipped_model_is_whole_and_small(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", pretrained.NAMES)
-def test_the_card_of_a_shipped_model_is_up_to_date(name: str, ship: ModuleType) -> None:
+def test_the_card_of_a_shipped_model_is_up_to_date(name: str) -> None:
     folder = present(name)
     facts = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert card == ship.card(facts), "run python benchmarks/ship.py --cards"
+    assert card == ship.card(facts), "run python -m tools.ship --cards"
 
 
 def test_weights_figures_and_results_stay_small() -> None:
-    folders = [PRETRAINED, ROOT / "docs", ROOT / "benchmarks"]
+    folders = [PRETRAINED, ROOT / "docs", ROOT / "benchmarks", ROOT / "research"]
     files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     kept = [file for file in files if "__pycache__" not in file.parts]
     assert sum(file.stat().st_size for file in kept) <= 32 * MIB

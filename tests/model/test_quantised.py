@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.model.shipped import change_config
-from tests.model.tiny import random_ids, random_noise, tiny_config, tiny_model
+from tests.model.tiny import random_ids, random_noise, tiny_model
 
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import Model, load, save
@@ -17,7 +17,6 @@ from dadlm.model.files import digest
 from dadlm.model.quantised import dequantise, quantise
 from dadlm.objective import losses
 from dadlm.recipes import recipe
-from dadlm.tokens import word_level
 
 SMALL = {"graph.candidate", "graph.start", "graph.transition.bias", "head.offset"}
 
@@ -86,17 +85,6 @@ def test_stored_twice_is_stored_once(folder: Path) -> None:
         torch.testing.assert_close(before[name].float(), after[name].float(), rtol=1e-6, atol=0)
 
 
-def test_types_and_tokenizer(tmp_path: Path) -> None:
-    words = word_level([f"w{number}" for number in range(28)])
-    save(Model(tiny_config(), words), tmp_path / "model", bits=8)
-    half = load(tmp_path / "model", dtype="bfloat16")
-    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
-    assert half.tokenizer == words
-    assert {file.name for file in (tmp_path / "model").iterdir()} == {
-        *("config.json", "model.safetensors", "tokenizer.json")
-    }
-
-
 def test_ten_million_parameters_take_eleven_megabytes(tmp_path: Path) -> None:
     model = Model(recipe("lab-dadlm").model)
     save(model, tmp_path / "model", bits=8)
@@ -109,13 +97,6 @@ def test_the_format_says_how_weights_are_stored(folder: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["format"] == 2
     save(tiny_model(), folder)
     assert json.loads((folder / "config.json").read_text())["format"] == 1
-
-
-@pytest.mark.parametrize("format_", [0, 3, "2", None])
-def test_an_unknown_format_is_refused(folder: Path, format_: object) -> None:
-    change_config(folder, format=format_)
-    with pytest.raises(CheckpointError, match="format that this release does not know"):
-        load(folder)
 
 
 def test_whole_numbers_called_floating_point_are_refused(folder: Path) -> None:
@@ -139,28 +120,6 @@ def test_scales_that_do_not_fit_are_refused(folder: Path, scale: torch.Tensor | 
         load(folder)
 
 
-def test_missing_and_strange_tensors_are_refused(folder: Path) -> None:
-    rewrite(folder, **{"graph.start": None, "stranger.scale": torch.zeros(3)})
-    with pytest.raises(CheckpointError, match=r"missing: graph.start \(32,\)\n  unknown: stranger.scale"):
-        load(folder)
-
-
-@pytest.mark.parametrize("place", [-3, 0.5])
-def test_a_changed_byte_is_noticed(folder: Path, place: float) -> None:
-    data = bytearray((folder / "model.safetensors").read_bytes())
-    data[int(place * len(data)) if isinstance(place, float) else place] ^= 1
-    (folder / "model.safetensors").write_bytes(data)
-    with pytest.raises(CheckpointError, match="checksum"):
-        load(folder)
-
-
-def test_truncated_weights_are_refused(folder: Path) -> None:
-    data = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(data[:-1])
-    with pytest.raises(CheckpointError, match="truncated or damaged"):
-        load(folder)
-
-
 @pytest.mark.parametrize("bits", [4, 16, "8", None])
 def test_other_widths_are_refused_and_leave_the_folder_as_it_was(folder: Path, bits: object) -> None:
     before = (folder / "model.safetensors").read_bytes()
@@ -168,13 +127,3 @@ def test_other_widths_are_refused_and_leave_the_folder_as_it_was(folder: Path, b
         save(tiny_model(seed=1), folder, bits=bits)  # type: ignore[arg-type]
     assert (folder / "model.safetensors").read_bytes() == before
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_refused(tmp_path: Path, value: float) -> None:
-    model = tiny_model()
-    with torch.no_grad():
-        model.backbone.embedding.weight[3, 4] = value
-    with pytest.raises(CheckpointError, match=r"backbone.embedding.weight has values that are not finite"):
-        save(model, tmp_path / "model", bits=8)
-    assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from dadlm import dag
 from dadlm.model import Context, Denoised, Model
 from dadlm.nodes import layout
-from dadlm.objective.factorised import cut
+from dadlm.noise import Noise
 
 kinds = pytest.mark.parametrize("kind", ["single", "gated"])
 
@@ -26,7 +26,7 @@ def denoise(model: Model, masked: Tensor | None = None, packed: bool = True) -> 
     ids, context = random_ids(model.config), Context()
     masked = every_kind_of_mask(model.config) if masked is None else masked
     model.read(ids, context, only_context=True)
-    return model.denoise(*cut(ids, masked, model.config.block_size), context, packed=packed)
+    return model.denoise(*Noise.of(masked).split_blocks(ids, model.config.block_size), context, packed=packed)
 
 
 def used_sources(masked: Tensor, candidates: int) -> Tensor:
@@ -125,49 +125,6 @@ def test_gradients_are_finite_for_every_kind_of_block(kind, shape, fill):
     assert all(grad.isfinite().all() for grad in grads.values())
     if fill != "all anchors" and model.config.candidates > 1:
         assert grads["graph.transition.query.weight"].any()
-
-
-@kinds
-def test_track_bias_acts_only_between_two_candidate_groups(kind):
-    model = tiny_model(transition=kind)
-    assert model.graph is not None
-    denoised = denoise(model)
-    before = model.transition_logp(denoised)
-    with torch.no_grad():
-        model.graph.transition.bias += 2.0
-    after = model.transition_logp(denoised)
-    masked = denoised.nodes.masked
-    pair = torch.zeros_like(masked)
-    pair[..., 1:] = masked[..., 1:] & masked[..., :-1]
-    assert torch.equal(before[~pair], after[~pair])
-    stay = torch.eye(3, dtype=torch.bool)
-    gain = after[pair] - before[pair]
-    assert (gain[:, stay] > 0.01).all() and (gain[:, ~stay] < -0.01).all()
-
-
-def test_single_transition_with_bias_multiplies_the_odds_of_staying():
-    model = tiny_model(transition="single")
-    assert model.graph is not None
-    denoised = denoise(model, torch.ones(4, 16, dtype=torch.bool))
-    before = model.transition_logp(denoised)[:, :, 1:]
-    with torch.no_grad():
-        model.graph.transition.bias += 2.0
-    after = model.transition_logp(denoised)[:, :, 1:]
-    odds = lambda logp: logp[..., 1, 1] - logp[..., 1, 2]  # noqa: E731
-    assert_close(odds(after) - odds(before), torch.full_like(odds(before), 2.0))
-
-
-@kinds
-def test_only_the_first_transition_depends_on_the_start_node(kind):
-    model = tiny_model(transition=kind)
-    assert model.graph is not None
-    masked = torch.ones(4, 16, dtype=torch.bool)
-    before = model.transition_logp(denoise(model, masked))
-    with torch.no_grad():
-        model.graph.start += 1.0
-    after = model.transition_logp(denoise(model, masked))
-    assert torch.equal(before[:, :, 1:], after[:, :, 1:])
-    assert (before - after)[:, :, 0, 0].abs().amax(-1).min() > 1e-4
 
 
 def test_families_without_a_graph_have_certain_transitions():

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dadlm.model import Model, ModelConfig
+from dadlm.model import Model, ModelConfig, attention_dense
 from dadlm.noise import Noise
 
 
@@ -26,6 +26,13 @@ def tiny_model(family: str = "dadlm", *, seed: int = 0, **changes) -> Model:
                 centre = float(model.config.track_bias or 0.0)
             parameter.copy_(centre + spread * torch.randn(parameter.shape, generator=generator))
     return model
+
+
+def dense_twin(model: Model) -> Model:
+    """The same weights with the slow attention."""
+    twin = Model(model.config, attend_nodes=attention_dense.attend_nodes).train(model.training)
+    twin.load_state_dict(model.state_dict())
+    return twin
 
 
 def random_ids(config: ModelConfig, batch: int = 4, seed: int = 1, length: int | None = None) -> Tensor:

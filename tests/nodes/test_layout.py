@@ -164,10 +164,10 @@ def test_inactive_and_start_nodes_are_never_keys(candidates, start, packed):
 @pytest.mark.parametrize("full", [4, 65, 130, 1000, 4160, 66_560])
 def test_capacity_is_the_smallest_of_a_few_multiples_of_a_tile(full):
     counts = sorted({1, full // 3, full // 2, full // 2 + 1, int(0.66 * full), int(0.81 * full), full})
-    rooms = {count: layout.capacity(count, full, exact=False) for count in counts}
+    sizes = {count: layout.capacity(count, full, exact=False) for count in counts}
     everything = {layout.capacity(count, full, exact=False) for count in range(0, full + 1, full // 97 + 1)}
     assert len(everything) <= 4
-    for count, place in rooms.items():
+    for count, place in sizes.items():
         assert place >= count and place % 128 == 0
         assert not [smaller for smaller in everything if count <= smaller < place]
         assert place < full + 128

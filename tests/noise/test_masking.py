@@ -55,12 +55,6 @@ def test_time_of_every_row_and_block_is_uniform_over_steps():
     assert (u - expected).abs().max() < 2 * steps**-0.5  # Kolmogorov–Smirnov, beyond the 0.1% level
 
 
-def test_time_of_one_step_says_nothing_about_the_next():
-    times = torch.stack([sample_time(1, step, torch.arange(1), 1, 1, 0.0, 1.0) for step in range(1500)])
-    u = times.flatten().double()
-    assert abs(float(torch.corrcoef(torch.stack([u[:-1], u[1:]]))[0, 1])) < 4 * 1500**-0.5
-
-
 def test_times_stay_within_their_interval():
     time = sample_time(0, 0, torch.arange(4000), 4000, 4, 1e-3, 1.0)
     assert time.dtype == torch.float32 and time.min() >= 1e-3 and time.max() <= 1
@@ -109,15 +103,6 @@ def test_positions_are_masked_independently_with_the_probability_of_the_schedule
     # Independence: the variance of a block's count is the sum of its positions' variances.
     ratio = error[:, 1:].sum(-1).square().sum() / spread[:, 1:].sum()
     assert_close(float(ratio), 1.0, atol=0.08, rtol=0)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_weighted_masked_share_is_one_on_average(name):
-    """The NELBO counts every maskable token once: E[weight · masked share] = (p(1) - p(low)) / (1 - low)."""
-    noise = draw(NoiseConfig(schedule=name), batch_rows=1024, length=256)
-    share = (noise.weight * fractions(noise, 16))[:, 1:].double().mean()
-    low = SCHEDULES[name].mask_probability(torch.tensor(1e-3).double())
-    assert_close(share, (1 - low) / (1 - 1e-3), atol=0.03, rtol=0)
 
 
 def test_weight_is_that_of_the_time():

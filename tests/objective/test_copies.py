@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.model.tiny import random_ids, tiny_model
+from tests.model.tiny import dense_twin, random_ids, tiny_model
 
-from dadlm.model import attention_dense
 from dadlm.noise import SCHEDULES, Noise, NoiseConfig, draw_noise
 from dadlm.objective import losses
 
@@ -36,10 +35,10 @@ def test_the_mean_of_losses_and_gradients(family: str, spans: bool) -> None:
         "block_size": N,
     }
     maskable = (torch.arange(L) >= 5) & (torch.arange(L) < 11) if spans else torch.arange(L) > 0
-    noise = draw_noise(NoiseConfig(), maskable=maskable.expand(B, L), copies=C, **how)
+    noise = draw_noise(NoiseConfig(), maskable=maskable.expand(B, L), masks_per_row=C, **how)
     torch.testing.assert_close(noise.weight, SCHEDULES["loglinear"].weight(noise.time) / C)
     assert (noise.blocks is not None) == spans
-    everywhere = draw_noise(NoiseConfig(), copies=C, **how)
+    everywhere = draw_noise(NoiseConfig(), masks_per_row=C, **how)
     fits = maskable.view(-1, 1, N).expand(-1, C, N).flatten()
     assert torch.equal(noise.masked, everywhere.masked & fits) and noise.masked.any()
 
@@ -56,28 +55,36 @@ def test_the_mean_of_losses_and_gradients(family: str, spans: bool) -> None:
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             torch.testing.assert_close(gradients[name], parameter.grad, msg=name, rtol=1e-4, atol=1e-5)
-    model.backbone.attend_nodes = attention_dense.attend_nodes
-    torch.testing.assert_close(losses(model, ids, noise).train.sum(), together, msg="the slow twin")
+    torch.testing.assert_close(
+        losses(dense_twin(model), ids, noise).train.sum(), together, msg="the slow twin"
+    )
 
 
 def test_every_copy_has_a_time_of_its_own() -> None:
     """All together one in each of the B·G·C strata, whatever the shift of the step."""
     B, G = 8, 5
     how = {"seed": 1, "step": 2, "rows": torch.arange(B), "batch_rows": B, "length": G * N, "block_size": N}
-    time = draw_noise(NoiseConfig(), copies=C, **how).time.flatten().double().sort().values
+    time = draw_noise(NoiseConfig(), masks_per_row=C, **how).time.flatten().double().sort().values
     gaps = time.diff() * B * G * C
     assert len(time) == B * G * C and (gaps > 0).all() and (gaps < 2.01).all()
 
 
 def test_clipped_copies_stay_inside() -> None:
     how = {"seed": 1, "step": 2, "rows": torch.arange(64), "batch_rows": 64, "length": 64, "block_size": 16}
-    noise = draw_noise(NoiseConfig(low=0.3, high=0.7), copies=C, **how)
+    noise = draw_noise(NoiseConfig(low=0.3, high=0.7), masks_per_row=C, **how)
     share = noise.masked.view(64, -1, 16).float().mean(-1)[:, C:]  # the first token of a row is never masked
     assert (share >= 0.3).all() and (share <= 0.7).all()
 
 
 def test_a_row_has_the_same_masks_in_any_batch() -> None:
-    how: dict[str, Any] = {"seed": 1, "step": 2, "batch_rows": 8, "length": 16, "block_size": N, "copies": C}
+    how: dict[str, Any] = {
+        "seed": 1,
+        "step": 2,
+        "batch_rows": 8,
+        "length": 16,
+        "block_size": N,
+        "masks_per_row": C,
+    }
     together = draw_noise(NoiseConfig(), rows=torch.arange(8), **how)
     alone = draw_noise(NoiseConfig(), rows=torch.tensor([5]), **how)
     assert torch.equal(together.masked[5:6], alone.masked) and torch.equal(together.time[5:6], alone.time)

@@ -80,7 +80,7 @@ def test_rows_by_number_and_one_round_for_validation():
     assert rows.fingerprint() != mixture([3, 1], [3, 1]).fingerprint()
     with pytest.raises(IndexError):
         rows[5]
-    with pytest.raises(DataError, match="cut its sources"):
+    with pytest.raises(DataError, match="split its sources"):
         rows.cut(0, 2)
 
 

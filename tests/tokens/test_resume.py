@@ -13,7 +13,7 @@ from tests.tokens import killing
 import dadlm
 from dadlm.errors import DataError
 from dadlm.tokens import Tokenizer, packing, prepare, verify
-from dadlm.tokens.journal import JOURNAL
+from dadlm.tokens.writer import JOURNAL
 
 
 @pytest.fixture

@@ -49,9 +49,7 @@ def test_row_out_of_range(index):
 
 
 def test_too_few_tokens_says_how_many_and_what_to_do():
-    with pytest.raises(
-        DataError, match=r"10 tokens are fewer than one row of 11.*at most 10 or give more text"
-    ):
+    with pytest.raises(DataError, match=r"10 tokens are fewer than one row of 11.*at most 10 or give more"):
         Rows.from_ids(list(range(10)), 11)
     with pytest.raises(DataError, match="at least 1"):
         Rows.from_ids([1], 0)

@@ -34,15 +34,13 @@ def write_parquet(path, texts=TEXTS, field="text", kind=None):
 @pytest.fixture
 def everything(tmp_path):
     """One folder with each format of documents, and a file that is none."""
-    wide = zstandard.ZstdCompressor(
-        compression_params=zstandard.ZstdCompressionParameters(window_log=28)
-    ).compressobj()
+    long = zstandard.ZstdCompressionParameters(window_log=28)
+    wide = zstandard.ZstdCompressor(compression_params=long).compressobj()
     frames = [zstandard.compress(jsonl(TEXTS[:1])), wide.compress(jsonl(TEXTS[1:])), wide.flush()]
     (tmp_path / "a.jsonl").write_bytes(jsonl())
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(jsonl()))
-    (tmp_path / "c.jsonl.zst").write_bytes(
-        b"".join(frames)
-    )  # two frames, as parallel packers write; zstd --long
+    # Two frames, as parallel packers write; zstd --long.
+    (tmp_path / "c.jsonl.zst").write_bytes(b"".join(frames))
     write_parquet(tmp_path / "d.parquet")
     (tmp_path / "README.md").write_text("not text to train on")
     return tmp_path
@@ -102,12 +100,12 @@ def test_byte_order_mark_and_blank_lines_and_empty_documents_are_left_out(tmp_pa
 def test_pieces_join_to_the_text_wherever_it_arrives_in_parts(text, limit, parts):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "LIMIT", limit)
-        expected = pieces.cut(text)
+        expected = pieces.split_text(text)
         assert "".join(expected) == text
         assert all(0 < len(piece) <= limit for piece in expected) or text == ""
         done, rest = [], ""
         for start in range(0, len(text), parts):
-            *ready, rest = pieces.cut(rest + text[start : start + parts])
+            *ready, rest = pieces.split_text(rest + text[start : start + parts])
             done += ready
         assert [*done, rest] == expected
 
@@ -122,7 +120,7 @@ def test_cuts_do_not_change_what_gpt2_takes_for_words(words, limit):
     text = "".join(map("".join, words))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "LIMIT", limit)
-        parts = pieces.cut(text)
+        parts = pieces.split_text(text)
     assert len(parts) >= len(text) / limit
     split = ByteLevel(add_prefix_space=False).pre_tokenize_str
     assert [word for part in parts for word, _ in split(part)] == [word for word, _ in split(text)]

@@ -96,8 +96,9 @@ def test_validity_counts_true_successors(language: Language, monkeypatch: pytest
     assert (result.steps, result.valid) == (2, pytest.approx(3 / 5))
     assert result.tokens_per_forward == pytest.approx(18 / 9)
     assert asked["prompts"] == language.phrases[walks].flatten(1).tolist()
-    assert (asked["steps"], asked["sampler"], asked["top_p"], asked["seed"]) == (2, "random", 1.0, 7)
-    assert asked["max_new_tokens"] == LENGTH
+    how = asked["settings"]
+    assert (how.steps, how.sampler, how.top_p, how.max_new_tokens) == (2, "random", 1.0, LENGTH)
+    assert asked["seed"] == 7
 
 
 @pytest.mark.parametrize("family", ["bd3lm", "dadlm"])

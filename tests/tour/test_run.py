@@ -16,7 +16,7 @@ from dadlm.errors import ConfigError
 from dadlm.tour import run as tour
 from dadlm.tour import take_tour
 from dadlm.tour.language import LENGTH, SUCCESSORS, Language
-from dadlm.tour.pictures import read_curve
+from dadlm.tour.report import read_curve
 from dadlm.train import RunConfig, Trainer
 
 BOUND = 3 * SUCCESSORS ** (1 - LENGTH)

@@ -14,8 +14,7 @@ from dadlm.model import Model, ModelConfig
 from dadlm.model.files import load_tensors
 from dadlm.noise import NoiseConfig
 from dadlm.tokens import Rows, Tokenizer, word_level
-from dadlm.train import DataConfig, RunConfig, TrainConfig
-from dadlm.train.loop import Finished, Trainer
+from dadlm.train import DataConfig, Finished, RunConfig, TrainConfig, Trainer
 from dadlm.train.start import fresh_model
 
 FAMILIES = ("ar", "mdlm", "bd3lm", "dadlm")

@@ -22,7 +22,7 @@ from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import load
 from dadlm.model.checkpoint import weights
 from dadlm.train.batches import Batches, parts_of
-from dadlm.train.ranks import Ranks
+from dadlm.train.processes import Ranks
 
 PLAN: dict[str, Any] = {"steps": 20, "batch_size": 8, "valid_every": 5, "save_every": 7}
 HALF = {**PLAN, "steps": 10}
@@ -145,7 +145,7 @@ def test_the_processes_share_out_the_batch_without_rest(tmp_path: Path) -> None:
     assert sorted(int(place) for share in shares for part in share for place in part) == list(range(12))
     whole = batches.take(5, run.noise, torch.arange(12))
     for part in shares[1]:
-        ids, noise = batches.take(5, run.noise, part)
+        ids, noise, *_ = batches.take(5, run.noise, part)
         assert noise is not None and whole[1] is not None
         assert torch.equal(ids, whole[0][part]) and torch.equal(noise.masked, whole[1].masked[part])
     with pytest.raises(ConfigError, match="12 cannot be cut into accumulate 2 equal parts for each of 5"):

@@ -17,8 +17,8 @@ from dadlm.model import Model, load
 from dadlm.noise import draw_noise
 from dadlm.objective import losses
 from dadlm.train import gradients, graphs
-from dadlm.train.finetune_config import FinetuneConfig
-from dadlm.train.finetuner import Finetuner
+from dadlm.train.config import FinetuneConfig
+from dadlm.train.finetune import Finetuner
 from dadlm.train.graphs import StepGraphs
 from dadlm.train.pair_rows import PairRows, encode_pairs
 
@@ -51,10 +51,10 @@ def plain_losses(config: FinetuneConfig, model: Model, steps: int) -> list[float
                 batch_rows=train.batch_size,
                 length=batch.ids.shape[1],
                 block_size=batch.ids.shape[1] if model.config.family == "mdlm" else 4,
-                maskable=batch.learned,
-                copies=train.masks,
+                maskable=batch.loss_mask,
+                masks_per_row=train.masks_per_row,
             )
-        loss = losses(model, batch.ids, noise, learned=batch.learned).train.sum() / batch.learned.sum()
+        loss = losses(model, batch.ids, noise, loss_mask=batch.loss_mask).train.sum() / batch.loss_mask.sum()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
@@ -68,7 +68,7 @@ def plain_losses(config: FinetuneConfig, model: Model, steps: int) -> list[float
 @pytest.mark.parametrize(("accumulate", "masks"), [(1, 1), (2, 1), (2, 3)])
 @every_family
 def test_a_step_is_what_plain_torch_makes(family: str, accumulate: int, masks: int, tmp_path: Path) -> None:
-    config = trained(config_of(family, tmp_path), accumulate=accumulate, masks=masks)
+    config = trained(config_of(family, tmp_path), accumulate=accumulate, masks_per_row=masks)
     if family in ("ar", "mdlm") and masks > 1:
         with pytest.raises(ConfigError, match=f"leave it out for this {family}"):
             tuner(config)
@@ -77,7 +77,7 @@ def test_a_step_is_what_plain_torch_makes(family: str, accumulate: int, masks: i
     plain = copy.deepcopy(model)
     expected = plain_losses(config, plain, 4)
     one = tuner(config, model)
-    assert [float(one.step()[0]) for _ in range(4)] == pytest.approx(expected, rel=1e-6)
+    assert [float(one.step()) for _ in range(4)] == pytest.approx(expected, rel=1e-6)
     for a, b in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)  # AdamW enlarges what rounding leaves
 
@@ -119,10 +119,10 @@ def test_replayed_steps_of_all_lengths_are_the_steps(
 
     monkeypatch.setattr(graphs, "capture", capture)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.clone())
-    captured.gradients.graphs = StepGraphs(captured.state.model, captured.gradients._replayed)
-    one, other = ([float(each.step()[0]) for _ in range(16)] for each in (eager, captured))
+    captured.gradients.graphs = StepGraphs(captured.state.model, captured.gradients.backward)
+    one, other = ([float(each.step()) for _ in range(16)] for each in (eager, captured))
     assert one == pytest.approx(other, rel=1e-6)
-    assert len({eager.rows.batch(step, 0).ids.shape for step in range(16)}) > 1 or family == "mdlm"
+    assert len({eager.batches.rows.batch(step, 0).ids.shape for step in range(16)}) > 1 or family == "mdlm"
     assert made and sum(graph.replays for graph in made) > 3
 
 
@@ -130,10 +130,10 @@ def test_nan_stops_before_it_spoils_the_weights(tmp_path: Path, monkeypatch: pyt
     one = tuner(config_of("bd3lm", tmp_path))
     score, calls = gradients.losses, 0
 
-    def third(*arguments: Any) -> Any:
+    def third(*arguments: Any, **how: Any) -> Any:
         nonlocal calls
         calls += 1
-        parts = score(*arguments)
+        parts = score(*arguments, **how)
         return replace(parts, train=parts.train * (float("nan") if calls == 3 else 1.0))
 
     monkeypatch.setattr(gradients, "losses", third)
@@ -151,7 +151,7 @@ def test_on_cuda_steps_are_replayed_and_those_of_the_cpu(family: str, tmp_path: 
     found = {}
     for device in ("cpu", "cuda"):
         one = tuner(replace(trained(plan, device=device), out=str(tmp_path / device)))
-        found[device] = [float(one.step()[0]) for _ in range(24)]
+        found[device] = [float(one.step()) for _ in range(24)]
         replayed = one.gradients.graphs
     assert replayed is not None and any(replayed.captured.values())
     assert found["cuda"] == pytest.approx(found["cpu"], abs=1e-3)

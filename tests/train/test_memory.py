@@ -1,4 +1,4 @@
-"""Less memory: recomputed layers, few blocks, parts of a batch; and what is said when it does not suffice."""
+"""Less memory: recomputed layers, parts of a batch; and what is said when it does not suffice."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,7 @@ from tests.train.runs import FAMILIES, config, text, tokenizer
 
 from dadlm.errors import ConfigError, TrainingError
 from dadlm.model import ModelConfig
-from dadlm.train import RunConfig, TrainConfig
-from dadlm.train.loop import Trainer
+from dadlm.train import RunConfig, TrainConfig, Trainer
 from dadlm.train.start import fresh_model
 
 
@@ -25,55 +24,35 @@ def test_recomputed_layers_give_the_same_losses(family: str, tmp_path: Path) -> 
     assert [kept.step() for _ in range(3)] == [recomputed.step() for _ in range(3)]
 
 
-@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
-def test_learning_from_few_blocks(family: str, tmp_path: Path) -> None:
-    one = trainer(family, tmp_path, block_share=0.5)
-    noise = one.gradients.batches.take(0, one.state.noise, torch.arange(4))[1]
-    assert noise is not None and noise.blocks is not None and noise.blocks.shape == (4, 2)
-    losses = [float(one.step()) for _ in range(12)]
-    assert all(loss > 0 for loss in losses)
-
-
-@pytest.mark.parametrize("share", [0.0, 1.5, -1.0])
-def test_a_share_that_is_none(share: float) -> None:
-    with pytest.raises(ConfigError, match="block_share"):
-        TrainConfig(block_share=share)
-
-
-def test_several_masks_of_some_blocks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="choose one"):
-        TrainConfig(block_share=0.5, masks=2)
-
-
 @pytest.mark.parametrize(
     "model", [{"family": "ar"}, {"family": "mdlm"}, {"family": "bd3lm", "block_size": 1}]
 )
 def test_several_masks_need_blocks(model: dict) -> None:
     with pytest.raises(ConfigError, match="leave it out for this"):
-        RunConfig(model=ModelConfig(**model), train=TrainConfig(masks=2))
+        RunConfig(model=ModelConfig(**model), train=TrainConfig(masks_per_row=2))
 
 
 @pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
 def test_rows_may_be_masked_several_times(family: str, tmp_path: Path) -> None:
-    one = trainer(family, tmp_path, masks=3)
-    ids, noise = one.gradients.batches.take(0, one.config.noise, torch.arange(4))
+    one = trainer(family, tmp_path, masks_per_row=3)
+    ids, noise, *_ = one.batches.take(0, one.config.noise, torch.arange(4))
     assert noise is not None and noise.masked.shape == (4, 3 * ids.shape[1])
     assert all(float(one.step()) > 0 for _ in range(3))
 
 
 @pytest.mark.parametrize(
-    ("room", "told"), [(3, "2 do: pass --train.accumulate 2"), (1, "1 do: .*accumulate 4")]
+    ("most", "told"), [(3, "2 do: pass --train.accumulate 2"), (1, "1 do: .*accumulate 4")]
 )
 def test_out_of_memory_names_the_part_that_fits(
-    room: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    most: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = trainer("dadlm", tmp_path)
     real = one.gradients.backward
 
-    def small(ids, *how):
-        if len(ids) > room:
+    def small(inputs, *how):
+        if len(inputs.ids) > most:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(ids, *how)
+        return real(inputs, *how)
 
     monkeypatch.setattr(one.gradients, "backward", small)
     with pytest.raises(TrainingError, match=f"out of memory: 4 rows at once do not fit cpu, {told}"):

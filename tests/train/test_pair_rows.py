@@ -103,9 +103,9 @@ def test_the_loss_is_of_the_summary_alone(family: str) -> None:
                 maskable=learned,
             )
             assert noise.masked.any() and not (noise.masked & ~learned).any()
-        return float(losses(model, ids, noise, learned=learned).train.detach().sum())
+        return float(losses(model, ids, noise, loss_mask=learned).train.detach().sum())
 
-    ids, learned = batch.ids[:1], batch.learned[:1]
+    ids, learned = batch.ids[:1], batch.loss_mask[:1]
     assert learned[0].nonzero().squeeze(1).tolist() == list(range(6, len(row.ids)))
     other_padding, other_document = ids.clone(), ids.clone()
     other_padding[0, len(row.ids) :] = 11

@@ -1,8 +1,10 @@
 """Stopping and going on, or splitting the batch, changes nothing."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,13 +28,12 @@ from dadlm.model import load
 from dadlm.model.checkpoint import weights
 from dadlm.train import RunConfig, batches
 from dadlm.train import train as from_text
-from dadlm.train.alone import alone_in
-from dadlm.train.ranks import Ranks
+from dadlm.train.processes import Ranks, alone_in
 
 
 def eventful(family: str, out: Path) -> RunConfig:
-    """Everything that depends on the step at once: dropout, clipping, decay, power, a rate of its own."""
-    run = config(family, out, decay=6, power=3.0, power_steps=9, graph_lr_scale=2.0, valid_rows=32)
+    """Everything that depends on the step at once: dropout, clipping, decay, a rate of its own."""
+    run = config(family, out, decay=6, graph_lr_scale=2.0, valid_rows=32)
     return with_noise(with_model(run, dropout=0.2), clip_search=True)
 
 
@@ -57,15 +58,6 @@ def test_an_interrupted_run_ends_with_the_same_bits(family: str, tmp_path: Path)
     assert_same_run(tmp_path / "straight", tmp_path / "broken")
     if family != "ar":  # else the search for an interval would not have been part of this test
         assert progress(tmp_path / "broken" / "last")["noise"]["low"] > 1e-3
-
-
-def test_a_run_interrupted_at_every_step_ends_with_the_same_bits(tmp_path: Path) -> None:
-    straight, broken = eventful("dadlm", tmp_path / "straight"), eventful("dadlm", tmp_path / "broken")
-    train(straight)
-    for step in range(1, 12):
-        assert train(broken, stop_at=step).step == step
-    train(broken)
-    assert_same_run(tmp_path / "straight", tmp_path / "broken")
 
 
 def test_steps_raised_later_continue_as_if_they_had_always_been(tmp_path: Path) -> None:
@@ -111,7 +103,7 @@ def test_the_seed_decides_weights_order_and_noise(tmp_path: Path) -> None:
 def test_accumulation_changes_nothing(family: str, tmp_path: Path) -> None:
     losses, ends = [], []
     for parts in (1, 4):
-        run = config(family, tmp_path / str(parts), batch_size=8, accumulate=parts, power=2.0, power_steps=9)
+        run = config(family, tmp_path / str(parts), batch_size=8, accumulate=parts)
         train(run)
         losses.append([one["loss"] for one in metrics(tmp_path / str(parts)) if "loss" in one])
         ends.append(weights(load(tmp_path / str(parts) / "last")))
@@ -119,11 +111,6 @@ def test_accumulation_changes_nothing(family: str, tmp_path: Path) -> None:
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
     for name in ends[0]:
         torch.testing.assert_close(ends[0][name], ends[1][name], atol=1e-4, rtol=1e-3)
-
-
-def test_accumulation_may_change_between_two_parts_of_a_run(tmp_path: Path) -> None:
-    train(config("dadlm", tmp_path, accumulate=1), stop_at=5)
-    assert train(config("dadlm", tmp_path, accumulate=2)).step == 12
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
@@ -215,7 +202,7 @@ def test_processes_that_do_not_see_the_same_run_stop(tmp_path: Path) -> None:
     class Other(Ranks):
         """One of two machines: the first has gone on from step 10."""
 
-        def agreed(self, values: list[float]) -> list[float]:
+        def broadcast(self, values: list[float]) -> list[float]:
             return [10.0]
 
     with pytest.raises(ConfigError, match="not all processes see the run"):
@@ -245,3 +232,41 @@ def test_a_training_state_that_is_not_finite_is_refused_by_name(tmp_path: Path, 
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=f"{name} holds NaN or infinity"):
         trainer(run)
+
+
+def edit_saved_settings(out: Path, **changes: Any) -> None:
+    """As an earlier release would have written them."""
+    file = out / "last" / "training" / "state.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    settings = content["run"]["train"]
+    settings["masks"] = settings.pop("masks_per_row")
+    settings |= {"power": 1.0, "power_steps": 0, "apart_rows": 0, "block_share": 1.0} | changes
+    file.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_a_folder_with_settings_that_no_longer_exist_is_resumed_if_they_had_their_defaults(
+    tmp_path: Path,
+) -> None:
+    run = config("bd3lm", tmp_path, steps=4, masks_per_row=2)
+    train(run)
+    edit_saved_settings(tmp_path)
+    assert train(with_train(run, steps=6)).step == 6
+
+
+@pytest.mark.parametrize(("name", "value"), [("power", 3.0), ("apart_rows", 32), ("block_share", 0.5)])
+def test_a_folder_that_used_a_setting_that_no_longer_exists_is_refused(
+    name: str, value: float, tmp_path: Path
+) -> None:
+    run = config("bd3lm", tmp_path, steps=4)
+    train(run)
+    edit_saved_settings(tmp_path, **{name: value})
+    with pytest.raises(ConfigError, match=f"train.{name} {value}: this setting no longer exists"):
+        train(with_train(run, steps=6))
+    assert load(tmp_path).config.family == "bd3lm", "the model can still be used"
+
+
+def test_renamed_settings_are_compared_too(tmp_path: Path) -> None:
+    train(config("bd3lm", tmp_path, steps=4, masks_per_row=2))
+    edit_saved_settings(tmp_path)
+    with pytest.raises(ConfigError, match=r"train\.masks_per_row: 2 there, 1 now"):
+        train(config("bd3lm", tmp_path, steps=6))

@@ -24,7 +24,8 @@ from tests.train.runs import (
 from dadlm.errors import CheckpointError, DadlmError, TrainingError
 from dadlm.model import files, load
 from dadlm.model.checkpoint import weights
-from dadlm.train import gradients, loop
+from dadlm.train import Trainer, gradients, loop
+from dadlm.train import trainer as trainer_module
 
 
 def kept(out: Path) -> list[str]:
@@ -35,14 +36,14 @@ def test_last_and_best_are_links_and_only_what_they_need_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = iter([3.0, 2.0, 2.5, 4.0])  # the second of four validations is the best
-    score = loop.score_rows
+    score = trainer_module.score_rows
 
     def worse(*arguments: Any, **options: Any) -> Any:
         scores = score(*arguments, **options)
         scores.reconstruction.fill_(next(values))
         return scores
 
-    monkeypatch.setattr(loop, "score_rows", worse)
+    monkeypatch.setattr(trainer_module, "score_rows", worse)
     done = train(config("bd3lm", tmp_path, valid_every=3, save_every=2))
     assert done.valid == 2.0
     assert kept(tmp_path) == ["step-00000006", "step-00000012"]
@@ -71,13 +72,6 @@ def test_a_checkpoint_holds_the_averages_and_the_whole_configuration(tmp_path: P
     }
     assert progress(tmp_path / "last")["run"]["train"]["lr"] == run.train.lr
     assert load(tmp_path / "last").config == one.state.model.config
-
-
-def test_a_checkpoint_can_be_read_by_whoever_may_read_the_run(tmp_path: Path) -> None:
-    train(config("bd3lm", tmp_path / "run", steps=1))
-    for path in (tmp_path / "run" / "last").resolve().rglob("*"):
-        assert path.stat().st_mode & 0o444 == 0o444, path
-    assert (tmp_path / "run" / "last").resolve().stat().st_mode & 0o777 == 0o755
 
 
 FULL = {
@@ -138,25 +132,6 @@ def test_a_full_disk_while_writing_the_small_files(
         one.run()
     assert set(kept(tmp_path)) >= set(before) and not [name for name in kept(tmp_path) if name[0] == "."]
     assert progress(tmp_path / "last")["step"] >= 5
-
-
-def test_a_disk_too_full_for_the_log_is_an_error_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The log is written before any checkpoint, so a full disk shows there first."""
-    run = config("bd3lm", tmp_path, save_every=2)
-    one = trainer(run)
-    write = loop.Log._write
-
-    def full(self: Any, step: int, values: Any) -> None:
-        if step >= 6:
-            raise FULL["system"]
-        write(self, step, values)
-
-    monkeypatch.setattr(loop.Log, "_write", full)
-    with pytest.raises((DadlmError, OSError)):  # `test_cli` holds the exit code
-        one.run()
-    assert progress(tmp_path / "last")["step"] == 4
 
 
 def test_the_log_survives_a_disk_that_is_full_when_a_run_goes_on(
@@ -227,14 +202,14 @@ def test_a_run_killed_at_any_change_to_the_disk_goes_on(
 ) -> None:
     """Every checkpoint is saved after a validation that improved, so all links move each time."""
     plan = {"steps": 4, "valid_every": 1, "valid_rows": 4}
-    score = loop.Trainer.score
+    score = Trainer.score
 
-    def improving(self: loop.Trainer) -> Any:
+    def improving(self: Trainer) -> Any:
         scores, probed = score(self)
         scores.reconstruction.fill_(-self.state.step)
         return scores, probed
 
-    monkeypatch.setattr(loop.Trainer, "score", improving)
+    monkeypatch.setattr(Trainer, "score", improving)
     train(config("bd3lm", tmp_path / "straight", **plan))
     straight = tmp_path / "straight"
     assert os.readlink(straight / "best") == "checkpoints/step-00000004"
@@ -265,14 +240,14 @@ def test_best_is_right_when_the_process_dies_between_the_two_links(
     """At the last improvement of a run: afterwards nothing else would move the link."""
     run = config("bd3lm", tmp_path, steps=8, valid_every=4)
     values = [3.0, 1.0, 2.0]  # at steps 4, 8 and 12
-    score = loop.score_rows
+    score = trainer_module.score_rows
 
     def fixed(*arguments: Any, **options: Any) -> Any:
         scores = score(*arguments, **options)
         scores.reconstruction.fill_(values[one.state.step // 4 - 1])
         return scores
 
-    monkeypatch.setattr(loop, "score_rows", fixed)
+    monkeypatch.setattr(trainer_module, "score_rows", fixed)
     one = trainer(run)
     moved = 0
     replace = os.replace
@@ -309,8 +284,8 @@ def test_nan_right_after_a_save_never_leaves_last_without_a_target(
 
         score = gradients.losses
 
-        def nan(*arguments: Any, score: Any = score) -> Any:
-            parts = score(*arguments)
+        def nan(*arguments: Any, score: Any = score, **how: Any) -> Any:
+            parts = score(*arguments, **how)
             return type(parts)(parts.train * float("nan"), parts.reconstruction, parts.bound)
 
         before_step(one, 4, poison)

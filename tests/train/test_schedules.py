@@ -1,5 +1,6 @@
-"""What depends on the step: learning rate, power of the loss, averaging; and the checks of the settings."""
+"""What depends on the step: learning rate, averaging; and the checks of the settings."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ from tests.train.runs import config, metrics, train, trainer, with_model, with_t
 
 from dadlm.errors import ConfigError
 from dadlm.model.checkpoint import weights
-from dadlm.train import DataConfig, TrainConfig, gradients
-from dadlm.train.ema import Ema
+from dadlm.train import DataConfig, TrainConfig
+from dadlm.train.state import Ema
 
 
 def test_learning_rate_warms_up_holds_and_decays() -> None:
@@ -21,28 +22,8 @@ def test_learning_rate_warms_up_holds_and_decays() -> None:
     assert rates[15:] == pytest.approx([0.8, 0.64, 0.48, 0.32, 0.16])  # the step after the last would have 0
 
 
-def test_learning_rate_without_warm_up_and_decay_is_constant() -> None:
-    plan = TrainConfig(steps=7, lr=0.3, warmup=0)
-    assert {plan.lr_at(step) for step in range(7)} == {0.3}
-
-
-def test_power_falls_linearly_to_one() -> None:
-    plan = TrainConfig(power=5.0, power_steps=4)
-    assert [plan.power_at(step) for step in range(6)] == pytest.approx([5, 4, 3, 2, 1, 1])
-
-
-def test_the_loop_uses_the_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    powers: list[float] = []
-    score = gradients.losses
-
-    def spy(
-        model: Any, ids: Any, noise: Any, power: float = 1.0, report: bool = True, rooms: Any = None
-    ) -> Any:
-        powers.append(power)
-        return score(model, ids, noise, power, report)
-
-    monkeypatch.setattr(gradients, "losses", spy)
-    run = config("dadlm", tmp_path, power=4.0, power_steps=6, warmup=4, decay=3, graph_lr_scale=3.0)
+def test_the_loop_uses_the_schedules(tmp_path: Path) -> None:
+    run = config("dadlm", tmp_path, warmup=4, decay=3, graph_lr_scale=3.0)
     one, rates = trainer(run), []
     make = one.step
 
@@ -54,7 +35,6 @@ def test_the_loop_uses_the_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyP
     one.step = step
     one.run()
     plan = run.train
-    assert powers == [plan.power_at(step) for step in range(12)]
     assert [rate for rate, _ in rates] == pytest.approx([plan.lr_at(step) for step in range(12)])
     assert [rate for _, rate in rates] == pytest.approx([3 * plan.lr_at(step) for step in range(12)])
     logged = [entry["lr"] for entry in metrics(tmp_path) if "lr" in entry]
@@ -64,11 +44,11 @@ def test_the_loop_uses_the_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_every_step_has_its_own_dropout(tmp_path: Path) -> None:
     """Same row, same weights, same noise level: only what is dropped may differ from step to step."""
     one = trainer(with_model(config("ar", tmp_path, batch_size=1, lr=1e-12), dropout=0.5))
-    one.rows = one.rows.cut(0, 1)
+    one.gradients.batches = replace(one.batches, rows=one.batches.rows.cut(0, 1))
     losses = [one.step() for _ in range(6)]
     assert len(set(losses)) == 6
     again = trainer(with_model(config("ar", tmp_path, batch_size=1, lr=1e-12), dropout=0.5))
-    again.rows = again.rows.cut(0, 1)
+    again.gradients.batches = replace(again.batches, rows=again.batches.rows.cut(0, 1))
     assert [again.step() for _ in range(6)] == losses
 
 
@@ -145,8 +125,6 @@ def test_training_learns(tmp_path: Path) -> None:
         ({"lr": float("nan")}, "lr"),
         ({"clip": 0.0}, "clip"),
         ({"clip": float("nan")}, "clip"),
-        ({"power": 0.5}, "power"),
-        ({"power": 2.0}, "power-steps"),
         ({"graph_lr_scale": 0.0}, "graph_lr_scale"),
         ({"warmup": -1}, "warmup"),
         ({"decay": 11, "steps": 10}, "decay"),

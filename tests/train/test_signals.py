@@ -16,7 +16,7 @@ from tests.train.runs import assert_same_bits, metrics, progress, state_tensors
 import dadlm
 from dadlm.cli import main
 from dadlm.model import load
-from dadlm.train.stopping import stop_on_signal
+from dadlm.train.processes import stop_on_signal
 
 STEPS = 240  # so many that none of the signals comes too late on a machine that stands still for a second
 SETTINGS = {
@@ -132,9 +132,9 @@ def test_killed_at_a_few_moments_every_resume_works(
 def test_a_second_ctrl_c_does_not_wait() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), stop_on_signal() as stop:
-        assert not stop
+        assert not stop.asked
         signal.raise_signal(signal.SIGINT)
-        assert stop
+        assert stop.asked
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -144,5 +144,5 @@ def test_signals_are_given_back() -> None:
     with stop_on_signal() as stop:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)  # only Ctrl-C is impatient
-        assert stop
+        assert stop.asked
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -21,7 +21,7 @@ import dadlm
 from dadlm.errors import TrainingError
 from dadlm.train import Trainer, gradients
 from dadlm.train.config import TrainConfig
-from dadlm.train.ranks import Ranks, joined
+from dadlm.train.processes import Ranks, joined
 from dadlm.train.start import fresh_model
 
 
@@ -86,8 +86,8 @@ def _do(job: dict[str, Any], ranks: Ranks) -> None:
 def _poison(patch: pytest.MonkeyPatch) -> None:
     score = gradients.losses
 
-    def spoilt(*arguments: Any) -> Any:
-        parts = score(*arguments)
+    def spoilt(*arguments: Any, **how: Any) -> Any:
+        parts = score(*arguments, **how)
         return type(parts)(parts.train * float("nan"), parts.reconstruction, parts.bound)
 
     patch.setattr(gradients, "losses", spoilt)

@@ -5,7 +5,6 @@ The step is the paper's: a complete denoising update (network, path, tokens, rem
 the bytes of weights, keys and values that have to be read once.
 """
 
-import gc
 import statistics
 import time
 from collections.abc import Iterator
@@ -14,10 +13,16 @@ from typing import Any
 
 import torch
 
-from dadlm.bench.clock import synchronise
-from dadlm.bench.machine import Ceilings, describe_machine, measure_ceilings
-from dadlm.bench.progress import tell
-from dadlm.decode import DecodeSettings, generate
+from dadlm.bench.machine import (
+    Ceilings,
+    describe_machine,
+    log,
+    measure_ceilings,
+    peak_mib,
+    reset_peak,
+    synchronise,
+)
+from dadlm.decode import DecodeSettings, generate, release_engine
 from dadlm.decode.generate import completions, decode_steps
 from dadlm.model import Model, ModelConfig
 from dadlm.recipes import recipe
@@ -53,12 +58,12 @@ def bench_decode(
         model = Model(config).to(place, dtype).eval()
         for batch in batches:
             rows.append({"system": name, "batch": batch} | _step(model, batch, prefix, steps, ceilings))
-            tell(rows[-1])
+            log(rows[-1])
         if texts and (config.family == "ar" or config.block_size == block_sizes[0]):
             for batch in sorted({batches[0], batches[-1]}):
                 for settings in _text_settings(config):
                     whole.append({"system": name, "batch": batch} | _text(model, batch, settings))
-                    tell(whole[-1])
+                    log(whole[-1])
         del model
     machine = describe_machine(place, dtype, ceilings)
     return {"kind": "decode", **machine, "scale": scale, "prefix": prefix, "steps": rows, "texts": whole}
@@ -67,26 +72,21 @@ def bench_decode(
 def _step(model: Model, batch: int, prefix: int, count: int, ceilings: Ceilings) -> dict[str, Any]:
     """The median over `count` steps inside blocks, after two blocks (or 20 tokens) of warm-up."""
     device, N = model.device, model.config.block
-    _forget_peak(device)
+    release_engine(model)
+    reset_peak(device)
     warmup = max(20, 2 * N + 1)
     tokens = min(model.config.context - prefix, (warmup + 2 * count) // N * N + 2 * N)
     warmup = min(warmup, tokens // 2)
     settings = DecodeSettings(max_new_tokens=tokens)
-    texts = completions(
-        model,
-        [_prompt(prefix, row, model.config.eot_id or model.config.mask_id) for row in range(batch)],
-        settings,
-        seed=0,
-    )
+    texts = completions(model, _prompts(model, batch, prefix), settings, seed=0)
     times: list[float] = []
     synchronise(device)
     start = time.perf_counter()
     for index, _ in enumerate(decode_steps(model, texts)):
         synchronise(device)
         now = time.perf_counter()
-        inside = (
-            N == 1 or 0 < index % N < N - 1
-        )  # the first waits for the cache write before it, the last commits
+        # The first step of a block waits for the cache write before it, and the last one commits.
+        inside = N == 1 or 0 < index % N < N - 1
         if index >= warmup and inside:
             times.append((now - start) * 1e3)
         if len(times) == count:
@@ -94,7 +94,7 @@ def _step(model: Model, batch: int, prefix: int, count: int, ceilings: Ceilings)
         start = time.perf_counter()
     floor = ceilings.floor_ms(*_work(model, batch, prefix))
     ms = statistics.median(times)
-    return {"ms": ms, "floor_ms": floor, "ratio_to_floor": ms / floor, "peak_mib": _peak(device)}
+    return {"ms": ms, "floor_ms": floor, "ratio_to_floor": ms / floor, "peak_mib": peak_mib(device)}
 
 
 def _work(model: Model, batch: int, prefix: int) -> tuple[float, float]:
@@ -114,20 +114,9 @@ def _work(model: Model, batch: int, prefix: int) -> tuple[float, float]:
     return flops, size * (config.layers * layer + head + cached)
 
 
-def _forget_peak(device: torch.device) -> None:
-    """Memory of earlier measurements must not count."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def _peak(device: torch.device) -> float | None:
-    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
-
-
-def _prompt(length: int, row: int, vocabulary: int) -> list[int]:
-    return [(row * 7919 + place * 104729) % (vocabulary - 1) for place in range(length)]
+def _prompts(model: Model, rows: int, length: int) -> list[list[int]]:
+    words = (model.config.eot_id or model.config.mask_id) - 1
+    return [[(row * 7919 + place * 104729) % words for place in range(length)] for row in range(rows)]
 
 
 def _text_settings(config: ModelConfig) -> list[tuple[str, DecodeSettings]]:
@@ -144,15 +133,10 @@ def _text(model: Model, batch: int, named: tuple[str, DecodeSettings]) -> dict[s
     context = model.config.context
     length = context // 16
     settings = replace(settings, max_new_tokens=context - length)
-    prompts = [_prompt(length, row, model.config.eot_id or model.config.mask_id) for row in range(batch)]
-    generate(
-        model,
-        prompts,
-        seed=1,
-        batch_size=batch,
-        settings=replace(settings, max_new_tokens=min(4 * model.config.block, context - length)),
-    )
-    _forget_peak(model.device)
+    prompts = _prompts(model, batch, length)
+    short = replace(settings, max_new_tokens=min(4 * model.config.block, context - length))
+    generate(model, prompts, seed=1, batch_size=batch, settings=short)  # warm-up
+    reset_peak(model.device)
     synchronise(model.device)
     start = time.perf_counter()
     out = generate(model, prompts, seed=0, batch_size=batch, settings=settings)
@@ -165,5 +149,5 @@ def _text(model: Model, batch: int, named: tuple[str, DecodeSettings]) -> dict[s
         "tokens": tokens,
         "tokens_per_second": tokens / seconds,
         "tokens_per_forward": out.mean_tokens_per_forward,
-        "peak_mib": _peak(model.device),
+        "peak_mib": peak_mib(model.device),
     }

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from dadlm import dag
-from dadlm.bench.clock import median_ms
-from dadlm.bench.machine import describe_machine, measure_ceilings
-from dadlm.bench.progress import tell
+from dadlm.bench.machine import describe_machine, log, measure_ceilings, median_ms
 from dadlm.dag._recursion import alphas, posteriors
 from dadlm.decode.sample import draw, draw_tokens, nucleus
 
@@ -20,7 +18,7 @@ def bench_kernels(rows: int = 32, device: str = "cuda") -> dict[str, Any]:
     table = [_forward(rows * 64, place), *_paths(rows, place), _tokens(rows, place)]
     for row in table:
         row["speedup"] = row["torch_ms"] / row["ms"]
-        tell(row)
+        log(row)
     machine = describe_machine(place, dtype, measure_ceilings(place, dtype))
     return {"kind": "kernels", **machine, "pieces": table}
 

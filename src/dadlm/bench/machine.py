@@ -1,8 +1,12 @@
-"""The machine a benchmark runs on: what it is, and the ceilings measured there and then."""
+"""The machine a benchmark runs on: what it is, its clock, and the ceilings measured there and then."""
 
+import gc
 import platform
+import statistics
 import subprocess
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +15,36 @@ from typing import Any
 
 import torch
 
-from dadlm.bench.clock import median_ms
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed_ms(work: Callable[[], object], device: torch.device) -> float:
+    synchronise(device)
+    start = time.perf_counter()
+    work()
+    synchronise(device)
+    return (time.perf_counter() - start) * 1e3
+
+
+def median_ms(work: Callable[[], object], device: torch.device, runs: int = 10, warmup: int = 3) -> float:
+    for _ in range(warmup):
+        work()
+    return statistics.median(timed_ms(work, device) for _ in range(runs))
+
+
+def reset_peak(device: torch.device) -> None:
+    """Memory of earlier measurements must not count."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_mib(device: torch.device) -> float | None:
+    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
 
 
 @dataclass(frozen=True)
@@ -32,15 +65,11 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
-    product = median_ms(_into(a, b, out), device)
+    product = median_ms(lambda: torch.matmul(a, b, out=out), device)
     x = torch.empty((1 << 30) if device.type == "cuda" else (1 << 26), device=device, dtype=torch.uint8)
     y = torch.empty_like(x)
     copy = median_ms(lambda: y.copy_(x), device)
     return Ceilings(tflops=2 * size**3 / product / 1e9, gbytes=2 * x.numel() / copy / 1e6)
-
-
-def _into(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
-    return lambda: torch.matmul(a, b, out=out)
 
 
 def describe_machine(device: torch.device, dtype: torch.dtype, ceilings: Ceilings) -> dict[str, Any]:
@@ -78,3 +107,9 @@ def _commit() -> str | None:
         return git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def log(row: Mapping[str, Any]) -> None:
+    """One line for what was just measured, on standard error: results go to standard output."""
+    words = (f"{key} {value:.4f}" if isinstance(value, float) else f"{value}" for key, value in row.items())
+    print("  ".join(words), file=sys.stderr, flush=True)

@@ -4,7 +4,6 @@ The floor counts matrix products only: six FLOPs per parameter and node for the 
 on the nodes that need it, attention over what is visible; forward and backward, nothing recomputed.
 """
 
-import gc
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -13,9 +12,7 @@ from typing import Any
 
 import torch
 
-from dadlm.bench.clock import timed_ms
-from dadlm.bench.machine import describe_machine, measure_ceilings
-from dadlm.bench.progress import tell
+from dadlm.bench.machine import describe_machine, log, measure_ceilings, peak_mib, reset_peak, timed_ms
 from dadlm.model import Model, ModelConfig
 from dadlm.recipes import recipe
 from dadlm.threads import one_thread
@@ -54,19 +51,18 @@ def bench_train(
         if only and not any(word in name for word in only):
             continue
         train = replace(run.train, batch_size=rows, accumulate=1, compile=compile, device=device)
-        gc.collect()  # of the system before; its memory must not count
-        if place.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(place)
+        reset_peak(place)
         with tempfile.TemporaryDirectory() as folder:
             ms = _step_ms(replace(run, train=train, out=folder), groups, warmup, place)
         flops = step_flops(run.model, rows)
-        row = {"system": name, "ms": ms, "tokens_per_second": rows * run.model.context / ms * 1e3}
+        row = {"system": name, "family": run.model.family, "ms": ms}
+        row["tokens_per_second"] = rows * run.model.context / ms * 1e3
         row["flop_use"] = flops / (ms * 1e9) / ceilings.tflops
         row["floor_ms"] = ceilings.floor_ms(flops, 0)
-        row["peak_gib"] = torch.cuda.max_memory_allocated(place) / 2**30 if place.type == "cuda" else None
+        peak = peak_mib(place)
+        row["peak_gib"] = None if peak is None else peak / 1024
         table.append(row)
-        tell(row)
+        log(row)
     machine = describe_machine(place, dtype, ceilings)
     return {"kind": "train", **machine, "scale": scale, "rows": rows, "compile": compile, "steps": table}
 

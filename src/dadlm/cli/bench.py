@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from dadlm.errors import ConfigError
+from dadlm.cli.options import subcommand
 from dadlm.evaluate.work import write_result
 from dadlm.model import find_device
 from dadlm.recipes import recipe
@@ -32,14 +32,15 @@ class _Common:
     json: bool = False
     """Print one JSON object instead of a table."""
 
-    def place(self) -> str:
-        return str(find_device(self.device))
+
+@dataclass(frozen=True, kw_only=True)
+class _Models(_Common):
+    scale: str = ""
+    """Size of the models: paper, lab, small or tour; empty: paper on cuda, small on cpu."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Decode(_Common):
-    scale: str = ""
-    """Size of the models: paper, lab, small or tour; empty: paper on cuda, small on cpu."""
+class _Decode(_Models):
     block_sizes: tuple[int, ...] = ()
     """Block sizes; empty: 16 8 4, or the recipe's own."""
     batches: tuple[int, ...] = ()
@@ -49,9 +50,7 @@ class _Decode(_Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Train(_Common):
-    scale: str = ""
-    """Size of the models: paper, lab, small or tour; empty: paper on cuda, small on cpu."""
+class _Train(_Models):
     rows: int = 0
     """Rows of a batch; 0: 32, on cpu 4."""
     compile: bool = True
@@ -68,12 +67,10 @@ class _Kernels(_Common):
 
 def run(words: list[str]) -> int:
     kinds = {"decode": _Decode, "train": _Train, "kernels": _Kernels}
-    if words and words[0] in ("-h", "--help"):
-        print(_USAGE)
+    kind = subcommand(words, kinds, _USAGE, "say what to measure")
+    if kind is None:
         return 0
-    if not words or words[0] not in kinds:
-        raise ConfigError("say what to measure\n" + _USAGE)
-    options = tyro.cli(kinds[words[0]], args=words[1:], prog=f"dadlm bench {words[0]}")
+    options = tyro.cli(kind, args=words[1:], prog=f"dadlm bench {words[0]}")
     result = _measure(options)
     if options.out:
         Path(options.out).parent.mkdir(parents=True, exist_ok=True)
@@ -90,32 +87,27 @@ def run(words: list[str]) -> int:
 def _measure(options: _Common) -> dict[str, Any]:
     from dadlm.bench import bench_decode, bench_kernels, bench_train
 
-    place = options.place()
+    place = str(find_device(options.device))
     on_gpu = place.startswith("cuda")
+    if isinstance(options, _Kernels):
+        return bench_kernels(options.rows, device=place)
+    assert isinstance(options, _Models)
+    scale = options.scale or ("paper" if on_gpu else "small")
     if isinstance(options, _Decode):
-        scale = options.scale or ("paper" if on_gpu else "small")
         own = recipe(f"{scale}-dadlm").model.block_size
         sizes = options.block_sizes or ((16, 8, 4) if scale == "paper" else (own,))
         batches = options.batches or ((32, 1) if on_gpu else (4, 1))
         prefix = {"paper": 512, "lab": 512, "small": 64, "tour": 8}.get(scale, 64)
         return bench_decode(scale, sizes, batches, prefix, texts=options.texts, device=place)
-    if isinstance(options, _Train):
-        scale = options.scale or ("paper" if on_gpu else "small")
-        compile_ = options.compile and on_gpu
-        rows = options.rows or (32 if on_gpu else 4)
-        return bench_train(scale, rows, compile=compile_, only=options.only, device=place)
-    assert isinstance(options, _Kernels)
-    return bench_kernels(options.rows, device=place)
+    assert isinstance(options, _Train)
+    compile_, rows = options.compile and on_gpu, options.rows or (32 if on_gpu else 4)
+    return bench_train(scale, rows, compile=compile_, only=options.only, device=place)
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     table = Table(title=title)
-    for name in rows[0]:
-        table.add_column(
-            name.replace("_", " "), justify="left" if isinstance(rows[0][name], str) else "right"
-        )
+    for name, value in rows[0].items():
+        table.add_column(name.replace("_", " "), justify="left" if isinstance(value, str) else "right")
     for row in rows:
-        table.add_row(
-            *(f"{value:,.3f}" if isinstance(value, float) else str(value) for value in row.values())
-        )
+        table.add_row(*(f"{one:,.3f}" if isinstance(one, float) else str(one) for one in row.values()))
     return table

@@ -8,6 +8,7 @@ from typing import Literal
 
 import tyro
 
+from dadlm.cli.options import parse
 from dadlm.errors import ConfigError
 from dadlm.interop.convert import Form, convert
 from dadlm.interop.hub import check_name, push
@@ -40,7 +41,7 @@ class Options:
 
 
 def run(words: list[str]) -> int:
-    options = tyro.cli(Options, args=words, prog="dadlm convert", config=(tyro.conf.FlagCreatePairsOff,))
+    options = parse(Options, words, "convert")
     _check(options)
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(options.out or Path(scratch) / "model")

@@ -8,6 +8,7 @@ from typing import Any
 
 import tyro
 
+from dadlm.cli.options import parse, subcommand
 from dadlm.errors import ConfigError
 from dadlm.tokens import parse_mixture, prepare, verify
 from dadlm.train import DataConfig
@@ -70,13 +71,10 @@ class _TrainTokenizer:
 
 def run(words: list[str]) -> int:
     kinds = {"prepare": _Prepare, "verify": _Verify, "tokenizer": _TrainTokenizer}
-    if words and words[0] in ("-h", "--help"):
-        print(_USAGE)
+    kind = subcommand(words, kinds, _USAGE, "say what to do with the data")
+    if kind is None:
         return 0
-    if not words or words[0] not in kinds:
-        raise ConfigError("say what to do with the data\n" + _USAGE)
-    config = (tyro.conf.FlagCreatePairsOff,)
-    options = tyro.cli(kinds[words[0]], args=words[1:], prog=f"dadlm data {words[0]}", config=config)
+    options = parse(kind, words[1:], f"data {words[0]}")
     results = []
     for result in _results(options):
         results.append(result)
@@ -96,15 +94,12 @@ def _results(options: _Prepare | _Verify | _TrainTokenizer) -> Iterator[dict[str
     if isinstance(options, _TrainTokenizer) and (Path(options.out) / "config.json").exists():
         raise ConfigError(f"{options.out} holds a model, whose tokenizer must stay: choose another --out")
     name = options.tokenizer if isinstance(options, _Prepare) else f"bpe:{options.size}"
-    tokenizer = load_tokenizer(
-        DataConfig(train=options.source, tokenizer=name, text_field=options.text_field)
-    )
+    field = options.text_field
+    tokenizer = load_tokenizer(DataConfig(train=options.source, tokenizer=name, text_field=field))
     if isinstance(options, _TrainTokenizer):
         tokenizer.save(options.out)
         yield {"folder": options.out, "vocab_size": tokenizer.vocab_size}
         return
     for _, source in parse_mixture(options.source):
-        shards = prepare(
-            source, tokenizer, options.out, text_field=options.text_field, workers=options.workers
-        )
+        shards = prepare(source, tokenizer, options.out, text_field=field, workers=options.workers)
         yield {"folder": str(shards.folder), "tokens": shards.tokens, "vocab_size": tokenizer.vocab_size}

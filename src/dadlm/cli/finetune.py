@@ -9,9 +9,8 @@ from tyro.conf import Fixed, Suppress
 
 from dadlm.noise import NoiseConfig
 from dadlm.recipes import finetune as recipe
-from dadlm.train import TrainConfig
+from dadlm.train import FinetuneConfig, TrainConfig
 from dadlm.train.finetune import finetune
-from dadlm.train.finetune_config import FinetuneConfig
 
 
 # What belongs to training alone is neither listed nor taken.
@@ -22,10 +21,6 @@ class _Noise(NoiseConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class _Train(TrainConfig):
-    apart_rows: Suppress[Fixed[int]] = 0
-    power: Suppress[Fixed[float]] = 1.0
-    power_steps: Suppress[Fixed[int]] = 0
-    block_share: Suppress[Fixed[float]] = 1.0
     parallel: Suppress[Fixed[Literal["ddp", "fsdp"]]] = "ddp"
 
 
@@ -52,7 +47,7 @@ def run(words: list[str]) -> int:
     if as_json:
         print(json.dumps(asdict(done), ensure_ascii=False))
     elif done.interrupted:
-        print(f"stopped at step {done.step}; saved in {done.folder}. The same command goes on from there.")
+        print(f"stopped at step {done.step}; saved in {done.folder}. The same command resumes it.")
     else:
         early = f", {config.patience} validations after the best" if done.step < config.train.steps else ""
         rouge = "" if done.rouge is None else f"best ROUGE {done.rouge:.2f} at step {done.best_step}, "

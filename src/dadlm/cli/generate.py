@@ -10,9 +10,8 @@ import tyro
 from rich.console import Console
 
 from dadlm.cli.interactive import converse
-from dadlm.cli.models import open_model
-from dadlm.cli.words import numbers_last
-from dadlm.cli.writing import account, cut_off, show, tell_cut
+from dadlm.cli.options import numbers_last, open_model, parse
+from dadlm.cli.writing import cost_line, show
 from dadlm.decode import DecodeSettings, generate, stream
 from dadlm.decode.picture import check_name, draw_step
 from dadlm.decode.show import show_step
@@ -47,8 +46,7 @@ class Options:
 
 
 def run(words: list[str]) -> int:
-    words = numbers_last(words, {"--seed": len(words), "--infill": 2})
-    options = tyro.cli(Options, args=words, prog="dadlm generate", config=(tyro.conf.FlagCreatePairsOff,))
+    options = parse(Options, numbers_last(words, {"--seed": len(words), "--infill": 2}), "generate")
     if options.picture:
         check_name(options.picture)
     model = open_model(options.model, options.device, options.dtype)
@@ -69,12 +67,10 @@ def run(words: list[str]) -> int:
     console = Console(highlight=False, soft_wrap=True)
     for prompt, text in zip(prompts, out.texts, strict=True):
         show(text + "\n", console, prompt)
-    told = account(sum(map(len, out.tokens)), sum(out.forward_passes))
+    cost = cost_line(sum(map(len, out.tokens)), sum(out.forward_passes))
     if not console.is_terminal:  # texts alone go into a file
         console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"{told}; seed {' '.join(map(str, out.seeds))}", style="dim")
-    cut = [cut_off(model, prompt, ids) for prompt, ids in zip(prompts, out.tokens, strict=True)]
-    tell_cut(sum(cut), console)
+    console.print(f"{cost}; seed {' '.join(map(str, out.seeds))}", style="dim")
     return 0
 
 
@@ -92,7 +88,7 @@ def _lines() -> list[str]:
         prompts = [line.removesuffix("\n") for line in sys.stdin]
     except UnicodeDecodeError as error:
         raise DataError(f"standard input is not {error.encoding.upper()}: {error.reason}") from None
-    prompts[:1] = [prompt.removeprefix("\ufeff") for prompt in prompts[:1]]  # a mark of byte order
+    prompts[:1] = [prompt.removeprefix("\ufeff") for prompt in prompts[:1]]  # a byte-order mark
     if not prompts:
         raise ConfigError('no prompt: name some ("" is the empty one), or write lines to standard input')
     return prompts
@@ -101,8 +97,7 @@ def _lines() -> list[str]:
 def _look(model, prompt: str, seed: int, options: Options) -> None:
     """Decode the first prompt step by step, in the terminal or as a picture."""
     console = Console(stderr=options.json)
-    drawn = False
-    index = -1
+    drawn, index = False, -1
     for index, event in enumerate(stream(model, prompt, seed=seed, settings=options.decoding)):
         if options.show:
             show_step(event, console)
@@ -113,6 +108,5 @@ def _look(model, prompt: str, seed: int, options: Options) -> None:
             if not options.show:
                 break
     if options.picture and not drawn:
-        raise ConfigError(
-            f"--picture-step is {options.picture_step}, but decoding took only {index + 1} steps"
-        )
+        wanted = options.picture_step
+        raise ConfigError(f"--picture-step is {wanted}, but decoding took only {index + 1} steps")

@@ -38,7 +38,7 @@ class Session:
 
 
 def converse(model: Model, settings: DecodeSettings, seeds: Sequence[int] = (), show: bool = False) -> int:
-    """Read prompts and commands until Ctrl-D or /quit; mistakes are told and cost nothing."""
+    """Read prompts and commands until Ctrl-D or /quit; errors are printed and the loop continues."""
     if len(seeds) > 1:
         raise ConfigError("texts are written one by one here: give one --seed")
     settings.check(model.config)

@@ -12,13 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from dadlm.cli.models import open_model
-from dadlm.cli.words import numbers_last
-from dadlm.cli.writing import show
+from dadlm.cli.options import numbers_last, open_model, parse
+from dadlm.cli.writing import cost_line, show
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.documents import object_of, text_of
-from dadlm.evaluate.jsonl import lines_of
+from dadlm.evaluate.documents import lines_of, object_of, text_of
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
 from dadlm.evaluate.work import whole_file
 from dadlm.model import Model
@@ -73,10 +71,7 @@ class Document:
 
 
 def run(words: list[str]) -> int:
-    plain = (tyro.conf.FlagCreatePairsOff,)
-    options = tyro.cli(
-        Options, args=numbers_last(words, {"--infill": 2}), prog="dadlm summarize", config=plain
-    )
+    options = parse(Options, numbers_last(words, {"--infill": 2}), "summarize")
     if not options.model:
         raise ConfigError(
             "no model: pass --model FOLDER, one that was fine-tuned on summaries (dadlm finetune makes it)"
@@ -87,13 +82,11 @@ def run(words: list[str]) -> int:
     model = open_model(options.model, options.device, options.dtype)
     learned = learned_lengths(options.model)
     if learned is None:
-        told = "was never fine-tuned on summaries (dadlm finetune does that): expect no summary of it"
-        print(f"note: {options.model} {told}", file=sys.stderr)
+        reason = "was never fine-tuned on summaries (dadlm finetune does that): expect no summary of it"
+        print(f"note: {options.model} {reason}", file=sys.stderr)
     sizes = lengths_as_learned(model, learned, options.document_tokens, options.summary_tokens)
-    how = summary_settings(
-        model.config.family, paper=options.paper, threshold=options.threshold, infill=options.infill
-    )
-    how = replace(how, max_new_tokens=sizes[1])
+    chosen = {"paper": options.paper, "threshold": options.threshold, "infill": options.infill}
+    how = replace(summary_settings(model.config.family, **chosen), max_new_tokens=sizes[1])
     written = []
     for batch in _batches(documents, options.batch_size, options.json):
         written += _write(model, batch, how, sizes[0])
@@ -104,7 +97,7 @@ def run(words: list[str]) -> int:
     if options.json:
         print(json.dumps({"summaries": written, "skipped": skipped}, ensure_ascii=False))
     else:
-        _tell(written, skipped, sizes[0])
+        _report(written, skipped, sizes[0])
     return 0
 
 
@@ -122,7 +115,7 @@ def _read(options: Options) -> tuple[list[Document], list[str]]:
     documents: list[Document] = []
     skipped: list[str] = []
     for name in options.files or (_STDIN,):
-        for source, content in _pieces(name):
+        for source, content in _contents(name):
             try:
                 documents.append(Document(source, _text(content, source, name)))
             except DataError as error:
@@ -135,7 +128,7 @@ def _read(options: Options) -> tuple[list[Document], list[str]]:
     return documents, skipped
 
 
-def _pieces(name: str) -> Iterator[tuple[str, bytes]]:
+def _contents(name: str) -> Iterator[tuple[str, bytes]]:
     """What a file holds: itself, or its lines. Names are shown as far as they are UTF-8."""
     shown = name.encode(errors="surrogateescape").decode(errors="replace")
     if name == _STDIN:
@@ -207,8 +200,8 @@ def _save_pairs(file: Path, documents: list[Document], written: list[dict[str, A
     with whole_file(file.resolve()) as handle:  # through a link, not over it
         handle.writelines((json.dumps(pair, ensure_ascii=False) + "\n").encode() for pair in pairs)
     left_out = len(written) - len(pairs)
-    told = f"; {left_out} summaries that are empty or were cut off are left out" if left_out else ""
-    print(f"{len(pairs)} pairs in {file}{told}", file=sys.stderr)
+    rest = f"; {left_out} summaries that are empty or were cut off are left out" if left_out else ""
+    print(f"{len(pairs)} pairs in {file}{rest}", file=sys.stderr)
 
 
 def _show(written: list[dict[str, Any]], alone: bool) -> None:
@@ -219,15 +212,15 @@ def _show(written: list[dict[str, Any]], alone: bool) -> None:
         show(piece["summary"] + ("" if alone else "\n"), console)
 
 
-def _tell(written: list[dict[str, Any]], skipped: list[str], document_tokens: int) -> None:
+def _report(written: list[dict[str, Any]], skipped: list[str], document_tokens: int) -> None:
     """What it took and what was left out, beside the summaries: on standard error."""
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     tokens, passes = (sum(piece[name] for piece in written) for name in ("tokens", "forward_passes"))
-    console.print(f"{tokens} tokens in {passes} forward passes: {tokens / max(1, passes):.2f} per pass")
+    console.print(cost_line(tokens, passes))
     if cut := sum(piece["truncated"] for piece in written):
         console.print(f"{cut} of {len(written)} documents were cut to {document_tokens} tokens")
-    if going_on := sum(not piece["ended"] for piece in written):
-        console.print(f"{going_on} of {len(written)} summaries were cut off before their end")
+    if unended := sum(not piece["ended"] for piece in written):
+        console.print(f"{unended} of {len(written)} summaries were cut off before their end")
     if empty := sum(not piece["summary"] for piece in written):
         console.print(f"{empty} of {len(written)} summaries are empty")
     for line in skipped:

@@ -4,12 +4,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
+from dadlm.cli.options import parse
 from dadlm.errors import ConfigError
 from dadlm.tour import complete_side_by_side, take_tour
 
-_SEEDS = 16  # that follow it are in use, too
+_SEEDS = 16  # those that follow it are used too
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,14 @@ class Options:
 
 
 def run(words: list[str]) -> int:
-    options = tyro.cli(Options, args=words, prog="dadlm tour", config=(tyro.conf.FlagCreatePairsOff,))
+    options = parse(Options, words, "tour")
     if not -(2**63) <= options.seed < 2**63 - _SEEDS:
         raise ConfigError("seed must fit into 64 bits")
+    out, seed, quiet = Path(options.out), options.seed, options.json
     if options.prompt is None:
-        result = take_tour(Path(options.out), options.seed, quiet=options.json)
+        result = take_tour(out, seed, quiet)
     else:
-        result = complete_side_by_side(Path(options.out), options.prompt, options.seed, quiet=options.json)
+        result = complete_side_by_side(out, options.prompt, seed, quiet)
     if options.json:
         print(json.dumps(result, ensure_ascii=False))
     return 0

@@ -41,12 +41,12 @@ def run(words: list[str]) -> int:
     if flags["--json"]:
         print(json.dumps(result))
     elif done.interrupted:
-        print(f"stopped at step {done.step}; saved in {done.folder}. The same command goes on from there.")
+        print(f"stopped at step {done.step}; saved in {done.folder}. The same command resumes it.")
     else:
         # A run that was stopped before its first validation, and has fewer steps now, never was.
         validated = math.isfinite(done.valid)
-        told = f"best validation {done.valid:.4f}, " if validated else ""
-        print(f"finished at step {done.step}; {told}model in {done.folder}/{'best' if validated else 'last'}")
+        best = f"best validation {done.valid:.4f}, " if validated else ""
+        print(f"finished at step {done.step}; {best}model in {done.folder}/{'best' if validated else 'last'}")
     return 130 if done.interrupted else 0
 
 

@@ -8,7 +8,6 @@ from rich.text import Text
 from dadlm.decode import DecodeSettings
 from dadlm.decode.events import event_of
 from dadlm.decode.generate import completions, decode_steps
-from dadlm.decode.request import ids_of
 from dadlm.decode.show import show_step
 from dadlm.model import Model
 
@@ -16,7 +15,7 @@ from dadlm.model import Model
 def write_text(
     model: Model, prompt: str, settings: DecodeSettings, seed: int, show: bool, console: Console
 ) -> None:
-    """Complete a prompt in front of the reader, until Ctrl-C at the latest; then say what it took."""
+    """Complete a prompt in front of the reader, until Ctrl-C at the latest; then print what it took."""
     [row] = completions(model, [prompt], settings, seed)
     console.print(Text(prompt, style="dim"), end="\n" if show else "")
     tokens, passes, printed, stopped, start = [], 0, 0, "", time.perf_counter()
@@ -35,27 +34,12 @@ def write_text(
         stopped = "stopped after "
     seconds = time.perf_counter() - start
     console.print(Text(_text(model, tokens)[printed:]))
-    console.print(f"{stopped}{account(len(tokens), passes)}, {seconds:.1f} s, seed {seed}", style="dim")
-    tell_cut(0 if stopped else cut_off(model, prompt, tokens), console)
+    console.print(f"{stopped}{cost_line(len(tokens), passes)}, {seconds:.1f} s, seed {seed}", style="dim")
 
 
-def account(tokens: int, passes: int) -> str:
-    """What texts took, in words."""
+def cost_line(tokens: int, passes: int) -> str:
+    """Tokens and passes of texts, in words."""
     return f"{tokens} tokens in {passes} forward passes: {tokens / max(1, passes):.2f} per pass"
-
-
-def tell_cut(tokens: int, console: Console) -> None:
-    """Why there are more passes than the tokens account for: blocks are written whole."""
-    if tokens:
-        console.print(f"({tokens} more tokens filled up the last block and were cut)", style="dim")
-
-
-def cut_off(model: Model, prompt: str, tokens: list[int]) -> int:
-    """How many tokens the last block of a text had behind its end."""
-    config = model.config
-    if config.family == "mdlm" or config.eot_id in tokens:  # writes no further than asked; ends with it
-        return 0
-    return -(len(ids_of(model, prompt) or [config.eot_id]) + len(tokens)) % config.block
 
 
 def _text(model: Model, tokens: list[int]) -> str:

@@ -21,7 +21,7 @@ def upcast(*tensors: Tensor) -> list[Tensor]:
     return [tensor.to(dtype) for tensor in tensors]
 
 
-def cut(logp: Tensor) -> Tensor:
+def mask_gradient(logp: Tensor) -> Tensor:
     """The same values, but no gradient reaches an impossible entry, whatever arrives there."""
     return logp.masked_fill(logp == -INF, -INF)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dadlm.dag import kernels
-from dadlm.dag._recursion import alphas, cut, posteriors, upcast
+from dadlm.dag._recursion import alphas, mask_gradient, posteriors, upcast
 from dadlm.dag._shapes import check_shapes
 
 
@@ -19,12 +19,12 @@ def node_marginals(transition_logp: Tensor) -> Tensor:
     check_shapes(transition_logp)
     (transition,) = upcast(transition_logp)
     silent = torch.zeros_like(transition[..., 0, :])
-    if kernels.usable(transition) and not (torch.is_grad_enabled() and transition.requires_grad):
+    if kernels.usable(transition) and not transition.requires_grad:
         from dadlm.dag.kernels.forward import alphas as alphas_fused
 
         prior, _ = alphas_fused(kernels.flat(silent, 2), kernels.flat(transition, 3))
         return prior.view(silent.shape)
-    return cut(alphas(silent, transition))
+    return mask_gradient(alphas(silent, transition))
 
 
 def node_posteriors(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
@@ -35,4 +35,4 @@ def node_posteriors(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
     check_shapes(transition_logp, emission_logp)
     emission, transition = upcast(emission_logp, transition_logp)
     nodes, _ = posteriors(alphas(emission, transition), transition)
-    return cut(nodes)
+    return mask_gradient(nodes)

@@ -12,7 +12,6 @@ S slots of a pass, N block size.
 """
 
 import weakref
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -67,7 +66,7 @@ class Engine:
         enabled = (self.device.type == "cuda" and cached) if graphs is None else graphs
         self.graphs = Graphs(enabled, self.device)
         self.slots = Slots(lockstep, cached, self.graphs)
-        self._constants = ExitStack()
+        self._keeps_constants = False
         self._addresses: tuple[int, ...] = ()
         self._begun = False  # lockstep: the rows are inside their blocks
         self._passes: list[int] | None = None  # tokens that each pass of the block keeps, where that is known
@@ -109,7 +108,9 @@ class Engine:
     def clear(self) -> None:
         """Let all rows go. Where graphs are captured, they and their memory stay for the next ones."""
         self.rows, self.slots.rows, self._begun, self._unseen = [], [], False, 0
-        self._constants.close()
+        if self._keeps_constants:
+            self.model.release_constants()
+            self._keeps_constants = False
         if not self.graphs.enabled:
             self.slots.release()
         elif self.slots.memory is not None:
@@ -145,7 +146,8 @@ class Engine:
             self.slots.release()
             self._addresses = addresses
         with torch.autocast(model.device.type, enabled=False):
-            self._constants.enter_context(model.constants_kept())
+            model.keep_constants()
+        self._keeps_constants = True
 
     # --- a step
 

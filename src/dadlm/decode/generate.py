@@ -4,7 +4,7 @@ A row's text depends on its prompt, seed and settings, never on the rows beside 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -164,7 +164,10 @@ def decode_steps(model: Model, rows: Sequence[Row]) -> Iterator[StepResult]:
 def borrow_engine(model: Model, cached: bool = True) -> Iterator[Engine]:
     """The engine that stays with the model between calls, captured graphs included, or another if it is in
     use."""
-    engine = model.engines.pop() if model.engines and cached else None
+    engine = None
+    if cached:
+        with suppress(IndexError):
+            engine = model.engines.pop()
     if engine is None or engine.device != model.device:
         engine = Engine(model, cached=cached)
     try:

@@ -3,10 +3,10 @@
 What these need of other packages is imported when it is used: training comes through here too.
 """
 
-from dadlm.evaluate.generation import generation
+from dadlm.evaluate.generation import GenerationSettings, generation
 from dadlm.evaluate.intervals import Interval, bootstrap, wilson
 from dadlm.evaluate.judge import judge
-from dadlm.evaluate.latency import latency
+from dadlm.evaluate.latency import LatencySettings, latency
 from dadlm.evaluate.perplexity import perplexity
 from dadlm.evaluate.reconstruction import reconstruction
 from dadlm.evaluate.report import report
@@ -15,7 +15,9 @@ from dadlm.evaluate.summarisation import summarisation
 from dadlm.evaluate.text import rows_of
 
 __all__ = [
+    "GenerationSettings",
     "Interval",
+    "LatencySettings",
     "RowScores",
     "bootstrap",
     "generation",

@@ -1,9 +1,8 @@
-"""A judge behind any server that speaks OpenAI's chat completions, over plain HTTP.
+"""A judge behind any server with OpenAI's chat completions API.
 
-Busy servers and broken connections are tried again with growing pauses; what cannot succeed fails at once and
-says why. The key comes from the environment or from Python, and goes nowhere but into the request's header;
-what `body` holds may be as secret, and goes nowhere but into the request.
-Knows nothing of pairs or verdicts.
+The `openai` client sends the requests. Retries are our own: its pauses cannot be interrupted, it honours a
+Retry-After of two minutes at most, and it accepts any JSON as an answer. The key comes from the environment
+or from Python and is only sent in the request's header; `body` may be as secret, and is only sent too.
 """
 
 import hashlib
@@ -14,13 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from http.client import HTTPException
+from functools import cached_property
 from itertools import count
 from threading import Event
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from dadlm.errors import ConfigError, EndpointError
 from dadlm.evaluate.question import Answer, Question
@@ -28,28 +25,18 @@ from dadlm.evaluate.question import Answer, Question
 _ADDRESS = "https://api.openai.com/v1"
 _LARGEST = 1 << 20  # bytes of an answer that are read; a verdict is one word
 _KEPT = 2_000  # characters of an answer that are kept
-_PATIENCE = 300.0  # seconds; a server that asks for a longer pause is better asked by a later run
-_DEFAULTS = {"temperature": 0, "max_tokens": 16}  # room for one word in any dress
-_SHORTEST = 8  # characters from which on a key, or a text in `body`, may be a secret
-_LONGEST = 60.0  # seconds between two tries when the server does not say
+_LONGEST_WAIT = 300.0  # seconds; if a server asks for more, a later run had better ask again
+_DEFAULTS = {"temperature": 0, "max_tokens": 16}
+_SHORTEST_SECRET = 8  # characters of a key, or of a text in `body`, that are hidden in messages
+_LONGEST_PAUSE = 60.0  # seconds between two tries when the server does not say
 
 
-class _PassingError(Exception):
-    """A failure that may pass; `after` is how long the server asks to wait."""
+class _RetryableError(Exception):
+    """A failure that may pass; `after` is how many seconds the server asks to wait."""
 
     def __init__(self, reason: str, after: float = 0.0) -> None:
         super().__init__(reason)
         self.after = after
-
-
-class _NoRedirects(HTTPRedirectHandler):
-    """urllib would send the key along to wherever the server points."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-_OPENER = build_opener(_NoRedirects)  # proxies from the environment, as everywhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +52,14 @@ class Endpoint:
     threads: int = 4
     """Requests under way at once."""
     timeout: float = 60.0
-    """Seconds without a sign of life after which a request counts as failed."""
+    """Seconds without any data after which a request counts as failed."""
     retries: int = 6
-    """How often a failed request is repeated."""
+    """How often a failed request is sent again."""
     pause: float = 1.0
-    """Seconds before the first repetition; each further one waits about twice as long."""
+    """Seconds before the first retry; each further one waits about twice as long."""
     body: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """More fields of the request, e.g. {"thinking": {"type": "disabled"}}; None leaves one out that is sent
-    otherwise (temperature, max_tokens)."""
+    """More fields of the request, e.g. {"thinking": {"type": "disabled"}}; None drops a default (temperature,
+    max_tokens)."""
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -96,86 +83,118 @@ class Endpoint:
     @property
     def settings(self) -> dict[str, Any]:
         """What else decides the answers; of `body` the names and a hash, because this is written to files."""
-        told = {name: value for name, value in _DEFAULTS.items() if name not in self.body}
+        sent = {name: value for name, value in _DEFAULTS.items() if name not in self.body}
         if self.body:
             content = json.dumps(self.body, sort_keys=True).encode()
-            told |= {"body": sorted(self.body), "body_hash": hashlib.sha256(content).hexdigest()[:16]}
-        return {"base_url": self.base_url, **told}
+            sent |= {"body": sorted(self.body), "body_hash": hashlib.sha256(content).hexdigest()[:16]}
+        return {"base_url": self.base_url, **sent}
 
     def ask(self, question: Question, stop: Event) -> Answer:
         """Ask until an answer comes; pauses grow, with jitter so that threads do not return all at once."""
         for attempt in count(1):
             try:
                 return self._answer(self._send(question), attempt)
-            except _PassingError as error:
-                pause = min(_LONGEST, self.pause * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
-                hopeless = attempt > self.retries or error.after > _PATIENCE
+            except _RetryableError as error:
+                pause = min(_LONGEST_PAUSE, self.pause * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
+                hopeless = attempt > self.retries or error.after > _LONGEST_WAIT
                 if hopeless or stop.wait(max(pause, error.after)):
-                    wait = f"; it asks to wait {error.after:.0f} s" if error.after > _PATIENCE else ""
+                    wait = f"; it asks to wait {error.after:.0f} s" if error.after > _LONGEST_WAIT else ""
                     raise EndpointError(
                         f"{self.base_url}: {error} (times asked: {attempt}{wait}). "
-                        "The answers so far are kept: the same command goes on from there"
+                        "The answers so far are kept: run the same command again to resume"
                     ) from None
-        raise AssertionError("counting has no end")
+        raise AssertionError("unreachable")
+
+    @cached_property
+    def _client(self) -> Any:
+        """openai's client without retries and without redirects, which would carry the key away."""
+        try:
+            from httpx2 import SyncByteStream
+            from openai import DefaultHttpxClient, OpenAI
+        except ImportError as error:
+            raise ConfigError(f"an endpoint needs openai ({error}): pip install 'dadlm[eval]'") from None
+
+        class Limited(SyncByteStream):
+            """openai reads whole answers, of errors too."""
+
+            def __init__(self, stream: Any) -> None:
+                self._stream = stream
+
+            def __iter__(self) -> Iterator[bytes]:
+                size = 0
+                for part in self._stream:
+                    size += len(part)
+                    if size > _LARGEST:
+                        raise ConfigError(f"an answer of more than {_LARGEST} bytes; is this a chat server?")
+                    yield part
+
+            def close(self) -> None:
+                self._stream.close()
+
+        def limit(response: Any) -> None:
+            response.headers.pop("Content-Encoding", None)  # a small packed answer may be a huge one
+            response.stream = Limited(response.stream)
+
+        http = DefaultHttpxClient(follow_redirects=False, event_hooks={"response": [limit]})
+        return OpenAI(
+            api_key=self.key or "none",
+            base_url=self.base_url,
+            timeout=self.timeout,
+            max_retries=0,
+            default_headers={"Accept-Encoding": "identity"},
+            http_client=http,
+        )
 
     def _send(self, question: Question) -> bytes:
-        """One request; raises `_PassingError` for what may pass, `ConfigError` for what will not."""
-        messages = [{"role": "user", "content": question.text}]
-        fields = {"model": self.model, "messages": messages, **_DEFAULTS, **self.body}
-        content = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
-        request = Request(f"{self.base_url}/chat/completions", content, {"Content-Type": "application/json"})
-        if self.key:
-            request.add_unredirected_header("Authorization", f"Bearer {self.key}")
-        try:
-            with _OPENER.open(request, timeout=self.timeout) as response:
-                return response.read(_LARGEST + 1)
-        except HTTPError as error:
-            with error:
-                raise self._refusal(error) from None
-        except (OSError, HTTPException) as error:  # no connection, time-out, broken off half-way
-            raise _PassingError(f"no answer ({getattr(error, 'reason', None) or error!r})") from None
+        """One request; raises `_RetryableError` for what may pass, `ConfigError` for what will not."""
+        create = self._client.chat.completions.with_raw_response.create
+        from openai import APIConnectionError, APIStatusError, Omit
 
-    def _refusal(self, error: HTTPError) -> Exception:
-        reason = f"answer {error.code} {error.reason}{self._message(error)}"
-        if error.code in (408, 409, 425, 429) or error.code >= 500:
-            return _PassingError(self._hide(reason), _seconds(error.headers.get("Retry-After")))
+        fields = {name: value for name, value in {**_DEFAULTS, **self.body}.items() if value is not None}
+        messages = [{"role": "user", "content": question.text}]
+        headers = {} if self.key else {"Authorization": Omit()}
+        try:
+            sent = create(model=self.model, messages=messages, extra_body=fields, extra_headers=headers)
+            return sent.content
+        except APIStatusError as error:
+            raise self._refusal(error.response) from None
+        except APIConnectionError as error:  # no connection, time-out, broken off half-way
+            cause = error.__cause__
+            if isinstance(cause, ConfigError):
+                raise ConfigError(f"{self.base_url}: {cause}") from None
+            raise _RetryableError(f"no answer ({cause or error!r}: {error})") from None
+
+    def _refusal(self, response: Any) -> Exception:
+        code = response.status_code
+        said = " ".join(self._hide(response.content[:_KEPT].decode("utf-8", "replace")).split())
+        reason = f"answer {code} {response.reason_phrase}" + (f" ({said[:300]})" if said else "")
+        if code in (408, 409, 425, 429) or code >= 500:
+            return _RetryableError(self._hide(reason), _seconds(response.headers.get("Retry-After")))
         advice = {
             401: "check OPENAI_API_KEY",
             403: "check that the key in OPENAI_API_KEY may use this model",
             404: f"check the address (it usually ends in /v1) and the model's name, {self.model!r}",
-        }.get(error.code, "the server will not take this request")
-        if 300 <= error.code < 400:
-            advice = f"redirects are not followed; set the address to {error.headers.get('Location')!r}"
+        }.get(code, "the server does not accept this request")
+        if 300 <= code < 400:
+            advice = f"redirects are not followed; set the address to {response.headers.get('Location')!r}"
         return ConfigError(self._hide(f"{self.base_url}: {reason}: {advice}"))
-
-    def _message(self, error: HTTPError) -> str:
-        """What the server says of it, on one line."""
-        try:
-            said = error.read(_KEPT).decode("utf-8", "replace")
-        except (OSError, HTTPException):
-            return ""
-        said = " ".join(self._hide(said).split())
-        return f" ({said[:300]})" if said else ""
 
     def _hide(self, text: str) -> str:
         """Servers repeat what they were sent; secrets must not get into messages or files that way."""
-        for secret, name in ((self.key, "[key]"), *((text, "[hidden]") for text in _texts(self.body))):
-            for form in (secret, json.dumps(secret)[1:-1]) if secret and len(secret) >= _SHORTEST else ():
-                text = text.replace(form, name)
+        secrets = dict.fromkeys(_texts(self.body), "[hidden]") | dict.fromkeys(_texts(self.key), "[key]")
+        for secret in sorted(secrets, key=len, reverse=True):
+            for form in (secret, json.dumps(secret)[1:-1]):
+                text = text.replace(form, secrets[secret])
         return text
 
     def _answer(self, content: bytes, requests: int) -> Answer:
-        if len(content) > _LARGEST:
-            raise ConfigError(
-                f"{self.base_url}: an answer of more than {_LARGEST} bytes; is this a chat server?"
-            )
         try:
             reply = json.loads(content)
             text, usage = reply["choices"][0]["message"].get("content"), reply.get("usage") or {}
             tokens = [_whole(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             said = self._hide(content[:_KEPT].decode("utf-8", "replace"))[:100]
-            raise _PassingError(f"not a chat completion ({said!r})") from None
+            raise _RetryableError(f"not a chat completion ({said!r})") from None
         text = text if isinstance(text, str) else ""  # refusals come without content
         text = self._hide(text)[:_KEPT].encode("utf-8", "replace").decode()  # JSON can spell half a character
         return Answer(text=text, requests=requests, prompt_tokens=tokens[0], completion_tokens=tokens[1])
@@ -183,7 +202,7 @@ class Endpoint:
 
 def _texts(value: Any) -> Iterator[str]:
     """The texts in a JSON value that are long enough to be secrets."""
-    if isinstance(value, str) and len(value) >= _SHORTEST:
+    if isinstance(value, str) and len(value) >= _SHORTEST_SECRET:
         yield value
     elif isinstance(value, Mapping | list | tuple):
         for part in value.values() if isinstance(value, Mapping) else value:

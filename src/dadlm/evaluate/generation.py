@@ -1,15 +1,14 @@
 """Open-ended generation, the paper's main comparison: how good completions are, and what they cost.
 
 Every model completes the same prompts in every configuration. Quality is MAUVE against how the rows really
-go on, perplexity under a judge, and what can be counted in the tokens; cost is tokens per forward pass (TPF),
-plain and adjusted by the time a step takes. Knows nothing of how texts are made, read or drawn, or steps
-timed.
+continue, perplexity under a judge, and what can be counted in the tokens; cost is tokens per forward pass
+(TPF), raw and adjusted by the time a step takes.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,12 @@ from torch import Tensor
 
 from dadlm.decode.picture import new_figure
 from dadlm.errors import ConfigError
-from dadlm.evaluate.features import Readers, Reading
 from dadlm.evaluate.intervals import bootstrap, caution
 from dadlm.evaluate.mauve import FEWEST
 from dadlm.evaluate.pareto import draw_pareto
 from dadlm.evaluate.presets import DRAWING, Configuration, configurations_for
-from dadlm.evaluate.quality import alone, closeness
-from dadlm.evaluate.samples import Task, file_name, make_samples, task_for, write_samples
+from dadlm.evaluate.quality import Readers, Reading, alone, closeness
+from dadlm.evaluate.samples import PromptSet, file_name, make_samples, prompt_set, write_samples
 from dadlm.evaluate.step_times import Run, speed_up, step_times
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.text import about
@@ -37,75 +35,98 @@ ENOUGH = 1000
 """Samples from which on MAUVE begins to settle; the paper has 5,000."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class GenerationSettings:
+    """What is generated, and who reads it."""
+
+    configurations: Sequence[str | Configuration] = ("quick",)
+    """Names of presets, words such as T=8/infill=2,0.5, or configurations (`presets.py`)."""
+    samples: int = 200
+    """Texts for each model and configuration; the paper has 5,000."""
+    prompt_tokens: int | None = None
+    """Tokens of a row that are given; None: 64, or half a context below 128."""
+    new_tokens: int | None = None
+    """Tokens to generate; None: to the end of the context."""
+    embedder: str | None = "smollm2"
+    """Language model whose features MAUVE compares; None: no MAUVE."""
+    judge_lm: str | None = "smollm2"
+    """Language model that gives the perplexity; None: none."""
+    seed: int = 0
+    batch_size: int = 32
+
+
 def generation(
     models: Mapping[str, Model],
     rows: Rows,
+    settings: GenerationSettings | None = None,
     *,
-    configurations: Sequence[str | Configuration] = ("quick",),
-    samples: int = 200,
-    prompt_tokens: int | None = None,
-    new_tokens: int | None = None,
-    embedder: str | None = "smollm2",
-    judge_lm: str | None = "smollm2",
-    seed: int = 0,
-    batch_size: int = 32,
     out: str | Path | None = None,
     quiet: bool = True,
     data: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Complete prompts by every model in every configuration, and measure the texts.
 
-    `prompt_tokens` None: 64, or half a context below 128; `new_tokens` None: to the end of the context.
-    `embedder` gives MAUVE its features and `judge_lm` the perplexity; None leaves either out.
+    `data` is what `rows_of` says of the rows; `options` are fields of the settings.
     """
-    runs = _runs(models, configurations)
+    settings = replace(settings or GenerationSettings(), **options)
+    runs = _runs(models, settings.configurations)
     data = dict(data or about(rows))
-    task = task_for(models, rows, data.get("source"), prompt_tokens, new_tokens, samples, seed)
+    prompts = prompt_set(
+        models,
+        rows,
+        data.get("source"),
+        settings.prompt_tokens,
+        settings.new_tokens,
+        settings.samples,
+        settings.seed,
+    )
     folder = None if out is None else Path(out)
-    _check(task, batch_size, embedder, folder)
+    _check(prompts, settings, folder)
     device = str(next(iter(models.values())).device)
-    readers = Readers(embedder, judge_lm, device, folder and folder / "features", quiet)
+    readers = Readers(settings.embedder, settings.judge_lm, device, folder and folder / "features", quiet)
     described = {name: describe(model, name) for name, model in models.items()}
     subject = {
         "models": list(described.values()),
         "data": data,
-        "seed": seed,
-        "prompt_tokens": task.prompt_tokens,
-        "new_tokens": task.new_tokens,
+        "seed": settings.seed,
+        "prompt_tokens": prompts.prompt_tokens,
+        "new_tokens": prompts.new_tokens,
     }
     with Work("generation", subject, out, quiet) as work:
-        # Read first: a reader that cannot serve is told before hours of generation.
-        truth = _read_truth(readers, task)
-        times = step_times(work, models, runs, task, batch_size)
+        # Read first: a reader that fails should do so before hours of generation.
+        truth = _read_truth(readers, prompts)
+        times = step_times(work, models, runs, prompts, settings.batch_size)
         lines = []
         for run in runs:
             name, configuration = run
-            made = make_samples(work, task, name, models[name], configuration, batch_size)
+            made = make_samples(work, prompts, name, models[name], configuration, settings.batch_size)
             if folder is not None:
-                write_samples(folder / "samples", task, described[name], configuration, made)
+                write_samples(folder / "samples", prompts, described[name], configuration, made)
             texts = [sample["text"] for sample in made]
-            reading = readers.read(f"{name}, {configuration.label}", task.prompts, texts)
+            reading = readers.read(f"{name}, {configuration.label}", prompts.texts, texts)
             lines.append(
                 {
                     **who(described[name], configuration),
-                    "samples": samples,
+                    "samples": settings.samples,
                     "mauve": _mauve(work, run, truth, reading),
-                    **alone(reading, [sample["tokens"] for sample in made], task.documents),
-                    **cost_of(made, task.documents, speed_up(run, runs, described, times)),
+                    **alone(reading, [sample["tokens"] for sample in made], prompts.documents),
+                    **cost_of(made, prompts.documents, speed_up(run, runs, described, times)),
                     "ms_per_step": times[name]["configurations"][configuration.label]["ms_median"],
                     "empty": sum(not text.strip() for text in texts),
                 }
             )
+        embedder = readers.embedder and readers.embedder.label
         result = work.finish(
             {
-                "samples": samples,
-                "embedder": readers.embedder and readers.embedder.label,
+                "samples": settings.samples,
+                "embedder": embedder,
                 "judge_lm": readers.judge and readers.judge.label,
                 "readers": readers.identities,
                 "latency": times,
-                "reference": alone(truth, task.truth, task.documents[: len(task.truth)]),
+                "reference": alone(truth, prompts.truth, prompts.documents[: len(prompts.truth)]),
                 "rows": lines,
-                "notes": _notes(task, lines, readers.embedder and readers.embedder.label),
+                "notes": _notes(prompts, lines, embedder),
             }
         )
     if folder is not None and any(row["mauve"] or row["judge_perplexity"] for row in lines):
@@ -123,15 +144,15 @@ def _runs(models: Mapping[str, Model], configurations: Sequence[str | Configurat
     return runs
 
 
-def _check(task: Task, batch_size: int, embedder: str | None, folder: Path | None) -> None:
+def _check(prompts: PromptSet, settings: GenerationSettings, folder: Path | None) -> None:
     """What would fail after hours of generation fails here."""
-    if batch_size < 1:
-        raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
-    if embedder is not None:
-        if min(task.samples, len(task.rows)) < FEWEST:
+    if settings.batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1, got {settings.batch_size}")
+    if settings.embedder is not None:
+        if min(settings.samples, len(prompts.rows)) < FEWEST:
             raise ConfigError(
                 f"MAUVE needs at least {FEWEST} samples and as many rows of text, here are "
-                f"{task.samples} and {len(task.rows)}: take more, or leave it out with --embedder none"
+                f"{settings.samples} and {len(prompts.rows)}: take more, or leave it out with --embedder none"
             )
         if find_spec("mauve") is None:
             raise ConfigError(
@@ -141,11 +162,11 @@ def _check(task: Task, batch_size: int, embedder: str | None, folder: Path | Non
         new_figure(1, 1)
 
 
-def who(facts: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
+def who(metadata: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
     return {
-        "model": facts["name"],
-        "family": facts["family"],
-        "block_size": facts.get("block_size"),
+        "model": metadata["name"],
+        "family": metadata["family"],
+        "block_size": metadata.get("block_size"),
         "denoising": configuration.denoising,
         "infill": configuration.infill,
         "configuration": configuration.label,
@@ -181,24 +202,24 @@ def cost_of(samples: Sequence[Mapping[str, Any]], documents: Tensor, faster: flo
     }
 
 
-def _read_truth(readers: Readers, task: Task) -> Reading:
-    texts = [task.tokenizer.decode(ids) for ids in task.truth]
-    return readers.read("the true continuations", task.prompts[: len(texts)], texts)
+def _read_truth(readers: Readers, prompts: PromptSet) -> Reading:
+    texts = [prompts.tokenizer.decode(ids) for ids in prompts.truth]
+    return readers.read("the true continuations", prompts.texts[: len(texts)], texts)
 
 
-def _notes(task: Task, lines: Sequence[Mapping[str, Any]], embedder: str | None) -> list[str]:
+def _notes(prompts: PromptSet, lines: Sequence[Mapping[str, Any]], embedder: str | None) -> list[str]:
     """What a reader of the table must know."""
-    notes = caution(len(task.documents.unique()), "documents (or runs of rows of a single one)")
+    notes = caution(len(prompts.documents.unique()), "documents (or runs of rows of a single one)")
     if embedder is not None:
         notes.append(
             f"MAUVE from features of {embedder}; the paper's are of GPT-2-Large: compare rows here, "
             "not with other tables."
         )
-        if task.samples < ENOUGH:
-            notes.append(f"MAUVE of {task.samples} samples means little; take at least {ENOUGH:,}.")
-    if task.samples > len(task.rows):
+        if prompts.samples < ENOUGH:
+            notes.append(f"MAUVE of {prompts.samples} samples means little; take at least {ENOUGH:,}.")
+    if prompts.samples > len(prompts.rows):
         notes.append(
-            f"Only {len(task.rows)} rows for {task.samples} samples: prompts repeat, with other seeds. "
+            f"Only {len(prompts.rows)} rows for {prompts.samples} samples: prompts repeat, with other seeds. "
             "Of real text there is less, so its share of distinct n-grams is higher."
         )
     if lone := [row for row in lines if row["adjusted_tpf"] is None and row["block_size"]]:
@@ -212,8 +233,8 @@ def _notes(task: Task, lines: Sequence[Mapping[str, Any]], embedder: str | None)
         notes.append(f"Configurations differ in {', '.join(DRAWING)}: AR has the defaults.")
     if empty := _with(lines, "empty"):
         notes.append(f"Empty generations (end-of-text at once), measured as they are: {empty}.")
-    if cut := _with(lines, "cut"):
-        notes.append(f"Texts longer than what a language model reads, measured as far as that: {cut}.")
+    if truncated := _with(lines, "cut"):
+        notes.append(f"Texts longer than what a language model reads, measured as far as that: {truncated}.")
     return notes
 
 

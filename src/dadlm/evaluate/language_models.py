@@ -21,7 +21,7 @@ from dadlm.evaluate.language_model_files import identity, load, locate
 from dadlm.model.checkpoint import find_device
 
 _TOKENS = 8192  # of a batch: logits of a large vocabulary take 200 kB for each
-_TOKENS_CUDA = 65536  # of one on a GPU with room for it: fewer leave a small model waiting for its launches
+_TOKENS_CUDA = 65536  # of one on a GPU with memory for it: fewer leave a small model waiting for its launches
 _LOGITS = 2**26  # that are in single precision at a time
 
 
@@ -35,8 +35,8 @@ class Scored:
     """float64 [n]: −log p, in nats, of the tokens that were scored; None for an encoder."""
     tokens: np.ndarray | None
     """int64 [n]: how many tokens that are; None for an encoder."""
-    cut: np.ndarray
-    """bool [n]: whether the text went on where the reading ended."""
+    truncated: np.ndarray
+    """bool [n]: whether the text is longer than what was read."""
 
 
 def open_language_model(
@@ -77,7 +77,7 @@ class LanguageModel:
     ) -> Scored:
         """Last hidden state and −log p of each text after its prompt.
 
-        Both together are cut to `max_tokens`, or to all that the model can read.
+        Both together are truncated to `max_tokens`, or to all that the model can read.
 
         Prompt and text are tokenized apart and their ids joined, so that no token spans the boundary and all
         continuations of a prompt have the same context. Without a prompt the first token has nothing before
@@ -106,8 +106,8 @@ class LanguageModel:
             scored = (place >= start[:, None]) & (place < end[:, None])
             nats = _nats(out.logits, ids).masked_fill(~scored, 0).double().sum(1)
             nll[batch] = nats.cpu().numpy()
-        cut = np.array([len(ids) > limit for ids in whole], dtype=bool)
-        return Scored(features, nll, ends - starts, cut)
+        truncated = np.array([len(ids) > limit for ids in whole], dtype=bool)
+        return Scored(features, nll, ends - starts, truncated)
 
     @torch.inference_mode()
     def answer_logp(self, prompt: str, answers: Sequence[str]) -> list[float]:
@@ -118,7 +118,7 @@ class LanguageModel:
         for answer in answers:
             ids = self._ids(answer, self.window)
             if len(context) + len(ids) > self.window:
-                raise self._no_room(len(context), self.window)
+                raise self._too_long(len(context), self.window)
             before = tuple(ids[:-1])
             if before not in passes:
                 row = torch.tensor([[*context, *before]], device=self._model.device)
@@ -136,7 +136,7 @@ class LanguageModel:
         contexts = self._many(prompts, limit, special=True)
         longest = max(map(len, contexts), default=0)
         if longest >= limit:
-            raise self._no_room(longest, limit)
+            raise self._too_long(longest, limit)
         return contexts
 
     def _ids(self, text: str, limit: int, special: bool = False) -> list[int]:
@@ -157,7 +157,7 @@ class LanguageModel:
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # kept, but unused
         return min(_TOKENS_CUDA, free // (2 * 4 * self._model.config.vocab_size))
 
-    def _no_room(self, length: int, limit: int) -> ConfigError:
+    def _too_long(self, length: int, limit: int) -> ConfigError:
         return ConfigError(
             f"{self.label} reads {limit} tokens, and a prompt has {length} or more: nothing is left for the "
             "text; shorten the prompt or choose a language model with a longer context"
@@ -194,13 +194,13 @@ class Encoder(LanguageModel):
         limit = min(max_tokens or self.window, self.window)
         whole = [prompt + text for prompt, text in _pairs(prompts, texts)]
         rows = [self._ids(text, limit, special=True) for text in whole]
-        cut = [len(self._ids(text, limit + 1, special=True)) > limit for text in whole]
+        truncated = [len(self._ids(text, limit + 1, special=True)) > limit for text in whole]
         features = np.zeros((len(rows), self._model.config.hidden_size), np.float32)
         for batch, ids, mask in self._batches(rows, batch_size):
             hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
             mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
             features[batch] = F.normalize(mean, dim=1).float().cpu().numpy()
-        return Scored(features, None, None, np.array(cut, dtype=bool))
+        return Scored(features, None, None, np.array(truncated, dtype=bool))
 
     def answer_logp(self, prompt: str, answers: Sequence[str]) -> list[float]:
         raise ConfigError(f"{self.label} is an encoder and has no probabilities; smollm2, for example, has")

@@ -1,9 +1,8 @@
 """Time of a complete denoising update, and memory, by the paper's protocol.
 
 First-hitting without infilling, sampled paths; an update is the network, the choice of path and tokens, and
-remasking. An update that begins a block also waits for the prompt or for the keys and values of the block
-before it: such ones are left out. Generation times other ways to decode by the same rules. Knows nothing of
-how a step is made: it watches `decode` from outside.
+remasking. An update that begins a block also includes the prefill or the cache writes of the block before it,
+and is not counted. Generation times other ways to decode by the same rules.
 
 B rows side by side, N block size, P prompt tokens.
 """
@@ -11,7 +10,7 @@ B rows side by side, N block size, P prompt tokens.
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 from statistics import fmean, median
@@ -21,7 +20,8 @@ import torch
 
 from dadlm import counter
 from dadlm.decode import DecodeSettings
-from dadlm.decode.generate import completions, decode_steps
+from dadlm.decode.engine import StepResult
+from dadlm.decode.generate import completions, decode_steps, release_engine
 from dadlm.decode.slots import ONCE_PER_BLOCK
 from dadlm.errors import ConfigError
 from dadlm.evaluate.presets import Configuration, default_prompt_tokens
@@ -34,65 +34,94 @@ _ATTEMPTS = 20  # texts that may end at once before we give up
 _STATM = Path("/proc/self/statm")
 
 
+@dataclass(frozen=True, kw_only=True)
+class LatencySettings:
+    """What is timed."""
+
+    prompt_tokens: int | None = None
+    """Tokens of the random prompts; None: 64, or half a context below 128."""
+    new_tokens: int | None = None
+    """Length of the text whose memory is watched; None: to the end of the context."""
+    batch_size: int = 32
+    """Texts side by side."""
+    steps: int = 10
+    """Denoising steps that are measured."""
+    warmup: int = 10
+    """Denoising steps before them."""
+    seed: int = 0
+
+
 def latency(
     models: Mapping[str, Model],
+    settings: LatencySettings | None = None,
     *,
-    prompt_tokens: int | None = None,
-    new_tokens: int | None = None,
-    batch_size: int = 32,
-    steps: int = 10,
-    warmup: int = 10,
-    seed: int = 0,
-    settings: Mapping[str, DecodeSettings] | None = None,
+    decoding: Mapping[str, DecodeSettings] | None = None,
     out: str | Path | None = None,
     quiet: bool = True,
+    **options: Any,
 ) -> dict[str, Any]:
     """Median milliseconds of an update of each model, MiB of a whole generation, ratios to BD3LM.
 
-    Prompts are random tokens; first-hitting, where `settings` do not say otherwise of a model.
-    `new_tokens` (None: to the end of the context) bounds the generation whose memory is watched.
+    Prompts are random tokens; first-hitting, where `decoding` has nothing else for a model. `options` are
+    fields of the settings.
     """
+    settings, decoding = replace(settings or LatencySettings(), **options), decoding or {}
+    subject = _subject(models, settings) | {
+        "models": [describe(model, name) for name, model in models.items()],
+        "settings": {name: Configuration(how).label for name, how in decoding.items()},
+    }
+    with Work("latency", subject, out, quiet) as work:
+        for (name,) in work.batches(list(models), 1, "latency"):
+            how = decoding.get(name, DecodeSettings())
+            work.add([(name, _measure(name, models[name], how, settings, subject))])
+        measured = [
+            {"model": metadata, **values}
+            for metadata, values in zip(subject["models"], work.values(models), strict=True)
+        ]
+        return work.finish({"rows": _with_ratios(measured), "memory_kind": _memory_kind(models)})
+
+
+def _subject(models: Mapping[str, Model], settings: LatencySettings) -> dict[str, Any]:
+    """The protocol, with its defaults filled in."""
     if not models:
         raise ConfigError("no models to measure")
+    batch_size, steps, warmup = settings.batch_size, settings.steps, settings.warmup
     if batch_size < 1 or steps < 1 or warmup < 0:
         raise ConfigError(
             "batch_size and steps must be at least 1 and warmup at least 0, "
             f"got {batch_size}, {steps} and {warmup}"
         )
     context = min(model.config.context for model in models.values())
+    prompt_tokens = settings.prompt_tokens
     prompt_tokens = default_prompt_tokens(context) if prompt_tokens is None else prompt_tokens
     if not 0 < prompt_tokens < context:
         raise ConfigError(f"prompt_tokens must be in 1..{context - 1}, got {prompt_tokens}")
-    new_tokens = context - prompt_tokens if new_tokens is None else new_tokens
-    subject = {
+    return {
         "device": device_name(next(iter(models.values()))),
         "batch_size": batch_size,
         "prompt_tokens": prompt_tokens,
-        "new_tokens": new_tokens,
+        "new_tokens": settings.new_tokens or context - prompt_tokens,
         "steps": steps,
         "warmup": warmup,
         "threads": torch.get_num_threads(),
-        "seed": seed,
-        "models": [describe(model, name) for name, model in models.items()],
-        "settings": {name: Configuration(how).label for name, how in (settings or {}).items()},
+        "seed": settings.seed,
     }
-    with Work("latency", subject, out, quiet) as work:
-        for (name,) in work.batches(list(models), 1, "latency"):
-            prompts = random_prompts(models[name], batch_size, prompt_tokens, seed)
-            how = (settings or {}).get(name, DecodeSettings())
-            took = time_updates(models[name], prompts, how, steps=steps, warmup=warmup, seed=seed)
-            if not took:
-                raise ConfigError(
-                    f"no step of {name} could be timed: among {batch_size} texts one always ends at once; "
-                    "use a smaller batch size or shorter prompts"
-                )
-            memory = watch_memory(models[name], prompts, replace(how, max_new_tokens=new_tokens), seed)
-            work.add([(name, {**_summary(took), "memory_mib": memory})])
-        measured = [
-            {"model": facts, **values}
-            for facts, values in zip(subject["models"], work.values(models), strict=True)
-        ]
-        return work.finish({"rows": _with_ratios(measured), "memory_kind": _memory_kind(models)})
+
+
+def _measure(
+    name: str, model: Model, how: DecodeSettings, settings: LatencySettings, subject: Mapping[str, Any]
+) -> dict[str, Any]:
+    prompts = random_prompts(model, settings.batch_size, subject["prompt_tokens"], settings.seed)
+    took = time_updates(model, prompts, how, steps=settings.steps, warmup=settings.warmup, seed=settings.seed)
+    if not took:
+        raise ConfigError(
+            f"no step of {name} could be timed: among {settings.batch_size} texts one always ends at once; "
+            "use a smaller batch size or shorter prompts"
+        )
+    memory = watch_memory(model, prompts, replace(how, max_new_tokens=subject["new_tokens"]), settings.seed)
+    times = {"ms_median": median(took), "ms_mean": fmean(took), "ms_min": min(took), "ms_max": max(took)}
+    # Fewer updates than asked for where texts end soon.
+    return {**times, "updates": len(took), "memory_mib": memory}
 
 
 def time_updates(
@@ -124,13 +153,12 @@ def time_updates(
 def _updates(
     model: Model, prompts: Sequence[Sequence[int]], settings: DecodeSettings, seed: int
 ) -> Iterator[float]:
-    """Milliseconds of the updates of one batch of texts that do not begin a block, while all texts go on."""
+    """Milliseconds of the updates of one batch that do not begin a block, until a text has ended."""
     # With one update a block there are no others: all are timed, by every model alike.
     single = settings.steps == 1 or model.config.block == 1
-    preparing = 1 + (
-        ONCE_PER_BLOCK if single else 1
-    )  # updates that launch, then capture, what the others replay
-    stepping = decode_steps(model, completions(model, prompts, settings, seed))
+    # Updates that launch, then capture, what the others replay.
+    preparing = 1 + (ONCE_PER_BLOCK if single else 1)
+    stepping = _decode(model, prompts, settings, seed)
     for number in count():
         _wait(model)
         start = time.perf_counter()
@@ -148,15 +176,23 @@ def _updates(
             yield took
 
 
+def _decode(
+    model: Model, prompts: Sequence[Sequence[int]], settings: DecodeSettings, seed: int
+) -> Iterator[StepResult]:
+    """Each denoising step of one batch of texts."""
+    return decode_steps(model, completions(model, prompts, settings, seed))
+
+
 def watch_memory(
     model: Model, prompts: Sequence[Sequence[int]], settings: DecodeSettings, seed: int
 ) -> dict[str, float | None]:
     """MiB before the prompt is read, while the last block is there, and the most in between."""
-    rows = completions(model, prompts, settings, seed)
+    release_engine(model)  # what earlier texts left is not this one's
+    stepping = _decode(model, prompts, settings, seed)
     if model.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(model.device)
     start = end = peak = _memory(model)
-    for _ in decode_steps(model, rows):
+    for _ in stepping:
         end = _memory(model)
         peak = None if peak is None or end is None else max(peak, end)
     if model.device.type == "cuda":
@@ -184,7 +220,7 @@ def _wait(model: Model) -> None:
 
 
 def _memory(model: Model) -> float | None:
-    """MiB in use now; None where the system does not tell."""
+    """MiB in use now; None where the system does not say."""
     if model.device.type == "cuda":
         return torch.cuda.memory_allocated(model.device) / _MIB
     if not _STATM.exists():
@@ -196,11 +232,6 @@ def _memory_kind(models: Mapping[str, Model]) -> str:
     if any(model.device.type == "cuda" for model in models.values()):
         return "allocated by tensors on the GPU"
     return "resident in the process, other models of this run included; looked at after each update"
-
-
-def _summary(took: list[float]) -> dict[str, float]:
-    times = {"ms_median": median(took), "ms_mean": fmean(took), "ms_min": min(took), "ms_max": max(took)}
-    return times | {"updates": len(took)}  # fewer than asked for where texts end soon
 
 
 def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 The steps and settings are those of `mauve-text`: unit length, PCA to 90% of the variance, k-means, two
 histograms, area under their divergence curve. They stand here one by one because the package gives back
 histograms and no labels, and because clustering is what costs and the bootstrap must not repeat it.
-Knows features only; what they are features of is the caller's affair, and decides what the score means.
 
 n_p, n_q samples of the two sets, D width of a feature, d width after PCA, k clusters.
 """

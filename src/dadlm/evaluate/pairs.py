@@ -1,19 +1,21 @@
-"""Samples of two models → pairs of continuations of the same prompt.
+"""Pairs of continuations of the same prompt: of two models, or real text against a spoilt copy.
 
 Samples are JSON Lines with "prompt", "text", "model", "configuration" and "index", as `generation` writes
 them; "source" may say which text the prompts are from. Two belong together when configuration and index are
-equal. Knows nothing of judges.
+equal. Planted pairs, whose better side is known, show whether a judge can be trusted.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dadlm.errors import DataError
-from dadlm.evaluate.jsonl import find_jsonl, read_jsonl
+from dadlm.evaluate.documents import find_jsonl, read_jsonl
+from dadlm.evaluate.intervals import wilson
 from dadlm.evaluate.subject import NAMES, essence
-from dadlm.tokens.records import field_of
+from dadlm.tokens import field_of
 
 _FIELDS = ("model", "configuration", "prompt", "text", "index")
 Place = tuple[str, int]
@@ -52,13 +54,19 @@ class Pairs:
 @dataclass(frozen=True)
 class _Sample:
     where: str
-    model: str
-    place: Place
-    prompt: str
-    text: str
-    facts: dict[str, Any] | None
-    source: str | None
-    weights: Any
+    record: dict[str, Any]
+
+    @property
+    def place(self) -> Place:
+        return self.record["configuration"], self.record["index"]
+
+    @property
+    def metadata(self) -> dict[str, Any] | None:
+        """What the sample says of its model; those that others made need not say anything."""
+        model = essence(self.record)
+        scale = (model["context"], model["parameters"])
+        known = model["family"] in tuple(NAMES) and all(isinstance(number, int) for number in scale)
+        return model if known else None
 
 
 def read_pairs(a: str | Path, b: str | Path, model_a: str = "", model_b: str = "") -> Pairs:
@@ -68,92 +76,148 @@ def read_pairs(a: str | Path, b: str | Path, model_a: str = "", model_b: str = "
         raise DataError(f"both sides are the same samples of {a}: name two models, or give a second file")
     common = sorted(side_a.keys() & side_b.keys())
     if not common:
+        there = [", ".join(sorted({configuration for configuration, _ in side})) for side in (side_a, side_b)]
         raise DataError(
             f"no sample of {a} has a partner in {b}: equal configuration and index are needed; "
-            f"configurations there: {_configurations(side_a)}, and {_configurations(side_b)}"
+            f"configurations there: {there[0]}, and {there[1]}"
         )
-    first_a, first_b = (next(iter(side.values())) for side in (side_a, side_b))
-    names = [first_a.model, first_b.model]
+    firsts = [next(iter(side.values())) for side in (side_a, side_b)]
+    names = [first.record["model"] for first in firsts]
     if names[0] == names[1]:  # two runs of one model
         names = [f"{name} ({source})" for name, source in zip(names, (a, b), strict=True)]
+    sources = {side[place].record.get("source") for side in (side_a, side_b) for place in common}
     return Pairs(
         a=names[0],
         b=names[1],
         pairs=tuple(_pair(side_a[place], side_b[place]) for place in common),
-        model_a=first_a.facts,
-        model_b=first_b.facts,
+        model_a=firsts[0].metadata,
+        model_b=firsts[1].metadata,
         missing=len(side_a.keys() ^ side_b.keys()),
-        source=_source(side[place] for side in (side_a, side_b) for place in common),
+        # Where any sample does not say, the others do not speak for it.
+        source=None if None in sources else " and ".join(sorted(filter(None, sources))),
     )
 
 
 def _side(source: str | Path, model: str) -> dict[Place, _Sample]:
     """The samples of one model."""
-    samples = list(_samples(source))
-    models = sorted({sample.model for sample in samples})
+    lines = ((f"{file}, line {at}", one) for file in find_jsonl(source) for at, one in read_jsonl(file))
+    samples = [_sample(record, where) for where, record in lines]
+    models = sorted({sample.record["model"] for sample in samples})
     if not samples:
         raise DataError(f"{source} holds no samples")
     if model not in models and (model or len(models) > 1):
         wanted = f"not of {model}" if model else "name the one to compare"
         raise DataError(f"{source} holds samples of {', '.join(models)}: {wanted}")
+    model = model or models[0]
     side: dict[Place, _Sample] = {}
     for sample in samples:
-        if sample.model == (model or models[0]):
-            other = side.setdefault(sample.place, sample)
-            if other is not sample:
-                raise DataError(
-                    f"{sample.where}: sample {sample.place[1]} of {sample.place[0]} is already "
-                    f"in {other.where}; remove one of them"
-                )
-    if len({sample.weights for sample in side.values()}) > 1:
+        if sample.record["model"] == model and side.setdefault(sample.place, sample) is not sample:
+            configuration, index = sample.place
+            raise DataError(
+                f"{sample.where}: sample {index} of {configuration} is already in "
+                f"{side[sample.place].where}; remove one of them"
+            )
+    if len({sample.record.get("weights") for sample in side.values()}) > 1:
         raise DataError(
-            f"{source} holds samples of several models called {model or models[0]} (their weights differ): "
+            f"{source} holds samples of several models called {model} (their weights differ): "
             "remove the older files"
         )
     return side
-
-
-def _samples(source: str | Path) -> Iterator[_Sample]:
-    for file in find_jsonl(source):
-        for number, record in read_jsonl(file):
-            yield _sample(record, f"{file}, line {number}")
 
 
 def _sample(record: Any, where: str) -> _Sample:
     missing = _FIELDS if not isinstance(record, dict) else [name for name in _FIELDS if name not in record]
     if missing:
         raise DataError(f"{where}: not a sample: no {', '.join(missing)}")
-    model, configuration, prompt, text = (field_of(record, name, where) for name in _FIELDS[:-1])
+    texts = [*_FIELDS[:-1], *(["source"] if record.get("source") is not None else [])]
     index = record["index"]
     if not isinstance(index, int) or isinstance(index, bool):
         raise DataError(f"{where}: field 'index' must be a whole number, found {index!r}")
-    source = record.get("source")
-    source = field_of(record, "source", where) if source is not None else None
-    return _Sample(
-        where, model, (configuration, index), prompt, text, _facts(record), source, record.get("weights")
-    )
-
-
-def _facts(record: dict[str, Any]) -> dict[str, Any] | None:
-    """What a sample says of its model; those that others made need not say anything."""
-    facts = essence(record)
-    scale = (facts["context"], facts["parameters"])
-    known = facts["family"] in tuple(NAMES) and all(isinstance(number, int) for number in scale)
-    return facts if known else None
+    return _Sample(where, record | {name: field_of(record, name, where) for name in texts})
 
 
 def _pair(a: _Sample, b: _Sample) -> Pair:
-    if a.prompt != b.prompt:
+    prompt = a.record["prompt"]
+    if prompt != b.record["prompt"]:
         raise DataError(f"{a.where} and {b.where}: the prompts differ, so the texts cannot be compared")
     configuration, index = a.place
-    return Pair(configuration=configuration, index=index, prompt=a.prompt, a=a.text, b=b.text)
+    return Pair(
+        configuration=configuration, index=index, prompt=prompt, a=a.record["text"], b=b.record["text"]
+    )
 
 
-def _source(samples: Iterable[_Sample]) -> str | None:
-    """None where any sample does not say: the others do not speak for it."""
-    sources = {sample.source for sample in samples}
-    return None if None in sources else " and ".join(sorted(filter(None, sources)))
+REAL, PLANTED = "the real text", "what was made of it"
+PLANTED_KINDS = {
+    "shuffled": "its words in random order",
+    "truncated": "its first eighth",
+    "off-topic": "the continuation of another text",
+}
+_PROMPT, _TEXT = 64, 128  # words
 
 
-def _configurations(side: dict[Place, _Sample]) -> str:
-    return ", ".join(sorted({configuration for configuration, _ in side}))
+def plant(texts: list[str], *, count: int, seed: int = 0, source: str | None = None) -> Pairs:
+    """Of the first `count` texts that are long enough, one pair of each kind; the real one is A."""
+    words = [text.split() for text in texts]
+    long = [some for some in words if len(some) >= _PROMPT + _TEXT][:count]
+    if len(long) < 2:
+        raise DataError(
+            f"planted pairs need at least 2 texts of {_PROMPT + _TEXT} words or more, found {len(long)}"
+        )
+    real = [some[_PROMPT : _PROMPT + _TEXT] for some in long]
+    generator = torch.Generator().manual_seed(seed)
+    pairs = []
+    for index, some in enumerate(long):
+        order = torch.randperm(_TEXT, generator=generator).tolist()
+        made = {
+            "shuffled": [real[index][place] for place in order],
+            "truncated": real[index][: _TEXT // 8],
+            "off-topic": real[(index + 1) % len(real)],
+        }
+        for kind in PLANTED_KINDS:
+            pairs.append(
+                Pair(
+                    configuration=kind,
+                    index=index,
+                    prompt=" ".join(some[:_PROMPT]),
+                    a=" " + " ".join(real[index]),
+                    b=" " + " ".join(made[kind]),
+                )
+            )
+    return Pairs(a=REAL, b=PLANTED, pairs=tuple(pairs), source=source)
+
+
+def trust(result: dict[str, Any]) -> dict[str, Any]:
+    """How far a judge that was asked about planted pairs can be trusted: kind by kind, how often it was right
+    (of all pairs, with Wilson's interval), wrong, and undecided."""
+    rows = [
+        {
+            "kind": row["configuration"],
+            "pairs": row["pairs"],
+            "right": row["wins_a"],
+            "wrong": row["wins_b"],
+            "undecided": row["ties"],
+            "share_right": asdict(wilson(row["wins_a"], row["pairs"])),
+        }
+        for row in result["rows"]
+    ]
+    # More right than not, and surely so, in every kind: else its verdicts on subtler differences are noise.
+    return {
+        "source": result["source"],
+        "rows": rows,
+        "trusted": all(row["share_right"]["low"] > 0.5 for row in rows),
+    }
+
+
+def in_words(found: dict[str, Any]) -> list[str]:
+    """The same for people."""
+    lines = [
+        f"Planted pairs, {row['kind']} ({PLANTED_KINDS[row['kind']]}): right in {row['right']} of "
+        f"{row['pairs']}, wrong in {row['wrong']}, undecided in {row['undecided']}."
+        for row in found["rows"]
+    ]
+    if found["trusted"]:
+        return [*lines, "This judge tells real text from each of these; its verdicts are worth reading."]
+    return [
+        *lines,
+        "This judge does not reliably tell real text from these: its verdicts on models are no evidence.",
+    ]

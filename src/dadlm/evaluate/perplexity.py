@@ -22,8 +22,7 @@ from torch import Tensor
 from dadlm import counter
 from dadlm.errors import ConfigError
 from dadlm.evaluate.intervals import FEW, bootstrap
-from dadlm.evaluate.scores import block_of, evaluating, finite, score_batch
-from dadlm.evaluate.strata import KINDS, level, strata
+from dadlm.evaluate.scores import block_of, eval_mode, finite, score_batch
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.text import about, check_length, documents_of, pick
 from dadlm.evaluate.work import Work
@@ -74,7 +73,7 @@ def perplexity(
         for batch in work.batches(keys, batch_size, "perplexity"):
             place = torch.tensor([int(key) for key in batch])
             ids = rows.batch([index[int(key)] for key in batch])
-            with evaluating(model):
+            with eval_mode(model):
                 work.add(zip(batch, _pieces(model, ids, place, len(index), draws, seed), strict=True))
         groups = documents_of(rows, model.config.eot_id)[index]
         is_bound = block_of(model, rows.context) > 1
@@ -175,3 +174,36 @@ def weigh(masked: Tensor, block: int) -> Noise:
     n = torch.full_like(m, block)
     n[:, 0] -= 1  # position 0
     return Noise(masked, m / n.clamp(min=1), n / m.clamp(min=1))
+
+
+_MOST, _FILL = 16, 8  # kinds at most, and blocks of each kind at least, on average
+KINDS = 2 * (_MOST + 1)
+"""C: a row's first block and the others, each with no masks or one of the kinds."""
+
+
+def strata(m: Tensor, block: int, rows: int) -> Tensor:
+    """[B, G]: which kind a block is of by its m masks [B, G]; a row's first block has kinds of its own.
+
+    One kind for each m, or fewer that join neighbours where blocks are long, or too few for a mean of each.
+    """
+    G = m.shape[1]
+    n = torch.full((G,), block)
+    n[0] -= 1
+    total = torch.full((G,), rows * max(1, G - 1))
+    total[0] = rows
+    kinds = n.clamp(max=_MOST).minimum(total // _FILL).clamp(min=1)
+    kind = -(-m * kinds // n.clamp(min=1))  # rounded up: m = n is kind `kinds`
+    kind[:, 1:] += _MOST + 1
+    return kind
+
+
+def level(nats: Tensor, blocks: Tensor) -> Tensor:
+    """Rows' nats [R] without the luck of their masks, from sums over the blocks of each stratum [R, C].
+
+    What a row costs depends on how many masks its blocks happen to have. Over all rows every number of masks
+    comes equally often, so this chance does not move the mean, and must not widen its interval either: each
+    block counts by its distance from its stratum's mean.
+    """
+    usual = nats.sum(0) / blocks.sum(0).clamp(min=1)
+    row = nats.sum(1)
+    return row - blocks @ usual + row.mean()

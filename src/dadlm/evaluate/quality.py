@@ -1,21 +1,148 @@
-"""How good texts are, in numbers: by what was read off them, and by what can be counted in their tokens.
+"""How good texts are: what language models read in them, and what can be counted in their tokens.
 
-Knows nothing of who wrote the texts, or how.
+What was read is kept in files named by a hash of the reader's weights and the texts: an interrupted run loses
+one file's worth of work. The embedder and the judge read in one pass where they are the same model.
+
+n texts, D features.
 """
 
+import hashlib
+import json
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
-from dadlm.evaluate.features import Reading
+from dadlm.errors import ConfigError
 from dadlm.evaluate.intervals import bootstrap
+from dadlm.evaluate.language_models import LanguageModel, Scored, open_language_model
 from dadlm.evaluate.mauve import mauve
-from dadlm.evaluate.statistics import distinct, entropy, repetition
+from dadlm.evaluate.work import whole_file
+
+_CHUNK = 256  # texts that share a file
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was read off n texts; None where nobody was asked."""
+
+    features: np.ndarray | None
+    """[n, D] by the embedder."""
+    nll: np.ndarray | None
+    """[n] by the judge: −log p of the text after its prompt, in nats."""
+    tokens: np.ndarray | None
+    """[n]: how many tokens the text has for the judge."""
+    truncated: np.ndarray
+    """[n]: whether a reader's window was too short for prompt and text."""
+
+
+class Readers:
+    """An embedder and a judge, either of which may be missing."""
+
+    def __init__(
+        self, embedder: str | None, judge_lm: str | None, device: str, folder: Path | None, quiet: bool
+    ) -> None:
+        """`folder` keeps what was read; without one everything is read anew."""
+        names = dict.fromkeys(name for name in (embedder, judge_lm) if name is not None)
+        opened = {name: open_language_model(name, device) for name in names}
+        self.embedder = None if embedder is None else opened[embedder]
+        self.judge = None if judge_lm is None else opened[judge_lm]
+        self._opened, self._folder, self._quiet = list(opened.values()), folder, quiet
+
+    @property
+    def identities(self) -> dict[str, str]:
+        """Of each reader, by its label."""
+        return {reader.label: reader.identity for reader in self._opened}
+
+    def read(self, what: str, prompts: Sequence[str], texts: Sequence[str]) -> Reading:
+        """Read each text after its prompt; `what` stands beside the progress bar."""
+        scored = {reader.label: self._scored(reader, what, prompts, texts) for reader in self._opened}
+        features = None if self.embedder is None else scored[self.embedder.label].features
+        truncated = np.any([np.zeros(len(texts), bool), *(one.truncated for one in scored.values())], axis=0)
+        if self.judge is None:
+            return Reading(features, None, None, truncated)
+        judged = scored[self.judge.label]
+        if judged.nll is None:
+            raise ConfigError(
+                f"{self.judge.label} gives texts no probability and cannot judge them: "
+                "choose another --judge-lm, or none"
+            )
+        return Reading(features, judged.nll, judged.tokens, truncated)
+
+    def _scored(
+        self, reader: LanguageModel, what: str, prompts: Sequence[str], texts: Sequence[str]
+    ) -> Scored:
+        chunks = [slice(first, first + _CHUNK) for first in range(0, len(texts), _CHUNK)]
+        bar = track(chunks, f"reading {what}", console=Console(stderr=True), disable=self._quiet)
+        parts = [self._chunk(reader, prompts[chunk], texts[chunk]) for chunk in bar]
+        return Scored(
+            np.concatenate([part.features for part in parts]),
+            _joined([part.nll for part in parts]),
+            _joined([part.tokens for part in parts]),
+            np.concatenate([part.truncated for part in parts]),
+        )
+
+    def _chunk(self, reader: LanguageModel, prompts: Sequence[str], texts: Sequence[str]) -> Scored:
+        if self._folder is None:
+            return reader.score(texts, prompts)
+        identity = json.dumps([reader.identity, list(prompts), list(texts)])
+        file = self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
+        if not file.exists():
+            _save(file, reader.score(texts, prompts))
+        with np.load(file, allow_pickle=False) as arrays:
+            return Scored(arrays["features"], arrays.get("nll"), arrays.get("tokens"), arrays["cut"])
+
+
+def _joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    return None if parts[0] is None else np.concatenate([part for part in parts if part is not None])
+
+
+def _save(file: Path, scored: Scored) -> None:
+    with whole_file(file) as handle:
+        arrays = vars(scored) | {"cut": scored.truncated, "truncated": None}  # its name in files from before
+        np.savez(handle, **{name: value for name, value in arrays.items() if value is not None})
+
+
+Rows = Sequence[Sequence[int]]
+
+
+def distinct(rows: Rows, n: int) -> float:
+    """Distinct n-grams over all n-grams of the set; no n-gram in the set: 0, as nothing varied."""
+    grams = [gram for row in rows for gram in _grams(row, n)]
+    return len(set(grams)) / max(len(grams), 1)
+
+
+def entropy(rows: Rows) -> float:
+    """Mean over rows of the entropy, in nats, of the row's own token frequencies, as BD3LM reports it.
+
+    An empty row counts as 0: a model must not look more varied by saying nothing.
+    """
+    return math.fsum(_entropy(row) for row in rows) / max(len(rows), 1)
+
+
+def repetition(rows: Rows, n: int = 4) -> float:
+    """Share of n-grams that occurred earlier in the same row, over all n-grams of the set."""
+    total = sum(len(_grams(row, n)) for row in rows)
+    fresh = sum(len(set(_grams(row, n))) for row in rows)  # each n-gram is new once, then repeated
+    return (total - fresh) / max(total, 1)
+
+
+def _entropy(row: Sequence[int]) -> float:
+    return -math.fsum(count / len(row) * math.log(count / len(row)) for count in Counter(row).values())
+
+
+def _grams(row: Sequence[int], n: int) -> list[tuple[int, ...]]:
+    if n < 1:
+        raise ConfigError(f"n-grams have at least one token, not {n}")
+    return [tuple(row[first : first + n]) for first in range(len(row) - n + 1)]
 
 
 def alone(reading: Reading, tokens: Sequence[Sequence[int]], documents: Tensor) -> dict[str, Any]:
@@ -25,7 +152,7 @@ def alone(reading: Reading, tokens: Sequence[Sequence[int]], documents: Tensor) 
         "distinct": {str(n): distinct(tokens, n) for n in (1, 2, 3)},
         "entropy": entropy(tokens),
         "repetition": repetition(tokens),
-        "cut": int(reading.cut.sum()),
+        "cut": int(reading.truncated.sum()),
     }
 
 

@@ -1,12 +1,15 @@
-"""What a judge is asked about two continuations, and how its answer is read.
+"""What a judge is asked about two continuations, how its answer is read, and a judge on this machine.
 
 The paper gives the criteria and the caps but not the wording; the wording is ours. The judge never learns
-which model wrote what. Knows nothing of who answers.
+which model wrote what.
 """
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from threading import Event
+from typing import Any, Literal
+
+from dadlm.evaluate.language_models import LanguageModel
 
 Verdict = Literal["A", "B", "tie"]
 
@@ -69,3 +72,27 @@ def verdict_of(answer: str) -> Verdict | None:
         return None
     word = found[1].lower()
     return "tie" if word == "tie" else "A" if word == "a" else "B"
+
+
+_WORDS = ("A", "B", "tie")
+
+
+@dataclass(frozen=True)
+class LocalJudge:
+    """Compares log-probabilities of the answers."""
+
+    model: LanguageModel
+
+    threads = 1  # the model itself uses the processor's cores
+
+    @property
+    def label(self) -> str:
+        return self.model.label
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"answers": "log-probabilities", "identity": self.model.identity}
+
+    def ask(self, question: Question, stop: Event) -> Answer:
+        logp = self.model.answer_logp(f"{question.text}\n\nAnswer:", [f" {word}" for word in _WORDS])
+        return Answer(text=_WORDS[logp.index(max(logp))])

@@ -1,7 +1,7 @@
-"""Prompts from rows of text, their completions by a model, and how the rows really go on.
+"""Prompts from rows of text, their completions by a model, and how the rows really continue.
 
 Sample i continues the first tokens of row i with seed + i: the same prompts and random numbers for every
-model and configuration, whatever the batch and however many samples. Which rows is drawn at random: the first
+model and configuration, in any batch and for any number of samples. Rows are drawn at random: the first
 ones would come from few documents. Knows nothing of what is measured on the texts.
 """
 
@@ -27,8 +27,8 @@ from dadlm.tokens import Rows, Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What is to be continued, how often and how far."""
+class PromptSet:
+    """Prompts, how the text really continues, and how many tokens to generate."""
 
     rows: Rows
     """Of prompt and true continuation."""
@@ -49,7 +49,7 @@ class Task:
         return self.rows[index % len(self.rows)][: self.prompt_tokens].tolist()
 
     @cached_property
-    def prompts(self) -> list[str]:
+    def texts(self) -> list[str]:
         return [self.tokenizer.decode(self.prompt(index)) for index in self.indices]
 
     @cached_property
@@ -59,13 +59,13 @@ class Task:
 
     @cached_property
     def truth(self) -> list[list[int]]:
-        """How each row goes on, once; cut at an end-of-text, as completions are."""
+        """How each row continues, once; up to its first end-of-text, as completions are."""
         end = self.prompt_tokens + self.new_tokens
         rows = (self.rows[index] for index in self.indices[: len(self.rows)])
-        return [_cut(row[self.prompt_tokens : end].tolist(), self.tokenizer.eot_id) for row in rows]
+        return [_up_to_end(row[self.prompt_tokens : end].tolist(), self.tokenizer.eot_id) for row in rows]
 
 
-def task_for(
+def prompt_set(
     models: Mapping[str, Model],
     rows: Rows,
     source: str | None,
@@ -73,8 +73,8 @@ def task_for(
     new_tokens: int | None,
     samples: int,
     seed: int,
-) -> Task:
-    """The task that all models can do."""
+) -> PromptSet:
+    """Prompts that all models can complete."""
     context = min(rows.context, *(model.config.context for model in models.values()))
     prompt_tokens = default_prompt_tokens(context) if prompt_tokens is None else prompt_tokens
     new_tokens = context - prompt_tokens if new_tokens is None else new_tokens
@@ -85,7 +85,7 @@ def task_for(
         )
     if samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
-    return Task(
+    return PromptSet(
         rows=rows,
         source=source,
         tokenizer=shared_tokenizer(models),
@@ -111,18 +111,18 @@ def shared_tokenizer(models: Mapping[str, Model]) -> Tokenizer:
 
 
 def make_samples(
-    work: Work, task: Task, name: str, model: Model, configuration: Configuration, batch_size: int
+    work: Work, prompts: PromptSet, name: str, model: Model, configuration: Configuration, batch_size: int
 ) -> list[dict[str, Any]]:
     """The samples of one configuration: those that `work` lacks are made now and kept batch by batch."""
-    settings = replace(configuration.settings, max_new_tokens=task.new_tokens)
+    settings = replace(configuration.settings, max_new_tokens=prompts.new_tokens)
     run = f"{name}|{configuration.label}|{configuration.fingerprint}"
-    keys = [f"{run}|{index}" for index in task.indices]
+    keys = [f"{run}|{index}" for index in prompts.indices]
     for batch in work.batches(keys, batch_size, f"{name}, {configuration.label}"):
         indices = [int(key.rpartition("|")[2]) for key in batch]
         made = generate(
             model,
-            [task.prompt(index) for index in indices],
-            seed=[task.seed + index for index in indices],
+            [prompts.prompt(index) for index in indices],
+            seed=[prompts.seed + index for index in indices],
             batch_size=batch_size,
             settings=settings,
         )
@@ -135,7 +135,7 @@ def make_samples(
 
 def write_samples(
     folder: Path,
-    task: Task,
+    prompts: PromptSet,
     model: Mapping[str, Any],
     configuration: Configuration,
     samples: Sequence[Mapping[str, Any]],
@@ -147,16 +147,16 @@ def write_samples(
             **essence(model),
             "weights": model["weights"],
             "configuration": configuration.label,
-            "source": task.source,
+            "source": prompts.source,
             "index": index,
-            "seed": task.seed + index,
+            "seed": prompts.seed + index,
             "prompt": prompt,
             "text": sample["text"],
             "tokens": len(sample["tokens"]),
             "forward_passes": sample["forward_passes"],
             "cache_passes": sample["cache_passes"],
         }
-        for index, prompt, sample in zip(task.indices, task.prompts, samples, strict=True)
+        for index, prompt, sample in zip(prompts.indices, prompts.texts, samples, strict=True)
     )
     with whole_file(folder / f"{file_name(model['name'], configuration.label)}.jsonl") as handle:
         handle.writelines((json.dumps(line, ensure_ascii=False) + "\n").encode() for line in lines)
@@ -167,5 +167,5 @@ def file_name(*words: str) -> str:
     return re.sub(r"[^\w.=]+", "-", "-".join(words)).strip("-.")
 
 
-def _cut(ids: list[int], eot_id: int) -> list[int]:
+def _up_to_end(ids: list[int], eot_id: int) -> list[int]:
     return ids[: ids.index(eot_id) + 1] if eot_id in ids else ids

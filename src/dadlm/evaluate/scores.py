@@ -45,7 +45,7 @@ def score_rows(
     """Score the first `count` rows once each, with times over the whole range, stratified over all rows."""
     count = len(rows) if count is None else min(count, len(rows))
     batches = []
-    with evaluating(model):
+    with eval_mode(model):
         for first in range(0, count, batch_size):
             index = torch.arange(first, min(first + batch_size, count))
             batches.append(score_batch(model, rows.batch(index), index, count, seed))
@@ -53,8 +53,8 @@ def score_rows(
 
 
 @contextmanager
-def evaluating(*models: Model) -> Iterator[None]:
-    """Without dropout and gradients; afterwards a model in training goes on training."""
+def eval_mode(*models: Model) -> Iterator[None]:
+    """Without dropout and gradients; afterwards each model is in the mode it was in before."""
     training = [model.training for model in models]
     try:
         for model in models:

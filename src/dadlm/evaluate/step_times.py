@@ -9,7 +9,7 @@ from typing import Any
 
 from dadlm.evaluate.latency import device_name, time_updates
 from dadlm.evaluate.presets import Configuration
-from dadlm.evaluate.samples import Task
+from dadlm.evaluate.samples import PromptSet
 from dadlm.evaluate.work import Work
 from dadlm.model import Model
 
@@ -20,7 +20,7 @@ Run = tuple[str, Configuration]
 
 
 def step_times(
-    work: Work, models: Mapping[str, Model], runs: Sequence[Run], task: Task, batch_size: int
+    work: Work, models: Mapping[str, Model], runs: Sequence[Run], prompts: PromptSet, batch_size: int
 ) -> dict[str, dict[str, Any]]:
     """Milliseconds of a step of each model, in first-hitting (where asked for) and in each configuration."""
     device = device_name(next(iter(models.values())))
@@ -33,7 +33,7 @@ def step_times(
         for same, group in together.items()
     }
     for (key,) in work.batches(list(keys), 1, "latency"):
-        work.add([(key, _in_turns(models, keys[key], task, batch_size))])
+        work.add([(key, _in_turns(models, keys[key], prompts, batch_size))])
     for key, group in keys.items():
         for name, configuration in group:
             found[name][configuration.label] = work.pieces[key][name]
@@ -62,8 +62,8 @@ def speed_up(
     name, configuration = run
     size = described[name].get("block_size")
     for base, other in runs:
-        facts = described[base]
-        if facts["family"] == "bd3lm" and facts["block_size"] == size and other == configuration:
+        metadata = described[base]
+        if metadata["family"] == "bd3lm" and metadata["block_size"] == size and other == configuration:
             if base == name:
                 return 1.0
             theirs, own = (
@@ -74,15 +74,15 @@ def speed_up(
 
 
 def _in_turns(
-    models: Mapping[str, Model], group: Sequence[Run], task: Task, batch_size: int
+    models: Mapping[str, Model], group: Sequence[Run], prompts: PromptSet, batch_size: int
 ) -> dict[str, dict[str, Any]]:
     """Models of one configuration timed in turns: a machine that is busy for a while slows all alike."""
-    prompts = [task.prompt(index) for index in range(batch_size)]
+    given = [prompts.prompt(index) for index in range(batch_size)]
     took: dict[str, list[float]] = {name: [] for name, _ in group}
     for _ in range(_TURNS):
         for name, configuration in group:
             took[name] += time_updates(
-                models[name], prompts, configuration.settings, steps=4, warmup=10, seed=task.seed
+                models[name], given, configuration.settings, steps=4, warmup=10, seed=prompts.seed
             )
     return {
         name: {"ms_median": median(times) if times else None, "updates": len(times)}

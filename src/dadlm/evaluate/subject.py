@@ -16,15 +16,15 @@ NAMES = {"ar": "AR", "mdlm": "MDLM", "bd3lm": "BD3LM", "dadlm": "DA-DLM"}
 
 
 def describe(model: Model, name: str = "") -> dict[str, Any]:
-    """Name, family and shape of a model, and all that may change what it gives: other facts, other pieces."""
+    """Name, family and shape of a model, and everything else that may change its results."""
     config = model.config
-    facts: dict[str, Any] = {"name": name or NAMES[config.family], "family": config.family}
+    metadata: dict[str, Any] = {"name": name or NAMES[config.family], "family": config.family}
     if config.family in ("bd3lm", "dadlm"):
-        facts["block_size"] = config.block_size
+        metadata["block_size"] = config.block_size
     if config.family == "dadlm":
-        facts |= {"candidates": config.candidates, "expand_at": config.expand_at}
+        metadata |= {"candidates": config.candidates, "expand_at": config.expand_at}
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return facts | {
+    return metadata | {
         "context": config.context,
         "parameters": parameters,
         "weights": fingerprint(model),
@@ -36,9 +36,9 @@ def describe(model: Model, name: str = "") -> dict[str, Any]:
     }
 
 
-def essence(facts: Mapping[str, Any]) -> dict[str, Any]:
+def essence(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What of a description has to travel with a model's texts: the paper's tables are found by it."""
-    return {name: facts.get(name) for name in ("family", "block_size", "context", "parameters")}
+    return {name: metadata.get(name) for name in ("family", "block_size", "context", "parameters")}
 
 
 def fingerprint(model: Model) -> str:

@@ -4,8 +4,9 @@ Works with any model that has a tokenizer; whether it was trained to summarise i
 scored whole, so that models of different contexts are measured by the same texts. Knows nothing of files.
 """
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError
 from dadlm.evaluate.documents import Documents
 from dadlm.evaluate.intervals import bootstrap
-from dadlm.evaluate.rouge import NAMES, lead_sentence, rouge_scorer
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.work import Work
 from dadlm.model import Model
@@ -81,11 +81,11 @@ def summarisation(
 def prompt_of(model: Model, document: str, document_tokens: int) -> tuple[list[int], bool]:
     """What a summary follows: the document and end-of-text, together at most `document_tokens` ids.
 
-    Also says whether the document was cut to fit. Training on summaries has to use this very function.
+    Also returns whether the document was truncated. Training on summaries uses the same function.
     """
     ids = _encode(model, document)
-    room = document_tokens - 1
-    return [*ids[:room], model.config.eot_id], len(ids) > room
+    limit = document_tokens - 1
+    return [*ids[:limit], model.config.eot_id], len(ids) > limit
 
 
 def paper_settings(
@@ -100,11 +100,7 @@ def paper_settings(
 
 
 def summary_settings(
-    family: str,
-    *,
-    paper: bool = False,
-    threshold: float = 0.9,
-    infill: tuple[int, float] | None = None,
+    family: str, *, paper: bool = False, threshold: float = 0.9, infill: tuple[int, float] | None = None
 ) -> DecodeSettings:
     """How summaries are decoded: the paper's way if that is asked for.
 
@@ -148,10 +144,10 @@ def _write(
             "tokens": len(out.tokens[row]),
             "forward_passes": out.forward_passes[row],
             "cache_passes": out.cache_passes[row],
-            "truncated": cut,
+            "truncated": truncated,
             "reference_too_long": len(_encode(model, reference)) > (settings.max_new_tokens or 0),
         }
-        for row, ((_, cut), (_, reference)) in enumerate(zip(prompts, pairs, strict=True))
+        for row, ((_, truncated), (_, reference)) in enumerate(zip(prompts, pairs, strict=True))
     ]
 
 
@@ -181,3 +177,42 @@ def _encode(model: Model, text: str) -> list[int]:
     if model.tokenizer is None:
         raise ConfigError("this model has no tokenizer, so it cannot read documents")
     return model.tokenizer.encode(text)
+
+
+NAMES = ("rouge1", "rouge2", "rougeL")
+
+_END = re.compile(r"""[.!?]+["'”’)\]]*(?=\s|$)|\n""")
+# The last word before a full stop that ends no sentence: one letter (initials, "U.S."), or one of these.
+_SHORT = re.compile(
+    r"(?:^|[\s(\"'.“‘])(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|Rev|Gen|Col|Sgt|Lt|Gov|Sen|Rep|Hon|St|Jr|Sr|No|vs|etc"
+    r"|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Sept|Oct|Nov|Dec)\.$"
+)
+
+
+def rouge_scorer() -> Callable[[str, str], list[float]]:
+    """A function of (reference, summary) that gives the three scores in the order of `NAMES`."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise ConfigError("ROUGE needs rouge-score: pip install 'dadlm[eval]'") from error
+    scorer = RougeScorer(list(NAMES), use_stemmer=True)
+
+    def scores(reference: str, summary: str) -> list[float]:
+        by_name = scorer.score(reference, summary)
+        return [100 * by_name[name].fmeasure for name in NAMES]
+
+    return scores
+
+
+def lead_sentence(document: str) -> str:
+    """The first sentence: up to . ! or ? before white space, or to the end of the line.
+
+    A full stop after one letter or a common abbreviation does not count. A rule of thumb: it splits news well
+    enough for a baseline, and needs no model of the language.
+    """
+    document = document.strip()
+    for end in _END.finditer(document):
+        sentence = document[: end.end()].rstrip()
+        if not _SHORT.search(sentence):
+            return sentence
+    return document

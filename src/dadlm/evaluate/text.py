@@ -4,7 +4,7 @@ Knows neither masks nor what is measured.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -83,12 +83,6 @@ def pick(rows: Rows, count: int | None, seed: int) -> list[int]:
     if count == len(rows):
         return list(range(count))
     return sorted(counter.permute(torch.arange(count), len(rows), seed, 0).tolist())
-
-
-def in_words(result: Mapping[str, Any]) -> str:
-    """How much of which text a result is of."""
-    data = result["data"]
-    return f"{result['tokens']:,} tokens: {result['count']} rows of {data['row_length']}, {data['source']}"
 
 
 def take(rows: Rows, count: int | None) -> int:

@@ -1,4 +1,4 @@
-"""One evaluation at work in its folder: finished pieces are kept as they come, the result comes last.
+"""One evaluation in its folder: finished pieces are kept as they come, the result comes last.
 
 A piece has a key (a row, a sample, a question to a judge) and any JSON value. Pieces are appended to
 `KIND.pieces.jsonl`; its first line says what the evaluation is about. Started again with the same subject,
@@ -18,6 +18,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dadlm.errors import ConfigError, DataError
 from dadlm.model.files import lock
+
+KINDS = {
+    "reconstruction": "conditional block reconstruction, alone or paired against a second model",
+    "perplexity": "a perplexity that holds for every family: exact (AR) or a valid bound",
+    "generation": "completions over a grid of decoding settings: MAUVE, judge perplexity, TPF, the figure",
+    "judge": "two sets of samples compared in pairs by a language model",
+    "summarisation": "ROUGE, tokens per forward pass and the lead-sentence baseline",
+    "latency": "time of a complete denoising step, and memory",
+}
+"""Every evaluation, in the order of the report. A kind is a function of `dadlm.evaluate`, a module of
+`dadlm.cli.evaluate` with its options, and one of `dadlm.evaluate.report` with its tables."""
 
 
 class Work:
@@ -109,7 +120,7 @@ def _piece(kind: str, key: str, value: Any) -> bytes:
 
 
 def _open(file: Path, subject: dict[str, Any], pieces: dict[str, Any]) -> BinaryIO:
-    """Read the pieces of an earlier start, cut off a line that a kill left unfinished, append from there."""
+    """Read the pieces of an earlier run, drop a line that it left unfinished, append from there."""
     handle = open(file, "a+b")  # noqa: SIM115 (the caller closes it)
     try:
         if not lock(handle.fileno()):
@@ -159,7 +170,7 @@ def _compare(file: Path, there: Any, now: dict[str, Any]) -> None:
 
 
 def _different(there: Any, now: Any, name: str = "") -> list[str]:
-    """Names of the facts in which two subjects differ, such as seed, model.weights."""
+    """Names of the fields in which two subjects differ, such as seed, model.weights."""
     if not (isinstance(there, dict) and isinstance(now, dict)):
         return [] if there == now else [name or "all"]
     names = []

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dadlm import counter, dag
 from dadlm.errors import ConfigError
-from dadlm.evaluate.scores import evaluating, finite
+from dadlm.evaluate.scores import eval_mode, finite
 from dadlm.model import Context, Model
 
 _COPIES = 128  # masked copies of blocks scored at once
@@ -51,12 +51,10 @@ def score_continuation(
     if not continuation:
         return Score(0.0, True)
     ids = torch.tensor([*context, *continuation], device=model.device)
-    with evaluating(model):
-        return (
-            _exact(model, ids, len(context))
-            if family == "ar"
-            else _bound(model, ids, len(context), draws, seed)
-        )
+    with eval_mode(model):
+        if family == "ar":
+            return _exact(model, ids, len(context))
+        return _bound(model, ids, len(context), draws, seed)
 
 
 def _exact(model: Model, ids: Tensor, known: int) -> Score:
@@ -81,9 +79,7 @@ def _bound(model: Model, ids: Tensor, known: int, draws: int, seed: int) -> Scor
             yield _Copies(model, clean, padded.view(-1, N)[b], m, b), p
 
     logp = []
-    for draw in range(
-        draws
-    ):  # by seed and position alone: all continuations of a context meet the same orders
+    for draw in range(draws):  # by seed and position alone: the same for all continuations of a context
         lot = counter.hash_counters(seed, counter.ORDER, draw, position) & (_NEVER - 1)
         logp += [block.logp(place) for block, place in copies(lot)]
     value = finite(torch.cat(logp).double().sum() / draws)

@@ -9,10 +9,9 @@ from typing import Literal
 
 from dadlm.errors import ConfigError
 from dadlm.evaluate.untrusted import read_json
-from dadlm.interop.card import CARD
-from dadlm.interop.notes import NOTES, Notes, read_notes
+from dadlm.interop.hub import CARD
 from dadlm.interop.published import read_published, write_published
-from dadlm.interop.shape import FAMILIES
+from dadlm.interop.published_form import FAMILIES, NOTES, Notes, read_notes
 from dadlm.model import Model, load
 from dadlm.model.checkpoint import locate, merged, write_model
 from dadlm.model.files import CONFIG, whole_folder
@@ -62,15 +61,13 @@ def read(
     if read_json(folder / CONFIG).get("model_type") != "dadlm":
         return read_published(folder, family, block_size)
     if family is not None or block_size is not None:
-        raise ConfigError(
-            f"{folder} is a dadlm model: its family and block size are what it was trained with"
-        )
+        raise ConfigError(f"{folder} is a dadlm model: family and block size are what it was trained with")
     return merged(load(folder)), read_notes(folder)
 
 
 def write(folder: Path, model: Model, to: Form, notes: Notes | None) -> None:
     if to == "transformers":
-        from dadlm.interop.export import write_transformers  # here, because transformers is an extra
+        from dadlm.interop.transformers import write_transformers  # here, because transformers is an extra
 
         write_transformers(folder, model)
     elif to == "dadlm":

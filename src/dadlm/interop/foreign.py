@@ -41,9 +41,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     for name in sorted(set(places.values())):
         part = _read_file(index.with_name(name))
         if part.keys() != {tensor for tensor, place in places.items() if place == name}:
-            raise CheckpointError(
-                f"{index.with_name(name)} does not hold the tensors that {index.name} names"
-            )
+            raise CheckpointError(f"{index.with_name(name)} does not hold what {index.name} names")
         tensors |= part
     return tensors
 
@@ -52,9 +50,7 @@ def _check_name(index: Path, name: object, kind: str) -> None:
     """Only a plain file name: no way out of the folder on any system, and no pickle for safetensors."""
     plain = isinstance(name, str) and PurePosixPath(name).name == name == PureWindowsPath(name).name
     if not plain or not str(name).endswith(kind):
-        raise CheckpointError(
-            f"{index} names {name!r}, which is no {kind} file of its folder: nothing was read"
-        )
+        raise CheckpointError(f"{index} names {name!r}, no {kind} file of its folder: nothing was read")
 
 
 def _read_file(file: Path) -> dict[str, Tensor]:
@@ -67,9 +63,8 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a made-up file can provoke
         reason = str(error).strip().split("\n")[0]
-        raise CheckpointError(
-            f"{file} holds more than tensors, or is damaged, and was not run: {reason}"
-        ) from error
+        message = f"{file} holds more than tensors, or is damaged, and was not run: {reason}"
+        raise CheckpointError(message) from error
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise CheckpointError(f"{file} is not a list of named tensors")
     strange = sorted(name for name, tensor in content.items() if not _is_plain(tensor))
@@ -84,12 +79,9 @@ def _check_archive(file: Path) -> None:
         with zipfile.ZipFile(file) as archive:
             names = archive.namelist()
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise CheckpointError(
-            f"{file} is not an archive of PyTorch 1.6 or newer ({error}): ask for safetensors"
-        ) from error
-    bad = [
-        name for name in names if "\\" in name or name.startswith("/") or ".." in PurePosixPath(name).parts
-    ]
+        message = f"{file} is not an archive of PyTorch 1.6 or newer ({error}): ask for safetensors"
+        raise CheckpointError(message) from error
+    bad = [n for n in names if "\\" in n or n.startswith("/") or ".." in PurePosixPath(n).parts]
     if bad:
         raise CheckpointError(f"{file} names {bad[0]!r} inside: nothing was read")
 

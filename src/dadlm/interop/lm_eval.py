@@ -52,9 +52,7 @@ class HarnessModel(TemplateLM):
             device = "auto"
         self._model = load(pretrained, device=device, dtype=dtype)
         if self._model.tokenizer is None:
-            raise ConfigError(
-                f"{pretrained} has no tokenizer: put its tokenizer.json into the model's folder"
-            )
+            raise ConfigError(f"{pretrained} has no tokenizer: put its tokenizer.json into its folder")
         self._tokenizer = self._model.tokenizer
         self._draws, self._seed, self._decoding = int(draws), int(seed), decoding
         size = str(batch_size)  # "auto" where the harness should find out: generation alone is batched here
@@ -82,12 +80,12 @@ class HarnessModel(TemplateLM):
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """A text of any length: cut into windows as long as the context allows, each after one token."""
+        """A text of any length: split into windows as long as the context allows, each after one token."""
         answers = []
         for request in tqdm(requests, "loglikelihood_rolling", disable=disable_tqdm):
             ids = self.tok_encode(request.args[0])
-            room = self._model.config.context - 1
-            windows: Iterable = get_rolling_token_windows(ids, self.eot_token_id, room, context_len=1)
+            longest = self._model.config.context - 1
+            windows: Iterable = get_rolling_token_windows(ids, self.eot_token_id, longest, context_len=1)
             answers.append(sum(self._score(*make_disjoint_window(window))[0] for window in windows))
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, answers[-1])
         return answers
@@ -109,33 +107,25 @@ class HarnessModel(TemplateLM):
         return answers
 
     def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-        room = self._model.config.context - len(continuation)
-        if room < 1:
+        left = self._model.config.context - len(continuation)
+        if left < 1:
             raise ConfigError(
                 f"a continuation of {len(continuation)} tokens does not fit the context of "
                 f"{self._model.config.context}: leave this task out"
             )
-        result = score_continuation(
-            self._model, context[-room:], continuation, draws=self._draws, seed=self._seed
-        )
+        known = context[-left:]
+        result = score_continuation(self._model, known, continuation, draws=self._draws, seed=self._seed)
         return result.logp, result.greedy
 
     def _generate(self, prompts: list[str], options: dict[str, Any]) -> list[str]:
         unknown = options.keys() - {"until", "max_gen_toks", "do_sample", "temperature", "top_p"}
         if unknown:
-            raise ConfigError(
-                f"generation options that this model does not have: {', '.join(sorted(unknown))}"
-            )
+            raise ConfigError(f"unknown generation options: {', '.join(sorted(unknown))}")
         new = min(options["max_gen_toks"], self._model.config.context // 2)  # the rest is for the prompt
         how: dict[str, Any] = {"max_new_tokens": new, "path": "viterbi"}  # the most probable token, always
         if options["do_sample"]:
-            how = {
-                "max_new_tokens": new,
-                "temperature": options.get("temperature", 1.0),
-                "top_p": options.get("top_p", 1.0),
-            }
-        room = self._model.config.context - new
-        ids = [self.tok_encode(prompt)[-room:] for prompt in prompts]
+            how = {"max_new_tokens": new} | {k: options.get(k, 1.0) for k in ("temperature", "top_p")}
+        ids = [self.tok_encode(prompt)[new - self._model.config.context :] for prompt in prompts]
         # By the prompt and how often it came: not by what else is asked, or known from an earlier run.
         seen: Counter[str] = Counter()
         seeds = []

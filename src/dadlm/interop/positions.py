@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dadlm import dag
-from dadlm.model import Context, Model
-from dadlm.objective.factorised import cut
+from dadlm.model import Model
+from dadlm.noise import Noise
 
 
 def position_logp(model: Model, ids: Tensor, clean: Tensor | None = None) -> Tensor:
@@ -19,9 +19,9 @@ def position_logp(model: Model, ids: Tensor, clean: Tensor | None = None) -> Ten
     they are, or as they stand. Of a graph they are the marginals: what its nodes say, weighted by how likely
     a path meets them.
     """
-    config = model.config
-    if config.family in ("ar", "mdlm"):
-        logp = model.head.token_logits(model.read(ids)).log_softmax(-1)
+    if model.config.family in ("ar", "mdlm"):
+        scores = model(ids, Noise.of(ids == model.config.mask_id), emissions=False)
+        logp = model.head.token_logits(scores.hidden).log_softmax(-1)
     else:
         logp = _block_logp(model, ids, ids if clean is None else clean)
     return F.pad(logp, (0, 1), value=-torch.inf)
@@ -29,15 +29,14 @@ def position_logp(model: Model, ids: Tensor, clean: Tensor | None = None) -> Ten
 
 def _block_logp(model: Model, ids: Tensor, clean: Tensor) -> Tensor:
     N, mask, length = model.config.block_size, model.config.mask_id, ids.shape[1]
-    ids, clean = (
-        F.pad(x, (0, -length % N), value=mask) for x in (ids, clean)
-    )  # the last block is not known yet
-    context = Context()
-    model.read(clean, context, only_context=True)
-    denoised = model.denoise(*cut(ids, ids == mask, N), context)
-    nodes = denoised.nodes
-    hidden = nodes.groups(nodes.to_slots(denoised.hidden))
-    prior = dag.node_marginals(model.transition_logp(denoised))
+    # The tokens that fill up the last block are not known yet.
+    ids, clean = (F.pad(x, (0, -length % N), value=mask) for x in (ids, clean))
+    scores = model(ids, Noise.of(ids == mask), clean=clean, emissions=False)
+    hidden = scores.nodes.groups(scores.nodes.to_slots(scores.hidden))
+    if scores.transition_logp is None:
+        prior = torch.zeros(hidden.shape[:-1], device=ids.device)
+    else:
+        prior = dag.node_marginals(scores.transition_logp)
     logp = torch.full((), -torch.inf, device=ids.device)
     for k in range(hidden.shape[3]):  # one at a time: K vocabularies at once would be K times the memory
         said = model.head.token_logits(hidden[:, :, :, k], k).log_softmax(-1)

@@ -14,9 +14,18 @@ from torch import Tensor
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.evaluate.untrusted import read_json
 from dadlm.interop.foreign import read_weights
-from dadlm.interop.names import CONSTANTS, INV_FREQ, LAYERS, published_name
-from dadlm.interop.notes import Notes, new_notes, speeds, take_notes
-from dadlm.interop.shape import FAMILIES, shape_of
+from dadlm.interop.published_form import (
+    CONSTANTS,
+    FAMILIES,
+    INV_FREQ,
+    LAYERS,
+    Notes,
+    new_notes,
+    published_name,
+    shape_of,
+    speeds,
+    take_notes,
+)
 from dadlm.model import Model, ModelConfig
 from dadlm.model.checkpoint import set_weights, weights
 from dadlm.model.files import CONFIG, WEIGHTS, save_tensors, write_json
@@ -51,7 +60,7 @@ def read_published(
 def write_published(folder: Path, model: Model, notes: Notes | None = None) -> None:
     """Write a model into an existing folder as its authors would have; without notes, in float32."""
     config = model.config
-    if config.architecture != "bd3lm" or config.family not in FAMILIES:
+    if not config.architecture_class.is_published or config.family not in FAMILIES:
         raise ConfigError(
             f"this is a {config.family} model of architecture {config.architecture!r}; only bd3lm and mdlm "
             "models of architecture 'bd3lm' have the published form"

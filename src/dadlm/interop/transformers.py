@@ -14,8 +14,10 @@ from torch import Tensor
 
 from dadlm.decode import generate
 from dadlm.errors import ConfigError
+from dadlm.interop.hub import CARD, card_of
 from dadlm.interop.positions import position_logp
 from dadlm.model import Model, ModelConfig
+from dadlm.model.files import write_json
 
 try:
     from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
@@ -30,6 +32,7 @@ from dadlm.interop.transformers import DadlmConfig, DadlmForMaskedLM
 
 __all__ = ["DadlmConfig", "DadlmForMaskedLM"]
 '''
+MASK = "<|mask|>"  # how AutoTokenizer spells the mask; in our own tokenizer.json it has no text
 _SHAPE = tuple(field.name for field in fields(ModelConfig))
 
 
@@ -150,6 +153,32 @@ class DadlmForMaskedLM(PreTrainedModel):
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
         """Nothing; see `DadlmConfig`."""
+
+
+def write_transformers(folder: Path, model: Model) -> None:
+    """Write a model into an existing folder, with a card that says what can be known from it."""
+    DadlmForMaskedLM.of(model).save_pretrained(folder)
+    if model.tokenizer is not None:
+        model.tokenizer.save(folder)
+        _describe_tokenizer(folder, model)
+    (folder / CARD).write_text(card_of(model), encoding="utf-8")
+
+
+def _describe_tokenizer(folder: Path, model: Model) -> None:
+    """tokenizer_config.json, from which AutoTokenizer learns what tokenizer.json leaves open."""
+    tokenizer, mask = model.tokenizer, {"content": MASK, "special": True}
+    plain = ("lstrip", "rstrip", "single_word", "normalized")
+    assert tokenizer is not None
+    eot = tokenizer.token_text(tokenizer.eot_id)
+    facts = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.config.context,
+        "eos_token": eot,
+        "pad_token": eot,
+        "mask_token": MASK,
+        "added_tokens_decoder": {str(tokenizer.mask_id): mask | dict.fromkeys(plain, False)},
+    }
+    write_json(folder / "tokenizer_config.json", facts)
 
 
 AutoConfig.register("dadlm", DadlmConfig, exist_ok=True)

@@ -3,6 +3,16 @@
 from dadlm.model.checkpoint import find_device, load, save
 from dadlm.model.config import ModelConfig
 from dadlm.model.context import Context
-from dadlm.model.network import Denoised, Model, eval_mode
+from dadlm.model.network import Denoised, Model, Scores, eval_mode
 
-__all__ = ["Context", "Denoised", "Model", "ModelConfig", "eval_mode", "find_device", "load", "save"]
+__all__ = [
+    "Context",
+    "Denoised",
+    "Model",
+    "ModelConfig",
+    "Scores",
+    "eval_mode",
+    "find_device",
+    "load",
+    "save",
+]

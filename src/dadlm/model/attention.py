@@ -18,22 +18,27 @@ from dadlm.model import kernels
 from dadlm.nodes import Nodes
 
 Average = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+NodeAttention = Callable[..., Tensor]
+"""`attend_nodes` or its slow twin."""
 
 
-def attend_read(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, block: int | None) -> Tensor:
+def attend_read(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, block: int | None, grad: bool = True
+) -> Tensor:
     """Queries [B, C, H, E] over keys [B, L, H, E], each seeing the first visible [B, C] of them.
 
     `block` says that these are whole sequences of which every token sees the blocks up to its own: blocks of
     one token and a single block have kernels that need no mask, and for the others a static one does.
+    `grad`: gradients are wanted.
     """
     whole = block == 1 or block == q.shape[1]
-    if block is not None and not whole and q.is_cuda and torch.is_grad_enabled():
+    if block is not None and not whole and q.is_cuda and grad:
         from dadlm.model import attention_flex
 
         if attention_flex.fits(q.shape[1], k.shape[1]):
             mask = attention_flex.blockwise_mask(len(q), q.shape[1], block, q.device)
             return attention_flex.prefix_flex(q, k, v, mask)[0]
-    if not whole and kernels.usable(q):
+    if not whole and kernels.usable(q, grad):
         from dadlm.model.kernels.attend import attend, fits
 
         if fits(q.shape[-1]):
@@ -55,17 +60,18 @@ def attend_nodes(
     prefix: tuple[Tensor, Tensor] | None,
     nodes: Nodes,
     average: Average | None = None,
+    grad: bool = True,
 ) -> Tensor:
     """Node queries [B, C, H, E] over their clean prefix and the nodes of their own block.
 
-    `average` may be a compiled `softmax_average`.
+    `average` may be a compiled `softmax_average`; `grad`: gradients are wanted.
     """
-    if prefix is not None and nodes.is_one_block and kernels.usable(q):
+    if prefix is not None and nodes.is_one_block and kernels.usable(q, grad):
         from dadlm.model.kernels.attend import attend, fits
 
         if fits(q.shape[-1]):
             return attend(q, *prefix, nodes.visible, (k, v, nodes.is_key[:, 0]))[0]
-    seen = None if prefix is None else _prefix(q, *prefix, nodes)
+    seen = None if prefix is None else _prefix(q, *prefix, nodes, grad)
     if kernels.takes(q):
         from dadlm.model.kernels.inside import attend_inside, fits
 
@@ -101,9 +107,9 @@ def softmax_average(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> tuple[T
     return out, (top + safe.log()).masked_fill(~some, -torch.inf).squeeze(-1)
 
 
-def _prefix(q: Tensor, k: Tensor, v: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
+def _prefix(q: Tensor, k: Tensor, v: Tensor, nodes: Nodes, grad: bool) -> tuple[Tensor, Tensor]:
     """Packed queries over the clean prefix: out [B, C, H, E], log normaliser [B, C, H]."""
-    if q.is_cuda and torch.is_grad_enabled():
+    if q.is_cuda and grad:
         from dadlm.model import attention_flex
 
         if attention_flex.fits(q.shape[1], k.shape[1]):
@@ -111,7 +117,7 @@ def _prefix(q: Tensor, k: Tensor, v: Tensor, nodes: Nodes) -> tuple[Tensor, Tens
                 "prefix mask", lambda: attention_flex.prefix_mask(nodes.visible, k.shape[1])
             )
             return attention_flex.prefix_flex(q, k, v, mask)
-    if kernels.usable(q):
+    if kernels.usable(q, grad):
         from dadlm.model.kernels.attend import attend, fits
 
         if fits(q.shape[-1]):

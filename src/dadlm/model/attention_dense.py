@@ -11,7 +11,7 @@ from dadlm.nodes import Nodes
 
 
 def attend_nodes(
-    q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None, nodes: Nodes
+    q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None, nodes: Nodes, grad: bool = True
 ) -> Tensor:
     """Same contract as `attention.attend_nodes`."""
     B, G = nodes.first.shape

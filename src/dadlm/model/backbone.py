@@ -9,49 +9,32 @@ Knows nothing of losses or sampling.
 B rows, C tokens or nodes, D width, G blocks, N block size, K candidates.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dadlm.model.attention import attend_nodes, attend_read
+from dadlm.model.attention import NodeAttention, attend_nodes, attend_read, softmax_average
 from dadlm.model.config import ModelConfig
 from dadlm.model.context import Context
-from dadlm.model.layer import CONDITION, Attend, Layer, Modulation, Norm, Rotation, refreshed
+from dadlm.model.layer import Attend, Layer, Modulation, Norm, Shared, refreshed
 from dadlm.model.rotary import rotation
 from dadlm.nodes import Nodes, expand
 
 
-class Condition(nn.Module):
-    """The published network's time embedding, which is always fed time zero: learned constants."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(256, CONDITION), nn.Linear(CONDITION, CONDITION)
-
-    def forward(self) -> Tensor:
-        weight = self.first.weight
-        sinusoid = torch.cat([weight.new_ones(128), weight.new_zeros(128)])  # cosines and sines of zero
-        return F.silu(self.second(F.silu(self.first(sinusoid))))
-
-
 class Backbone(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, attend_nodes: NodeAttention = attend_nodes) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = Norm(config)
         self.modulation = Modulation(config, 2)
-        self.condition = Condition() if config.architecture == "bd3lm" else None
+        self.condition = config.architecture_class.condition()
         self.mask_change = nn.Parameter(torch.zeros(config.width)) if config.lora else None
-        self.attend_nodes = attend_nodes  # the tests put the dense twin here
-        self.keepers = 0  # texts in work that rely on what is kept
+        self.attend_nodes = attend_nodes
         self.checkpointing = False  # recompute the layers in backward instead of keeping what they made
 
     def read(
@@ -79,19 +62,20 @@ class Backbone(nn.Module):
             visible = visible.clamp(max=ids.shape[1]) if whole else visible  # the last block may be short
         if self.config.shift:
             context.remember(ids, position)
-        turn, condition = self._prepare(position)
+        shared = self._shared(position)
         x = self._embed(ids)
         for index, layer in enumerate(self._layers()):
             if only_context and index == len(self.layers) - 1:
-                _, k, v = layer.project(x, turn, condition)
+                _, k, v = layer.project(x, shared)
                 context.store(index, k, v, position)
                 return x
 
             def attend(q: Tensor, k: Tensor, v: Tensor, index: int = index) -> Tensor:
-                return attend_read(q, *context.store(index, k, v, position), visible, in_order)
+                seen = context.store(index, k, v, position)
+                return attend_read(q, *seen, visible, in_order, shared.grad)
 
-            x = self._pass(layer, x, turn, condition, attend)
-        return self._finish(x, condition)
+            x = self._pass(layer, x, shared, attend)
+        return self._finish(x, shared.condition, shared.grad)
 
     def denoise(
         self,
@@ -113,22 +97,35 @@ class Backbone(nn.Module):
                 x = self._run(x, nodes.collapsed, context, range(late))
             x = expand(x, candidate, start, nodes)
         x = self._run(x, nodes, context, range(late, len(self.layers)))
-        return self._finish(x, self._condition())
+        return self._finish(x, self._condition(), torch.is_grad_enabled())
 
-    @contextmanager
-    def constants_kept(self) -> Iterator[None]:
-        """While this is open, what depends on the weights alone (adaLN) is computed once, not every pass."""
-        modulations = [module for module in self.modules() if isinstance(module, Modulation)]
+    def keep_constants(self) -> None:
+        """See `Model.keep_constants`: the modulations of adaLN."""
         condition = self._condition()
-        for modulation in modulations:  # what is there already, if another text is in work
+        for modulation in self._modulations():
             modulation.kept = modulation.buffer = refreshed(modulation.buffer, modulation(condition))
-        self.keepers += 1
-        try:
-            yield
-        finally:
-            self.keepers -= 1
-            for modulation in modulations if self.keepers == 0 else ():
-                modulation.kept = None
+
+    def release_constants(self) -> None:
+        for modulation in self._modulations():
+            modulation.kept = None
+
+    def _modulations(self) -> list[Modulation]:
+        return [module for module in self.modules() if isinstance(module, Modulation)]
+
+    def compile_parts(self) -> None:
+        """Fuse the pure parts with torch.compile: same results up to rounding, fewer and larger kernels.
+
+        Only functions from tensors to tensors are compiled, never the layouts and caches between them: there
+        are no graph breaks. Every layer shares the same few shapes: the clean stream, the collapsed nodes and
+        the capacities of packed nodes, each with and without gradients.
+        """
+        torch._dynamo.config.recompile_limit = 64  # the default of 8 is less than those shapes
+        for layer in self._layers():
+            layer.project = torch.compile(layer.project, dynamic=False)
+            layer.finish = torch.compile(layer.finish, dynamic=False)
+        self._finish = torch.compile(self._finish, dynamic=False)
+        average = torch.compile(softmax_average, dynamic=False)
+        self.attend_nodes = partial(attend_nodes, average=average)
 
     def _run(self, x: Tensor, nodes: Nodes, context: Context | None, layers: range) -> Tensor:
         position, seen = nodes.position, nodes
@@ -136,26 +133,25 @@ class Backbone(nn.Module):
             position = position - nodes.is_candidate.to(position.dtype)
             # A masked first token stands in the place of the last clean one: that must not be seen twice.
             seen = replace(nodes, first=nodes.first - nodes.masked[..., 0].to(nodes.first.dtype))
-        turn, condition = self._prepare(position)
+        shared = self._shared(position)
         for index in layers:
             prefix = None if context is None else context[index]
-            attend = partial(self.attend_nodes, prefix=prefix, nodes=seen)
-            x = self._pass(self.layers[index], x, turn, condition, attend)
+            attend = partial(self.attend_nodes, prefix=prefix, nodes=seen, grad=shared.grad)
+            x = self._pass(self.layers[index], x, shared, attend)
         return x
 
-    def _pass(
-        self, layer: nn.Module, x: Tensor, turn: Rotation, condition: Tensor | None, attend: Attend
-    ) -> Tensor:
-        if self.checkpointing and torch.is_grad_enabled():
-            return checkpoint(layer, x, turn, condition, attend, use_reentrant=False)  # type: ignore[return-value]
-        return layer(x, turn, condition, attend)
+    def _pass(self, layer: nn.Module, x: Tensor, shared: Shared, attend: Attend) -> Tensor:
+        if self.checkpointing and shared.grad:
+            return checkpoint(layer, x, shared, attend, use_reentrant=False)  # type: ignore[return-value]
+        return layer(x, shared, attend)
 
     def _layers(self) -> list[Layer]:
         return [layer for layer in self.layers if isinstance(layer, Layer)]
 
-    def _prepare(self, position: Tensor) -> tuple[Rotation, Tensor | None]:
+    def _shared(self, position: Tensor) -> Shared:
+        """Here, once for a pass, the gradient mode decides which algorithms are used."""
         turn = rotation(position, self.config.query_width, self.config.rope_theta)
-        return turn, self._condition()
+        return Shared(turn, self._condition(), torch.is_grad_enabled())
 
     def _embed(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)
@@ -166,8 +162,8 @@ class Backbone(nn.Module):
     def _condition(self) -> Tensor | None:
         return None if self.condition is None or self.modulation.kept is not None else self.condition()
 
-    def _finish(self, x: Tensor, condition: Tensor | None) -> Tensor:
-        hidden = self.norm(x, *self.modulation(condition))
+    def _finish(self, x: Tensor, condition: Tensor | None, grad: bool) -> Tensor:
+        hidden = self.norm(x, *self.modulation(condition), grad)
         if torch.is_autocast_enabled(x.device.type):  # once, and not in every product that takes it
             hidden = hidden.to(torch.get_autocast_dtype(x.device.type))
         return hidden

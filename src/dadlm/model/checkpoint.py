@@ -28,11 +28,12 @@ from dadlm.model.files import (
 )
 from dadlm.model.lora import merge
 from dadlm.model.network import Model
+from dadlm.model.pretrained import locate
 from dadlm.model.quantised import dequantise, quantise, without_scales
 from dadlm.tokens import Tokenizer
 
 # What config.json holds beside the shape: ours, and what transformers adds when it saves a model.
-_FACTS = (
+_METADATA = (
     "model_type",
     "format",
     "weights_sha256",
@@ -105,8 +106,8 @@ def write_model(
         raise ConfigError(f"weights are stored in 32 or 8 bits, not in {bits!r}")
     tensors = weights(model) if tensors is None else tensors
     save_tensors(quantise(tensors) if bits == 8 else tensors, folder / WEIGHTS)
-    facts = {"model_type": "dadlm", "format": _FORMATS[bits], "weights_sha256": digest(folder / WEIGHTS)}
-    write_json(folder / CONFIG, facts | asdict(model.config))
+    metadata = {"model_type": "dadlm", "format": _FORMATS[bits], "weights_sha256": digest(folder / WEIGHTS)}
+    write_json(folder / CONFIG, metadata | asdict(model.config))
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
 
@@ -131,9 +132,9 @@ def merged(model: Model) -> Model:
 
 def read_config(folder: Path) -> ModelConfig:
     """The configuration in a model folder; unknown keys are refused."""
-    content = _read_facts(folder)
-    for fact in _FACTS:
-        content.pop(fact, None)
+    content = _read_metadata(folder)
+    for name in _METADATA:
+        content.pop(name, None)
     file = folder / CONFIG
     unknown = content.keys() - {field.name for field in fields(ModelConfig)}
     if unknown:
@@ -144,7 +145,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise CheckpointError(f"{file} is not a valid configuration: {error}") from error
 
 
-def _read_facts(folder: Path) -> dict[str, Any]:
+def _read_metadata(folder: Path) -> dict[str, Any]:
     """config.json of a folder, if it is one of ours."""
     file = folder / CONFIG
     if not file.is_file():
@@ -177,7 +178,7 @@ def _check_header(folder: Path, config: ModelConfig, is_quantised: bool) -> None
 
 def _read_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
     """The weights of a folder in floating point, if they can be those of its configuration."""
-    is_quantised = _read_facts(folder)["format"] == _FORMATS[8]
+    is_quantised = _read_metadata(folder)["format"] == _FORMATS[8]
     _check_header(folder, config, is_quantised)
     tensors = load_tensors(folder / WEIGHTS)
     return dequantise(tensors, folder) if is_quantised else tensors
@@ -229,7 +230,7 @@ def load(
     device, tensors = find_device(device), _read_weights(folder, config)
     model = Model(config, tokenizer)
     set_weights(model, tensors, folder)
-    expected = _read_facts(folder).get("weights_sha256")
+    expected = _read_metadata(folder).get("weights_sha256")
     if expected is not None and expected != digest(folder / WEIGHTS):
         raise CheckpointError(f"{folder / WEIGHTS} was changed after it was saved: its checksum differs")
     model = model.to(device, _find_dtype(dtype)).eval()
@@ -244,26 +245,3 @@ def _read_tokenizer(folder: Path) -> Tokenizer | None:
         if (place / "tokenizer.json").is_file():
             return Tokenizer.load(place)
     return None
-
-
-def locate(name_or_folder: str | Path) -> Path:
-    """The model folder that a shipped model's name, a folder, a training run or a hub's name stands for."""
-    if (own := pretrained.shipped(name_or_folder)) is not None:
-        return own
-    folder = Path(name_or_folder)
-    for place in (folder, folder / "best", folder / "last"):  # a training run stands for its best model
-        if (place / CONFIG).is_file() and (place / WEIGHTS).exists():
-            return place
-    names = ", ".join(pretrained.NAMES)
-    if folder.exists():
-        told = f"{folder} is not a model folder: config.json or model.safetensors is missing"
-        raise CheckpointError(f"{told}. Models that ship: {names}")
-    # What lies in a folder that is there was meant to be a folder: a hub is not asked for it.
-    if str(name_or_folder).count("/") != 1 or (folder.parent.is_dir() and str(folder.parent) != "."):
-        raise CheckpointError(f"there is no folder {folder}. Models that ship: {names}")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(str(name_or_folder), allow_patterns=["*.json", "*.safetensors"]))
-    except Exception as error:
-        raise CheckpointError(f"no folder {name_or_folder}, and the hub does not give it: {error}") from error

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from dadlm.errors import ConfigError
+from dadlm.model.architecture import ARCHITECTURES, ArchitectureName, Lean
+from dadlm.model.transition import TRANSITIONS, TransitionName
 
 Family = Literal["ar", "mdlm", "bd3lm", "dadlm"]
 
@@ -52,7 +54,7 @@ class ModelConfig:
     """Size of the residual stream."""
     heads: int = 12
     """Attention heads."""
-    architecture: Literal["lean", "bd3lm", "llama"] = "lean"
+    architecture: ArchitectureName = "lean"
     """lean: RMSNorm, no biases, no conditioning. bd3lm: exactly the published network, adaLN included.
     llama: that of pretrained causal language models, to start from one (docs/causal.md)."""
     tie_embedding: bool = True
@@ -75,15 +77,15 @@ class ModelConfig:
     """K, candidate nodes of a masked position (dadlm)."""
     expand_at: int = 0
     """Layer before which masked positions become K nodes; 0 is the paper."""
-    transition: Literal["single", "gated"] = "single"
+    transition: TransitionName = "single"
     """single: the paper's equation. gated: several heads mixed by a gate from the source node."""
     track_bias: float | None = 3.0
     """Start of the learned bias towards keeping the candidate index; None leaves it out."""
     candidate_scale: float = 0.02
     """Standard deviation of the candidate embeddings at initialisation (late expansion wants about 0.3)."""
     candidate_offset: float | None = None
-    """How far apart learned offsets of the candidates before the vocabulary head begin; None leaves them out.
-    Standard deviation of random ones; those that text suggests (`train.apart_rows`) have their own unit."""
+    """Standard deviation, at initialisation, of learned offsets of the candidates before the vocabulary head;
+    None leaves them out."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -96,22 +98,9 @@ class ModelConfig:
             )
         if not 0 <= self.expand_at < self.layers:
             raise ConfigError(f"expand_at must be in 0..{self.layers - 1} (layers - 1), got {self.expand_at}")
-        if self.architecture == "bd3lm" and self.tie_embedding:
-            raise ConfigError("architecture 'bd3lm' has a head of its own: set tie_embedding to False")
-        self._check_llama()
+        self.architecture_class.check(self)
         if self.dropout == 1:
             raise ConfigError("dropout must be below 1")
-
-    def _check_llama(self) -> None:
-        own = ("kv_heads", "head_width", "mlp_width")
-        if self.architecture != "llama":
-            if given := [name for name in own if getattr(self, name) is not None]:
-                raise ConfigError(f"{', '.join(given)}: only architecture 'llama' has a choice; leave it out")
-            return
-        if self.family == "mdlm":
-            raise ConfigError("architecture 'llama' predicts from the left: choose family ar, bd3lm or dadlm")
-        if self.heads % (self.kv_heads or self.heads):
-            raise ConfigError(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
 
     def _check_types(self) -> None:
         """Values may come from a JSON file, where nothing has checked them yet."""
@@ -135,13 +124,9 @@ class ModelConfig:
             raise ConfigError(f"{name} must be {limit}, got {_short(value)}")
 
     def _check_sizes(self) -> None:
-        choices = {
-            "family": ("ar", "mdlm", "bd3lm", "dadlm"),
-            "architecture": ("lean", "bd3lm", "llama"),
-            "transition": ("single", "gated"),
-        }
+        choices = {"family": get_args(Family), "architecture": ARCHITECTURES, "transition": TRANSITIONS}
         for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
+            if not isinstance(getattr(self, name), str) or getattr(self, name) not in allowed:
                 raise ConfigError(
                     f"unknown {name} {_short(getattr(self, name))}; choose one of {', '.join(allowed)}"
                 )
@@ -153,6 +138,10 @@ class ModelConfig:
             raise ConfigError(f"head_width {self.head_width} must be even: rotary turns pairs")
         if not 0 <= self.eot_id < self.vocab_size - 1:
             raise ConfigError(f"eot_id {self.eot_id} must lie below the mask id {self.vocab_size - 1}")
+
+    @property
+    def architecture_class(self) -> type[Lean]:
+        return ARCHITECTURES[self.architecture]
 
     @property
     def mask_id(self) -> int:
@@ -177,7 +166,7 @@ class ModelConfig:
     @property
     def shift(self) -> bool:
         """Whether a masked token is predicted from the place before it, as a causal language model does."""
-        return self.architecture == "llama" and self.family != "ar"
+        return self.architecture_class.shift(self)
 
     @property
     def nodes_per_mask(self) -> int:

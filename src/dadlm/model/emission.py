@@ -1,8 +1,5 @@
 """The vocabulary head: hidden states → token log-probabilities. The mask token is impossible (SUBS)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,8 +18,7 @@ class Head(nn.Module):
         self.mask_id = config.mask_id
         self.kept: tuple[Tensor | None, ...] | None = None
         self.buffer: tuple[Tensor | None, ...] | None = None
-        self.keepers = 0  # texts in work that rely on what is kept
-        self.linear = nn.Linear(config.width, config.vocab_size, bias=config.architecture == "bd3lm")
+        self.linear = nn.Linear(config.width, config.vocab_size, bias=config.architecture_class.biases)
         if config.tie_embedding:
             self.linear.weight = embedding.weight
         offset = config.candidate_offset if config.family == "dadlm" else None
@@ -46,24 +42,16 @@ class Head(nn.Module):
         bias = self.linear.bias
         return self.linear.weight[: self.mask_id], None if bias is None else bias[: self.mask_id]
 
-    @contextmanager
-    def constants_kept(self) -> Iterator[None]:
-        """While this is open, rows of zeros bring the vocabulary to a multiple of 64.
+    def keep_constants(self) -> None:
+        """See `Model.keep_constants`: on a GPU, rows of zeros bring the vocabulary to a multiple of 64.
 
-        Matrix products over a vocabulary of odd size fall back to slow kernels on a GPU.
+        Matrix products over a vocabulary of odd size fall back to slow kernels there.
         """
         weight, bias = self._token_weights()
         spare = -len(weight) % 64
-        if weight.is_cuda and self.kept is None:
+        if weight.is_cuda:
             padded = (F.pad(weight, (0, 0, 0, spare)), None if bias is None else F.pad(bias, (0, spare)))
             self.kept = self.buffer = refreshed(self.buffer, padded)
-        self.keepers += 1
-        try:
-            yield
-        finally:
-            self.keepers -= 1
-            if self.keepers == 0:
-                self.kept = None
 
     def _shifted(self, hidden: Tensor, candidate: Tensor | int) -> Tensor:
         """Hidden states with the offset of their candidate."""
@@ -88,9 +76,9 @@ class Head(nn.Module):
             return self._target_logp(hidden, target, candidate)
         pieces = []
         for first in range(0, len(hidden), rows):
-            cut = slice(first, first + rows)
-            which = candidate if isinstance(candidate, int) else candidate[cut]
-            inputs = (hidden[cut], target[cut], which)
+            part = slice(first, first + rows)
+            which = candidate if isinstance(candidate, int) else candidate[part]
+            inputs = (hidden[part], target[part], which)
             # Nothing inside is random, so no generator state needs keeping.
             pieces.append(
                 checkpoint(self._target_logp, *inputs, use_reentrant=False, preserve_rng_state=False)

@@ -1,10 +1,11 @@
-"""One transformer layer: the lean form, exactly as published for BD3LM, or that of Llama.
+"""One transformer layer; what differs between the architectures is in `architecture.py`.
 
 A layer takes the attention to use as a function: the same weights serve the clean stream, packed nodes
 and cached decoding.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,20 +18,28 @@ from dadlm.model.rotary import rotate
 
 Rotation = tuple[Tensor, Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-CONDITION = 128
+
+
+class Shared(NamedTuple):
+    """What all layers of a pass share."""
+
+    rotation: Rotation
+    condition: Tensor | None
+    grad: bool
+    """Whether gradients are wanted: kernels that have none are left out."""
 
 
 class Norm(nn.Module):
-    """RMSNorm (lean, llama) or LayerNorm with weight only (bd3lm), in fp32, and the modulation after it."""
+    """RMSNorm, or LayerNorm with weight only, in fp32, and the modulation after it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(config.width))
-        self.centred = config.architecture == "bd3lm"
-        self.eps = {"lean": 1e-6, "bd3lm": 1e-5, "llama": config.norm_eps}[config.architecture]
+        self.centred = config.architecture_class.layer_norm
+        self.eps = config.architecture_class.norm_eps(config)
 
-    def forward(self, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
-        if kernels.usable(x):
+    def forward(self, x: Tensor, shift: Tensor | None, scale: Tensor | None, grad: bool) -> Tensor:
+        if kernels.usable(x, grad):
             from dadlm.model.kernels.pointwise import norm_modulate
 
             return norm_modulate(x, self.weight, shift, scale, self.centred, self.eps)
@@ -47,10 +56,11 @@ class Modulation(nn.Module):
     def __init__(self, config: ModelConfig, parts: int) -> None:
         super().__init__()
         self.parts, self.kept, self.buffer = parts, None, None
-        self.linear = nn.Linear(CONDITION, parts * config.width) if config.architecture == "bd3lm" else None
+        inputs = config.architecture_class.condition_width
+        self.linear = nn.Linear(inputs, parts * config.width) if inputs else None
 
     kept: tuple[Tensor | None, ...] | None
-    """What it gave, while the backbone keeps it (`Backbone.constants_kept`)."""
+    """What it gave, while the backbone keeps it (`Model.keep_constants`)."""
     buffer: tuple[Tensor | None, ...] | None
     """Where that stands: at the same addresses the next time, for captured graphs to find."""
 
@@ -85,53 +95,46 @@ def _modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
 class Layer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width, bias, rank = config.width, config.architecture == "bd3lm", config.lora
+        kind, width, rank = config.architecture_class, config.width, config.lora
         shared = config.kv_heads or config.heads
         self.heads, self.dropout = (config.heads, shared, shared), config.dropout  # of queries, keys, values
-        self.gated = config.architecture == "llama"
+        self.activate = kind.activate
         self.norm_attention, self.norm_mlp = Norm(config), Norm(config)
         inside = config.mlp_width or 4 * width
         self.qkv = linear(width, sum(self.heads) * config.query_width, rank=rank)
         self.out = linear(config.heads * config.query_width, width, rank=rank)
-        self.up = linear(width, (2 if self.gated else 1) * inside, bias=bias, rank=rank)
-        self.down = linear(inside, width, bias=bias, rank=rank)
+        self.up = linear(width, kind.mlp_inputs * inside, bias=kind.biases, rank=rank)
+        self.down = linear(inside, width, bias=kind.biases, rank=rank)
         self.modulation = Modulation(config, 6)
 
-    def project(
-        self, x: Tensor, rotation: Rotation, condition: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values [B, C, H, E] of the layer's input x [B, C, D]."""
-        shift, scale = self.modulation(condition)[:2]
-        qkv = self.qkv(self.norm_attention(x, shift, scale))
+        shift, scale = self.modulation(shared.condition)[:2]
+        qkv = self.qkv(self.norm_attention(x, shift, scale, shared.grad))
         q, k, v = qkv.unflatten(-1, (sum(self.heads), -1)).split(self.heads, -2)
-        return rotate(q, rotation), self._for_all(rotate(k, rotation)), self._for_all(v)
+        q, k = (rotate(turned, shared.rotation, shared.grad) for turned in (q, k))
+        return q, self._for_all(k), self._for_all(v)
 
     def _for_all(self, x: Tensor) -> Tensor:
         """Shared keys or values once for each query: attention and its kernels know one number of heads."""
         queries, shared, _ = self.heads
         return x if queries == shared else x.repeat_interleave(queries // shared, -2)
 
-    def forward(self, x: Tensor, rotation: Rotation, condition: Tensor | None, attend: Attend) -> Tensor:
-        return self.finish(x, attend(*self.project(x, rotation, condition)), condition)
+    def forward(self, x: Tensor, shared: Shared, attend: Attend) -> Tensor:
+        return self.finish(x, attend(*self.project(x, shared)), shared)
 
-    def finish(self, x: Tensor, attended: Tensor, condition: Tensor | None) -> Tensor:
+    def finish(self, x: Tensor, attended: Tensor, shared: Shared) -> Tensor:
         """Add what was attended to [B, C, H, E], then the MLP, to the residual stream x [B, C, D]."""
-        _, _, gate_attention, shift, scale, gate_mlp = self.modulation(condition)
-        x = self._add(x, self.out(attended.flatten(-2)), gate_attention)
-        hidden = self.up(self.norm_mlp(x, shift, scale))
-        return self._add(x, self.down(self._activate(hidden)), gate_mlp)
+        _, _, gate_attention, shift, scale, gate_mlp = self.modulation(shared.condition)
+        x = self._add(x, self.out(attended.flatten(-2)), gate_attention, shared.grad)
+        hidden = self.up(self.norm_mlp(x, shift, scale, shared.grad))
+        return self._add(x, self.down(self.activate(hidden)), gate_mlp, shared.grad)
 
-    def _activate(self, hidden: Tensor) -> Tensor:
-        if not self.gated:
-            return F.gelu(hidden, approximate="tanh")
-        gate, up = hidden.chunk(2, -1)
-        return F.silu(gate) * up
-
-    def _add(self, x: Tensor, branch: Tensor, gate: Tensor | None) -> Tensor:
+    def _add(self, x: Tensor, branch: Tensor, gate: Tensor | None, grad: bool) -> Tensor:
         branch = F.dropout(branch, self.dropout, self.training)
         if gate is None:
             return x + branch
-        if kernels.usable(x):
+        if kernels.usable(x, grad):
             from dadlm.model.kernels.pointwise import add_gated
 
             return add_gated(x, gate, branch)

@@ -6,17 +6,20 @@ B rows, C nodes, D width, G blocks, N block size, K candidates, L sequence lengt
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from dadlm.model.attention import NodeAttention, attend_nodes
 from dadlm.model.backbone import Backbone
 from dadlm.model.config import ModelConfig
 from dadlm.model.context import Context
 from dadlm.model.emission import Head
 from dadlm.model.lora import freeze
-from dadlm.model.transition import GatedTransition, SingleTransition
-from dadlm.nodes import Nodes, Rooms, lay_out
+from dadlm.model.transition import TRANSITIONS
+from dadlm.nodes import Nodes, PaddedSizes, lay_out, select
+from dadlm.noise import Noise
 from dadlm.tokens import Tokenizer
 
 
@@ -28,6 +31,23 @@ class Denoised:
     hidden: Tensor
 
 
+class Scores(NamedTuple):
+    """What a model says of the tokens of rows, in natural-log probabilities.
+
+    A row is G blocks of N tokens; to AR it is L - 1 blocks of one token, to MDLM one block of L. (A tuple,
+    because FSDP finds the tensors of no other class.)
+    """
+
+    hidden: Tensor
+    """[B, C, D]: final states of the nodes; of the L positions for AR and MDLM."""
+    nodes: Nodes | None
+    """Where the nodes are; None for AR and MDLM."""
+    emission_logp: Tensor | None
+    """[B, G, N, K]: of the true token at each node; 0 where it is known. None if it was not asked for."""
+    transition_logp: Tensor | None
+    """[B, G, N, K, K]; None for all but DA-DLM: one node per position leaves nothing to choose."""
+
+
 class Graph(nn.Module):
     """What DA-DLM adds to BD3LM: start node, candidate embeddings, transitions."""
 
@@ -36,8 +56,7 @@ class Graph(nn.Module):
         # Both enter the residual stream at `expand_at`, and are of its scale there.
         self.start = nn.Parameter(torch.randn(config.width) * config.candidate_scale)
         self.candidate = nn.Parameter(torch.randn(config.candidates, config.width) * config.candidate_scale)
-        kind = {"single": SingleTransition, "gated": GatedTransition}[config.transition]
-        self.transition = kind(config)
+        self.transition = TRANSITIONS[config.transition](config)
 
 
 class Engines(list):
@@ -53,14 +72,20 @@ class Engines(list):
 class Model(nn.Module):
     """Any of the four families; `config.family` says which calls make sense."""
 
-    def __init__(self, config: ModelConfig, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        tokenizer: Tokenizer | None = None,
+        attend_nodes: NodeAttention = attend_nodes,
+    ) -> None:
+        """`attend_nodes` may be the slow twin, `attention_dense.attend_nodes`."""
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
-        self.engines = Engines()
-        self.backbone = Backbone(config)
+        self.engines, self._keepers = Engines(), 0
+        self.backbone = Backbone(config, attend_nodes)
         self.head = Head(config, self.backbone.embedding)
         self.graph = Graph(config) if config.family == "dadlm" else None
-        self._initialise()
+        config.architecture_class.initialise(self, config.layers)
         if config.lora:
             freeze(self)
 
@@ -68,11 +93,77 @@ class Model(nn.Module):
     def device(self) -> torch.device:
         return self.backbone.embedding.weight.device
 
-    @contextmanager
-    def constants_kept(self) -> Iterator[None]:
-        """While this is open, what depends on the weights alone is computed once, not in every pass."""
-        with self.backbone.constants_kept(), self.head.constants_kept():
-            yield
+    def keep_constants(self) -> None:
+        """Until `release_constants`, compute what depends on the weights alone once, not in every pass."""
+        if self._keepers == 0:
+            self.backbone.keep_constants()
+            self.head.keep_constants()
+        self._keepers += 1
+
+    def release_constants(self) -> None:
+        """The end of one `keep_constants`; the last one counts."""
+        self._keepers -= 1
+        if self._keepers == 0:
+            self.backbone.release_constants()
+            self.head.kept = None
+
+    def prepare_training(self, *, compile: bool = False, checkpointing: bool = False) -> None:
+        """Fuse the backbone's parts with torch.compile; recompute its layers in the backward pass."""
+        self.backbone.checkpointing = checkpointing
+        if compile:
+            self.backbone.compile_parts()
+
+    def forward(
+        self,
+        ids: Tensor,
+        noise: Noise | None,
+        *,
+        clean: Tensor | None = None,
+        loss_mask: Tensor | None = None,
+        sizes: PaddedSizes | None = None,
+        emissions: bool = True,
+    ) -> Scores:
+        """Score rows ids [B, L] under noise (None for AR): read the clean text, denoise its blocks, score.
+
+        `clean` [B, L] is the text that blocks see before them, if it is not `ids`. `loss_mask` [B, L] are the
+        positions that count (None: all): AR scores no others, MDLM's rows end behind the last, and blocks go
+        by the noise. With `sizes` nothing waits for the device. Without `emissions` the vocabulary head is
+        left out.
+        """
+        if self.config.family == "ar":
+            hidden = self.read(ids)
+            return Scores(hidden, None, self._next_logp(hidden, ids, loss_mask) if emissions else None, None)
+        assert noise is not None, "all families but AR learn from masked text"
+        if self.config.family == "mdlm":
+            noisy = ids.masked_fill(noise.masked, self.config.mask_id)
+            hidden = self.read(noisy, visible=None if loss_mask is None else _ends(loss_mask))
+            logp = self._masked_logp(hidden, ids, noise.masked, sizes) if emissions else None
+            return Scores(hidden, None, logp, None)
+        context = Context()
+        self.read(ids if clean is None else clean, context, only_context=True)
+        blocks, masked, first = noise.split_blocks(ids, self.config.block_size)
+        denoised = self.denoise(blocks, masked, first, context, sizes=sizes)
+        emission = self.emission_logp(denoised, blocks) if emissions else None
+        transition = None if self.graph is None else self.transition_logp(denoised)
+        return Scores(denoised.hidden, denoised.nodes, emission, transition)
+
+    def _next_logp(self, hidden: Tensor, ids: Tensor, loss_mask: Tensor | None) -> Tensor:
+        """[B, L-1, 1, 1]: of each token but the first after those before it; 0 outside the loss mask."""
+        hidden, targets = hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+        if loss_mask is None:
+            logp = self.head.target_logp(hidden, targets)
+        elif ids.is_cuda:  # counting the mask would wait for the device
+            logp = self.head.target_logp(hidden, targets) * loss_mask[:, 1:].flatten()
+        else:
+            chosen = select(loss_mask[:, 1:].flatten())
+            logp = chosen.put(self.head.target_logp(chosen.take(hidden), chosen.take(targets)))
+        return logp.view(len(ids), -1, 1, 1)
+
+    def _masked_logp(self, hidden: Tensor, ids: Tensor, masked: Tensor, sizes: PaddedSizes | None) -> Tensor:
+        """[B, 1, L, 1]: of the masked tokens; 0 at the others."""
+        chosen = select(masked.flatten(), None if sizes is None else sizes.masked)
+        logp = self.head.target_logp(chosen.take(hidden.flatten(0, 1)), chosen.take(ids.flatten()))
+        return chosen.put(logp).view(len(ids), 1, -1, 1)
 
     def read(self, ids: Tensor, context: Context | None = None, **how) -> Tensor:
         """Run clean (ar, block families) or noisy (mdlm) sequences; see `Backbone.read`."""
@@ -86,11 +177,11 @@ class Model(nn.Module):
         first: Tensor,
         context: Context | None,
         packed: bool = True,
-        rooms: Rooms | None = None,
+        sizes: PaddedSizes | None = None,
     ) -> Denoised:
         """Run blocks ids [B, G, N], masked where `masked`, that start at positions first [B, G]."""
         graph, K = self.graph, self.config.nodes_per_mask
-        nodes = lay_out(masked, first, candidates=K, start=graph is not None, packed=packed, rooms=rooms)
+        nodes = lay_out(masked, first, candidates=K, start=graph is not None, packed=packed, sizes=sizes)
         noisy = ids.masked_fill(masked, self.config.mask_id)
         if self.config.shift and context is not None:
             noisy = torch.where(masked, _tokens_before(noisy, context.before(first)), noisy)
@@ -102,7 +193,7 @@ class Model(nn.Module):
         if self.graph is None:
             B, G, N = denoised.nodes.masked.shape
             return denoised.hidden.new_zeros(B, G, N, 1, 1, dtype=torch.float32)
-        return self.graph.transition(denoised.hidden, denoised.nodes)
+        return self.graph.transition(denoised.hidden, denoised.nodes, torch.is_grad_enabled())
 
     def emission_logp(self, denoised: Denoised, target: Tensor) -> Tensor:
         """[B, G, N, K]: log-probability of target ids [B, G, N] at each node.
@@ -117,33 +208,24 @@ class Model(nn.Module):
         packed = heads.put(logp).view(denoised.hidden.shape[:2])
         return nodes.groups(nodes.to_slots(packed)).masked_fill(~nodes.active, -torch.inf)
 
-    def _initialise(self) -> None:
-        """lean, llama: normal(0.02), residual outputs less with depth. bd3lm: zero head and modulation."""
-        lean = self.config.architecture != "bd3lm"
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            elif isinstance(module, nn.Linear) and lean:
-                depth = (2 * self.config.layers) ** -0.5 if name.endswith((".out", ".down")) else 1.0
-                nn.init.normal_(module.weight, std=0.02 * depth)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Linear) and (name == "head.linear" or ".modulation" in f".{name}"):
-                nn.init.zeros_(module.weight)
-                nn.init.zeros_(module.bias)
-
 
 @contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """While this is open, the model does not train."""
-    training = model.training
-    if training:
-        model.eval()
+def eval_mode(*models: nn.Module) -> Iterator[None]:
+    """Models in eval mode (no dropout); those that were in training mode return to it."""
+    training = [model for model in models if model.training]
     try:
+        for model in training:
+            model.eval()
         yield
     finally:
-        if training:
+        for model in training:
             model.train()
+
+
+def _ends(loss_mask: Tensor) -> Tensor:
+    """[B, L]: how many positions each one of a row sees, up to the last that counts."""
+    end = (loss_mask * torch.arange(1, loss_mask.shape[1] + 1, device=loss_mask.device)).amax(1)
+    return end[:, None].expand_as(loss_mask)
 
 
 def _tokens_before(ids: Tensor, last: Tensor) -> Tensor:

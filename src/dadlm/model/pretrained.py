@@ -1,8 +1,10 @@
-"""The models that ship with the package: their names and where they lie. Knows nothing of what is in them."""
+"""Where models are: those that ship with the package, folders, training runs, a hub. Knows nothing of what
+is in them."""
 
 from pathlib import Path
 
 from dadlm.errors import CheckpointError
+from dadlm.model.files import CONFIG, WEIGHTS
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
 NAMES = ("dadlm", "bd3lm", "ar")
@@ -23,3 +25,26 @@ def shipped(name: object) -> Path | None:
             f"one that `dadlm train` made, with --model FOLDER (a folder called {name} is ./{name})"
         )
     return folder
+
+
+def locate(name_or_folder: str | Path) -> Path:
+    """The model folder that a shipped model's name, a folder, a training run or a hub's name stands for."""
+    if (own := shipped(name_or_folder)) is not None:
+        return own
+    folder = Path(name_or_folder)
+    for place in (folder, folder / "best", folder / "last"):  # a training run stands for its best model
+        if (place / CONFIG).is_file() and (place / WEIGHTS).exists():
+            return place
+    names = ", ".join(NAMES)
+    if folder.exists():
+        missing = "config.json or model.safetensors is missing"
+        raise CheckpointError(f"{folder} is not a model folder: {missing}. Models that ship: {names}")
+    # What lies in a folder that is there was meant to be a folder: a hub is not asked for it.
+    if str(name_or_folder).count("/") != 1 or (folder.parent.is_dir() and str(folder.parent) != "."):
+        raise CheckpointError(f"there is no folder {folder}. Models that ship: {names}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(name_or_folder), allow_patterns=["*.json", "*.safetensors"]))
+    except Exception as error:
+        raise CheckpointError(f"no folder {name_or_folder}, and the hub does not give it: {error}") from error

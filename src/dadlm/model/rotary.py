@@ -13,10 +13,10 @@ def rotation(position: Tensor, head_width: int, base: float = 10000.0) -> tuple[
     return angle.cos(), angle.sin()
 
 
-def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate x [..., heads, head_width] by `rotation` of its position."""
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], grad: bool = True) -> Tensor:
+    """Rotate x [..., heads, head_width] by `rotation` of its position; `grad`: gradients are wanted."""
     cos, sin = rotation
-    if kernels.usable(x):
+    if kernels.usable(x, grad):
         from dadlm.model.kernels.pointwise import rotate as rotate_fused
 
         return rotate_fused(x, cos, sin)

@@ -6,13 +6,17 @@ node k of group i, with the start-of-block node as the only source of group 0 (r
 B rows, C nodes, D width, G blocks, N block size, K candidates, H heads, E head width.
 """
 
+from typing import TYPE_CHECKING, Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dadlm.model import kernels
-from dadlm.model.config import ModelConfig
 from dadlm.nodes import Nodes
+
+if TYPE_CHECKING:
+    from dadlm.model.config import ModelConfig
 
 
 def _sources(x: Tensor, nodes: Nodes) -> Tensor:
@@ -59,7 +63,7 @@ def _track(nodes: Nodes) -> Tensor:
 class SingleTransition(nn.Module):
     """The paper's equation: softmax over the next group of q·k / sqrt(d)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: "ModelConfig") -> None:
         super().__init__()
         self.query = nn.Linear(config.width, config.width, bias=False)
         self.key = nn.Linear(config.width, config.width, bias=False)
@@ -67,7 +71,7 @@ class SingleTransition(nn.Module):
             None if config.track_bias is None else nn.Parameter(torch.tensor(float(config.track_bias)))
         )
 
-    def forward(self, hidden: Tensor, nodes: Nodes) -> Tensor:
+    def forward(self, hidden: Tensor, nodes: Nodes, grad: bool = True) -> Tensor:
         logits = _scores(self.query(hidden), self.key(hidden), nodes, 1).squeeze(3)
         if self.bias is not None:
             logits = logits + self.bias * _track(nodes)
@@ -81,7 +85,7 @@ class GatedTransition(nn.Module):
     (log softmax of the head + log gate of the head).
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: "ModelConfig") -> None:
         super().__init__()
         width, self.heads = config.width, config.heads
         self.position = nn.Embedding(config.block_size + 1, width)
@@ -91,23 +95,23 @@ class GatedTransition(nn.Module):
         bias = config.track_bias
         self.bias = None if bias is None else nn.Parameter(torch.full((config.heads,), float(bias)))
 
-    def forward(self, hidden: Tensor, nodes: Nodes) -> Tensor:
+    def forward(self, hidden: Tensor, nodes: Nodes, grad: bool = True) -> Tensor:
         place = nodes.position - nodes.visible + 1  # 0 is the start node, 1..N the positions
-        query, key, gate = self._project(hidden, place.clamp(min=0))
+        query, key, gate = self._project(hidden, place.clamp(min=0), grad)
         logits = _scores(query, key, nodes, self.heads)
         if self.bias is not None:
             logits = logits + self.bias[:, None, None] * _track(nodes)[:, :, :, None]
         inactive = ~nodes.active[:, :, :, None, None, :]
         head_logp = logits.masked_fill(inactive, -torch.inf).log_softmax(-1)
         gate = _sources(gate.float(), nodes).log_softmax(-1).transpose(3, 4)[..., None]
-        # logsumexp over heads that are all -inf would give NaN gradients: fill, mix, and cut out again.
+        # logsumexp over heads that are all -inf would give NaN gradients: fill, mix, and mask again.
         mixed = (head_logp.masked_fill(inactive, 0.0) + gate).logsumexp(3)
         return mixed.masked_fill(inactive.squeeze(3), -torch.inf)
 
-    def _project(self, hidden: Tensor, place: Tensor) -> list[Tensor]:
+    def _project(self, hidden: Tensor, place: Tensor, grad: bool) -> list[Tensor]:
         """Queries, keys and gates of [hidden ; position]."""
         parts = (self.query, self.key, self.gate)
-        if not torch.is_grad_enabled():  # fewer kernels
+        if not grad:  # fewer kernels
             hidden = torch.cat([hidden, self.position(place).to(hidden.dtype)], -1)
             return [linear(hidden) for linear in parts]
         # As the sum of both halves: half the arithmetic, and the few positions, which are projected once, get
@@ -118,3 +122,8 @@ class GatedTransition(nn.Module):
             table = F.linear(self.position.weight, second, linear.bias)
             found.append(F.linear(hidden, first) + (chosen @ table).to(hidden.dtype))
         return found
+
+
+TransitionName = Literal["single", "gated"]
+TRANSITIONS: dict[str, type[nn.Module]] = {"single": SingleTransition, "gated": GatedTransition}
+"""A new one is a class above and an entry here."""

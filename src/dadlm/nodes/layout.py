@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dadlm.nodes.capacity import TILE, PaddedSizes, capacity
 from dadlm.nodes.moves import Move, Selection, compact, select
-from dadlm.nodes.rooms import TILE, Rooms, capacity
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Nodes:
     """[B, G·M]: packed index of each slot, -1 where no node exists; None: not packed, slots are nodes."""
     slot_of_node: Tensor | None
     """[B, C]: slot of each packed node, -1 for padding."""
-    rooms: Rooms | None = None
+    sizes: PaddedSizes | None = None
 
     @property
     def slots(self) -> int:
@@ -90,7 +90,7 @@ class Nodes:
     @cached_property
     def heads(self) -> Selection:
         """Those nodes, out of all B·C."""
-        return select(self.is_candidate.flatten(), None if self.rooms is None else self.rooms.masked)
+        return select(self.is_candidate.flatten(), None if self.sizes is None else self.sizes.masked)
 
     @cached_property
     def group(self) -> Tensor:
@@ -159,23 +159,23 @@ def lay_out(
     candidates: int,
     start: bool,
     packed: bool = True,
-    rooms: Rooms | None = None,
+    sizes: PaddedSizes | None = None,
 ) -> Nodes:
     """Lay out blocks from masked [B, G, N] and the position of each block's first token [B, G]."""
     if candidates == 1:
-        return replace(_one_node_each(masked, first, start), rooms=rooms)
+        return replace(_one_node_each(masked, first, start), sizes=sizes)
     if not packed:
-        return Nodes(masked, first, candidates, start, None, None, rooms)
+        return Nodes(masked, first, candidates, start, None, None, sizes)
     exists = _active(masked, candidates).flatten(2)
     if start:
         exists = torch.cat([torch.ones_like(exists[..., :1]), exists], -1)
     exists = exists.flatten(1)
-    if rooms is not None:
-        room = rooms.nodes
+    if sizes is not None:
+        padded = sizes.nodes
     else:
-        room = capacity(int(exists.sum(1).max()), exists.shape[1], exact=not masked.is_cuda)
-    node_of_slot, slot_of_node = compact(exists, room)
-    return Nodes(masked, first, candidates, start, node_of_slot, slot_of_node, rooms)
+        padded = capacity(int(exists.sum(1).max()), exists.shape[1], exact=not masked.is_cuda)
+    node_of_slot, slot_of_node = compact(exists, padded)
+    return Nodes(masked, first, candidates, start, node_of_slot, slot_of_node, sizes)
 
 
 def _one_node_each(masked: Tensor, first: Tensor, start: bool) -> Nodes:

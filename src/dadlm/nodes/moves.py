@@ -1,6 +1,6 @@
 """Move rows of tensors by index, with gradients that are moves too: packing, selecting, putting back.
 
-B rows, P and Q places before and after, F features, R room.
+B rows, P and Q places before and after, F features, R capacity.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Selection:
-    """Some of n things, taken out in their order and put back; room that is not needed stays empty."""
+    """Some of n things, taken out in their order and put back; spare capacity stays empty."""
 
     place: Tensor
     """[1, R]: which thing stands at each place, -1 for none."""
@@ -49,7 +49,7 @@ class Selection:
     """[1, n]: at which place each thing stands, -1 for none."""
 
     def take(self, x: Tensor) -> Tensor:
-        """[n, F...] → [R, F...], zeros in the spare room; the gradient goes the way back."""
+        """[n, F...] → [R, F...], zeros in spare places; the gradient goes the way back."""
         return Move.apply(x[None], self.place, self.rank)[0]  # type: ignore[index]
 
     def put(self, x: Tensor) -> Tensor:
@@ -57,19 +57,20 @@ class Selection:
         return Move.apply(x[None], self.rank, self.place)[0]  # type: ignore[index]
 
 
-def select(wanted: Tensor, room: int | None = None) -> Selection:
-    """The things for which wanted [n] is true, in `room` places (None: as many as they are)."""
-    rank, slot = compact(wanted[None], room)
+def select(wanted: Tensor, capacity: int | None = None) -> Selection:
+    """The things for which wanted [n] is true, in `capacity` places (None: as many as they are)."""
+    rank, slot = compact(wanted[None], capacity)
     return Selection(slot, rank)
 
 
-def compact(wanted: Tensor, room: int | None) -> tuple[Tensor, Tensor]:
-    """For wanted [B, n]: the place of each wanted thing [B, n], and what stands at each place [B, room]."""
+def compact(wanted: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
+    """For wanted [B, n]: the place of each wanted thing [B, n], and what stands at each of `capacity`
+    places."""
     rank = wanted.cumsum(1) - 1
-    if room is None:
-        room = max(1, int(rank[:, -1].max()) + 1)
+    if capacity is None:
+        capacity = max(1, int(rank[:, -1].max()) + 1)
     thing = torch.arange(wanted.shape[1], device=wanted.device).expand_as(rank)
-    # What is not wanted writes to a spare column that is cut off again.
-    place = torch.full((len(rank), room + 1), -1, device=wanted.device)
-    place = place.scatter(1, torch.where(wanted, rank, room), thing)[:, :room]
+    # What is not wanted writes to a spare column that is dropped again.
+    place = torch.full((len(rank), capacity + 1), -1, device=wanted.device)
+    place = place.scatter(1, torch.where(wanted, rank, capacity), thing)[:, :capacity]
     return torch.where(wanted, rank, -1), place.contiguous()

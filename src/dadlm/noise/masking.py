@@ -7,6 +7,7 @@ split into micro-batches or processes.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,8 +49,7 @@ class NoiseConfig:
         return self.low > FLOOR or self.high < 1.0
 
 
-@dataclass(frozen=True)
-class Noise:
+class Noise(NamedTuple):
     """masked [B, L]; time and weight [B, G], or [B, J] where only J blocks of each row are learned from.
 
     Where rows are masked C times, each block has C copies, next to each other: C·L for L, C·G for G.
@@ -61,9 +61,28 @@ class Noise:
     blocks: Tensor | None = None
     """[B, J]: which blocks (or copies of blocks) these are, in order; None: all."""
 
+    @classmethod
+    def of(cls, masked: Tensor) -> "Noise":
+        """Given masks [B, L], every block with weight 1."""
+        one = torch.ones(len(masked), 1, device=masked.device)
+        return cls(masked, one, one)
+
     def to(self, device: torch.device) -> "Noise":
-        parts = (self.masked, self.time, self.weight, self.blocks)
-        return Noise(*(None if part is None else part.to(device) for part in parts))  # type: ignore[arg-type]
+        return Noise(*(None if part is None else part.to(device) for part in self))  # type: ignore[arg-type]
+
+    def split_blocks(self, ids: Tensor, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows ids [B, L] as blocks: ids and masked [B, G, N], and each block's first position [B, G]."""
+        B, L = ids.shape
+        copies = self.masked.shape[1] // L
+        assert self.masked.shape[1] == copies * L, "masks of whole rows"
+        ids, masked = ids.view(B, -1, block_size), self.masked.view(B, -1, block_size)
+        block = torch.arange(masked.shape[1], device=ids.device).expand(B, -1)
+        if self.blocks is not None:
+            block, masked = self.blocks, masked.gather(1, self.blocks[..., None].expand(-1, -1, block_size))
+        block = block // copies
+        if self.blocks is not None or copies > 1:
+            ids = ids.gather(1, block[..., None].expand(-1, -1, block_size))
+        return ids, masked, block * block_size
 
 
 def _stride(strata: int) -> int:
@@ -100,10 +119,9 @@ def draw_noise(
     batch_rows: int,
     length: int,
     block_size: int,
-    block_share: float = 1.0,
     maskable: Tensor | None = None,
     most_blocks: int | None = None,
-    copies: int = 1,
+    masks_per_row: int = 1,
 ) -> Noise:
     """Mask each position independently with its block's probability.
 
@@ -111,9 +129,10 @@ def draw_noise(
     masked fraction falls outside is drawn again. With `maskable` [B, L] the other positions stay known, and
     of each row the blocks that hold maskable ones are learned from: `most_blocks`, which must be enough for
     every row (None: just enough); a row that needs fewer makes up the number with blocks that cost nothing.
-    With `copies` every block is masked so many times, at times of its own; the weights are shared out.
+    With `masks_per_row` every block is masked so many times, at times of its own; the weights are divided by
+    that number.
     """
-    blocks = length // block_size * copies
+    blocks = length // block_size * masks_per_row
     time = sample_time(seed, step, rows, batch_rows, blocks, config.low, config.high)
     if block_size == 1:  # there is one way to mask a single token: at time 1 the loss is the exact likelihood
         time = torch.ones_like(time)
@@ -123,9 +142,10 @@ def draw_noise(
     allowed[0] = False
     if maskable is not None:
         allowed = allowed & maskable
-    allowed = allowed.view(-1, blocks // copies, block_size).repeat_interleave(copies, 1)
-    room = torch.full_like(time, block_size) if maskable is None else allowed.sum(-1)
-    position = torch.arange(length * copies, device=rows.device).view(blocks, block_size)
+    allowed = allowed.view(-1, blocks // masks_per_row, block_size)
+    allowed = allowed.repeat_interleave(masks_per_row, 1)
+    most = torch.full_like(time, block_size) if maskable is None else allowed.sum(-1)  # masked in a block
+    position = torch.arange(length * masks_per_row, device=rows.device).view(blocks, block_size)
 
     def draw(attempt: int) -> Tensor:
         u = counter.uniform(seed, step, counter.MASK, attempt, rows[:, None, None], position)
@@ -133,7 +153,7 @@ def draw_noise(
 
     masked = draw(0)
     for attempt in range(1, _REDRAWS if config.clipped else 1):
-        fraction = (masked.sum(-1) / room)[..., None]  # no number where nothing may be masked: never outside
+        fraction = (masked.sum(-1) / most)[..., None]  # no number where nothing may be masked: never outside
         outside = fraction > config.high
         if config.low > FLOOR:  # the end of the whole range is no clipping: blocks may stay unmasked there
             outside |= fraction < config.low
@@ -142,22 +162,10 @@ def draw_noise(
         masked = torch.where(outside, draw(attempt), masked)
     # A block of one position is always masked: its loss is the exact likelihood under every schedule.
     weight = torch.ones_like(time) if block_size == 1 else schedule.weight(time)
-    noise = Noise(masked.flatten(1), time, weight / copies)
-    if maskable is not None:
-        return _with_open_blocks(noise, room > 0, None if most_blocks is None else most_blocks * copies)
-    few = max(1, round(block_share * blocks))
-    return noise if few == blocks else _with_few_blocks(noise, few, seed, step, rows)
-
-
-def _with_few_blocks(noise: Noise, few: int, seed: int, step: int, rows: Tensor) -> Noise:
-    """Keep `few` blocks of each row, drawn evenly; their weights grow so that the mean stays the same."""
-    count = noise.time.shape[1]
-    lot = counter.hash_counters(
-        seed, step, counter.BLOCKS, rows[:, None], torch.arange(count, device=rows.device)
-    )
-    blocks = lot.argsort(1)[:, :few].sort(1).values
-    weight = noise.weight.gather(1, blocks) * (count / few)
-    return Noise(noise.masked, noise.time.gather(1, blocks), weight, blocks)
+    noise = Noise(masked.flatten(1), time, weight / masks_per_row)
+    if maskable is None:
+        return noise
+    return _with_open_blocks(noise, most > 0, None if most_blocks is None else most_blocks * masks_per_row)
 
 
 def _with_open_blocks(noise: Noise, is_open: Tensor, most: int | None) -> Noise:

@@ -1,5 +1,5 @@
-"""Scores → losses, one file per family, one call for all of them."""
+"""Scores → losses, one call for all families."""
 
-from dadlm.objective.losses import Losses, losses
+from dadlm.objective.losses import Losses, losses, marginal_nll, path_nll
 
-__all__ = ["Losses", "losses"]
+__all__ = ["Losses", "losses", "marginal_nll", "path_nll"]

@@ -1,19 +1,16 @@
-"""One call for all families: what training minimises, and what is reported beside it.
+"""What training minimises, and what is reported beside it, for all families.
 
-B rows, L tokens, G blocks (L - 1 single tokens for AR).
+B rows, L tokens, G blocks (L - 1 single tokens for AR, one for MDLM), N block size, K candidates.
 """
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dadlm.model import Model
-from dadlm.nodes import Rooms
+from dadlm import dag
+from dadlm.model import Scores
+from dadlm.nodes import PaddedSizes
 from dadlm.noise import Noise
-from dadlm.objective.ar import token_nll
-from dadlm.objective.dag import block_scores, marginal_nll, path_nll
-from dadlm.objective.factorised import block_nll, mdlm_nll
 
 
 @dataclass(frozen=True)
@@ -29,39 +26,40 @@ class Losses:
 
 
 def losses(
-    model: Model,
+    model: nn.Module,
     ids: Tensor,
     noise: Noise | None,
-    power: float = 1.0,
+    *,
     report: bool = True,
-    rooms: Rooms | None = None,
-    learned: Tensor | None = None,
+    sizes: PaddedSizes | None = None,
+    loss_mask: Tensor | None = None,
 ) -> Losses:
-    """Losses of rows ids [B, L] under the given noise (none for AR).
+    """Losses of rows ids [B, L] under the given noise (none for AR); see `Model.forward`.
 
-    Without `report` only `train` is meant to be read: what is reported beside it is not computed. With
-    `rooms` nothing waits for the device. `learned` [B, L] are the positions that count (None: all): for AR
-    they alone are scored, MDLM's rows end behind the last, and block-wise it is the noise that says it all.
+    The model may be wrapped by DDP. Without `report` the bound is not computed.
     """
-    if noise is None:
-        nll = token_nll(model, ids, learned)
+    scores: Scores = model(ids, noise, sizes=sizes, loss_mask=loss_mask)
+    weight = 1.0 if noise is None else noise.weight
+    emission, transition = scores.emission_logp, scores.transition_logp
+    assert emission is not None
+    if transition is None:  # tokens are independent of one another: AR, MDLM, BD3LM
+        nll = -emission.sum((-1, -2)) * weight
         return Losses(nll, nll.detach(), nll.detach())
-    if model.config.family == "mdlm":
-        length = None if learned is None else _ends(learned)
-        nll = noise.weight * mdlm_nll(model, ids, noise.masked, rooms, length)
-        return Losses(nll, nll.detach(), nll.detach())
-    if model.config.family == "bd3lm":
-        nll = noise.weight * block_nll(model, ids, noise.masked, rooms, noise.blocks)
-        return Losses(nll, nll.detach(), nll.detach())
-    scores = block_scores(model, ids, noise.masked, rooms, noise.blocks)
-    train = noise.weight * path_nll(*scores, power=power)
+    nll = path_nll(emission, transition) * weight
+    reported = nll.detach()
     if not report:
-        return Losses(train, train.detach(), train.detach())
-    with torch.no_grad():
-        nll = train.detach() if power == 1.0 else noise.weight * path_nll(*scores)
-        return Losses(train, nll, noise.weight * marginal_nll(*scores))
+        return Losses(nll, reported, reported)
+    return Losses(nll, reported, marginal_nll(emission.detach(), transition.detach()) * weight)
 
 
-def _ends(learned: Tensor) -> Tensor:
-    """[B]: behind the last learned position."""
-    return (learned * torch.arange(1, learned.shape[1] + 1, device=learned.device)).amax(1)
+def path_nll(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
+    """[B, G]: -log of the sum over all paths of P(x, A), the path-marginal loss of DA-DLM."""
+    return -dag.forward_logp(emission_logp, transition_logp)
+
+
+def marginal_nll(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
+    """[B, G]: the same tokens scored one by one, Σ_i -log Σ_k prior_i(k)·p(x_i | node k).
+
+    Its distance to `path_nll` is all that the graph adds: zero while the K nodes of a group are alike.
+    """
+    return -(dag.node_marginals(transition_logp) + emission_logp).logsumexp(-1).sum(-1)

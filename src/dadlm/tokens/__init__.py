@@ -1,11 +1,10 @@
 """Text to ids to shards to batches: the first stage of the way of the data."""
 
-from dadlm.tokens.documents import DocumentRows
-from dadlm.tokens.loader import Rows
-from dadlm.tokens.mixture import Mixture, parse_mixture
-from dadlm.tokens.order import training_rows
+from dadlm.tokens.mixture import Mixture, parse_mixture, training_rows
 from dadlm.tokens.packing import prepare
 from dadlm.tokens.pieces import Piece
+from dadlm.tokens.readers import field_of
+from dadlm.tokens.rows import DocumentRows, Rows
 from dadlm.tokens.shards import Index, Shards, verify
 from dadlm.tokens.sources import describe, read_pieces, read_texts
 from dadlm.tokens.tokenizer import EOT, Tokenizer
@@ -21,6 +20,7 @@ __all__ = [
     "Shards",
     "Tokenizer",
     "describe",
+    "field_of",
     "gpt2",
     "parse_mixture",
     "prepare",

@@ -22,11 +22,10 @@ from dadlm.tokens.pieces import Piece
 from dadlm.tokens.tokenizer import Tokenizer
 
 Ids = Sequence[Sequence[int]] | Sequence[np.ndarray]
+Encoded = Generator[tuple[list[Piece], Ids]]
 
 
-def encode_batches(
-    batches: Iterable[list[Piece]], tokenizer: Tokenizer, file: Path, workers: int
-) -> Generator[tuple[list[Piece], Ids]]:
+def encode_batches(batches: Iterable[list[Piece]], tokenizer: Tokenizer, file: Path, workers: int) -> Encoded:
     """Each batch with the ids of its pieces; `file` is the tokenizer's own."""
     if workers == 1:  # here: the library spreads a batch over the cores by itself
         for batch in batches:
@@ -44,9 +43,7 @@ def encode_batches(
             finally:
                 idle.put(free)
 
-        threads = stack.enter_context(
-            ThreadPoolExecutor(workers)
-        )  # left first, while the workers still answer
+        threads = stack.enter_context(ThreadPoolExecutor(workers))  # left first, while workers still answer
         waiting: deque = deque()
         for batch in batches:
             waiting.append((batch, threads.submit(encode, batch)))
@@ -79,7 +76,7 @@ class _Worker:
         if parts is None:
             raise DataError(
                 f"a process that tokenises has died (exit code {process.wait()}); with little memory, take "
-                "fewer workers. Finished shards are kept: run again to go on"
+                "fewer workers. Finished shards are kept: run again to resume"
             )
         if not parts:
             return tokenizer.encode_batch(texts)  # which fails as it did there, and says why

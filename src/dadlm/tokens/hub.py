@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dadlm.errors import DataError
-from dadlm.tokens.pieces import Piece, whole
-from dadlm.tokens.records import field_of
+from dadlm.tokens.pieces import Piece, marked
+from dadlm.tokens.readers import field_of
 
 _PREFIX = "hf:"
 _EVERY = 1000  # rows between two anchors: taking one costs as much as a row
@@ -40,15 +40,13 @@ def read(source: str, text_field: str, split: str, anchor: Any = None) -> Iterat
         raise _unreachable(source, error) from error
     begin = anchor["row"] if anchor else 0
     for number in itertools.count(begin):
-        if (
-            number % _EVERY == 0 and number > begin
-        ):  # before its first row a dataset does not know where it is
+        if number % _EVERY == 0 and number > begin:  # before its first row a dataset has no position
             anchor = {"row": number, "state": dataset.state_dict()}
         row = _next(rows, source)
         if row is None:
             return
         document = field_of(row, text_field, f"{source}, split {split}, row {number + 1}")
-        for text, ends in whole(document) if document else ():
+        for text, ends in marked(document):
             yield Piece(text, ends, anchor=anchor)
 
 

@@ -1,11 +1,12 @@
-"""Several sources in given shares: `0.7:a.jsonl.zst,0.3:b/`.
+"""Which rows training sees when, of one source or of several in given shares: `0.7:a.jsonl.zst,0.3:b/`.
 
-Shares are mixed row by row while training reads, so the shards of a source serve every mixture it is part of.
-Knows nothing of text, masks or models.
+The order is a function of (seed, step) alone: a resumed run needs nothing remembered, and however a step is
+split into micro-batches or processes, together they see the same rows. Shares are mixed row by row while
+training reads, so the shards of a source serve every mixture it is part of. B rows of a batch.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from itertools import accumulate
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from dadlm.counter import permute
 from dadlm.errors import ConfigError, DataError
-from dadlm.tokens.loader import Rows
+from dadlm.tokens.rows import Rows
 
 _ROUND = 1000  # samples dealt out together: shares are exact to a thousandth
 _WEIGHT = r"(\d+\.?\d*|\.\d+):"
@@ -56,7 +57,7 @@ class Mixture(Rows):
         return self._parts[part][index - self._begins[part]]
 
     def cut(self, first: int, last: int) -> Rows:
-        raise DataError("the rows of a mixture are not one text: cut its sources instead")
+        raise DataError("the rows of a mixture are not one text: split its sources instead")
 
     def order(self, place: Tensor, seed: int) -> Tensor:
         """The rows of the samples so numbered, int64."""
@@ -86,3 +87,16 @@ def _slots(weights: Sequence[float]) -> list[int]:
     if 0 in slots:
         raise ConfigError(f"a share of {min(exact) / _ROUND:.2g} is too small for a mixture: at least 0.001")
     return slots
+
+
+def training_rows(rows: Sized, step: int, batch_size: int, seed: int) -> Tensor:
+    """Which rows training step `step` takes, int64 [B]; each epoch has every row once, in its own order.
+
+    Epochs follow one another without a gap: a batch may end one and begin the next. Each source of a mixture
+    has its own epochs.
+    """
+    place = step * batch_size + torch.arange(batch_size, dtype=torch.int64)
+    if isinstance(rows, Mixture):
+        return rows.order(place, seed)
+    size = len(rows)
+    return permute(place % size, size, seed, place // size)

@@ -1,7 +1,7 @@
 """Text to shards: read, tokenise in batches, write, and only then give the folder its name.
 
 The name is a hash over everything that could change the tokens, so two settings never share a folder and a
-finished folder is reused at once. A run that was killed goes on after its last finished shard; the tokens
+finished folder is reused at once. A killed run resumes after its last finished shard; the tokens
 depend neither on that nor on the number of workers. Memory stays constant whatever the source's size. Knows
 nothing of rows.
 """
@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import islice
@@ -17,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from dadlm.errors import DataError
 from dadlm.tokens import sources
-from dadlm.tokens.encoding import encode_batches
-from dadlm.tokens.journal import JOURNAL
+from dadlm.tokens.encoding import Encoded, encode_batches
 from dadlm.tokens.pieces import Piece
-from dadlm.tokens.progress import Meter
 from dadlm.tokens.shards import VERSION, Index, Shards
 from dadlm.tokens.tokenizer import Tokenizer
 from dadlm.tokens.unfinished import unfinished
-from dadlm.tokens.writer import ShardWriter
+from dadlm.tokens.writer import JOURNAL, ShardWriter
 
 _BATCH = 1 << 20  # characters tokenised at once: the library needs some 30 bytes for each of them
 
@@ -66,36 +67,23 @@ def prepare(
                 for torn in place.glob(".tokenizer-*"):  # a kill while the tokenizer was being written
                     torn.unlink()
                 with ShardWriter(place, tokenizer.vocab_size, shard_tokens) as writer:
-                    pieces = _remaining(writer, source, text_field, split, documents)
-                    with Meter(target.name, sources.size_of(source), progress) as meter:
-                        _write_tokens(pieces, tokenizer, writer, tokenizer.save(place), workers, meter)
+                    left = None if documents is None else documents - writer.place.documents
+                    pieces = sources.read_pieces(source, text_field, split, writer.place.anchor)
+                    pieces = _first(islice(pieces, writer.place.pieces, None), left)  # others are written
+                    encoded = encode_batches(_batches(pieces), tokenizer, tokenizer.save(place), workers)
+                    with _Meter(target.name, sources.size_of(source), progress) as meter:
+                        _write_tokens(encoded, tokenizer.eot_id, writer, meter)
                 _index(writer, tokenizer, identity).write(place)
     return Shards.open(target)
 
 
-def _remaining(
-    writer: ShardWriter,
-    source: str | os.PathLike[str],
-    text_field: str,
-    split: str,
-    documents: int | None,
-) -> Iterator[Piece]:
-    """The pieces after those that the writer has from an earlier run."""
-    place = writer.place
-    left = None if documents is None else documents - place.documents
-    pieces = sources.read_pieces(source, text_field, split, place.anchor)
-    return _first(islice(pieces, place.pieces, None), left)
-
-
-def _write_tokens(
-    pieces: Iterable[Piece], tokenizer: Tokenizer, writer: ShardWriter, file: Path, workers: int, meter: Meter
-) -> None:
+def _write_tokens(encoded: Encoded, eot_id: int, writer: ShardWriter, meter: "_Meter") -> None:
     """Write all pieces, end-of-text after each document."""
     before = writer.place.text_bytes
-    with closing(encode_batches(_batches(pieces), tokenizer, file, workers)) as encoded:
+    with closing(encoded):
         for batch, rows in encoded:
             for piece, ids in zip(batch, rows, strict=True):
-                writer.write(piece, np.append(ids, tokenizer.eot_id) if piece.ends else ids)
+                writer.write(piece, np.append(ids, eot_id) if piece.ends else ids)
             meter.update(batch[-1].read, writer.tokens, writer.place.text_bytes - before)
     writer.finish()
 
@@ -141,3 +129,27 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+class _Meter:
+    """Progress bar on standard error: share of the source read, tokens so far, MB of text a second."""
+
+    def __init__(self, name: str, total: int | None, show: bool):
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+        facts = TextColumn("{task.fields[tokens]:,} tokens, {task.fields[speed]:.1f} MB/s")
+        self._bar = Progress(
+            *columns, facts, TimeRemainingColumn(), console=Console(stderr=True), disable=not show
+        )
+        self._task = self._bar.add_task(f"tokenising {name}", total=total, tokens=0, speed=0.0)
+        self._start = time.perf_counter()
+
+    def update(self, read: int, tokens: int, text_bytes: int) -> None:
+        speed = text_bytes / 1e6 / max(1e-9, time.perf_counter() - self._start)
+        self._bar.update(self._task, completed=read, tokens=tokens, speed=speed)
+
+    def __enter__(self) -> "_Meter":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()

@@ -1,10 +1,9 @@
 """Long documents in bounded pieces, so that text of any length goes through in constant memory.
 
-A cut is made *before* a space (else a newline) that follows a visible character. GPT-2's rule for splitting
-text into words looks forwards only and lets a word begin, never end, with a space: such a cut lies between
-two words in any case, and the ids of the pieces joined are the ids of the whole. Only where `LIMIT`
-characters have neither is the cut made at `LIMIT` itself, which may change the ids around it.
-Knows nothing of files or tokens.
+Text is split *before* a space (else a newline) that follows a visible character. GPT-2's rule for splitting
+text into words looks forwards only and lets a word begin, never end, with a space: such a boundary lies
+between two words in any case, and the ids of the pieces joined are the ids of the whole. Only where `LIMIT`
+characters have neither is the text split at `LIMIT` itself, which may change the ids around it.
 """
 
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LIMIT = 1 << 16
-"""Characters in a piece at most: enough that cuts are rare, few enough that cores share one long document."""
+"""Characters in a piece at most: boundaries are rare, yet cores share one long document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +28,12 @@ class Piece:
     of a dataset says of itself; JSON."""
 
 
-def cut(text: str) -> list[str]:
+def split_text(text: str) -> list[str]:
     """Stretches of at most `LIMIT` characters; the last one is never empty unless the text is.
 
-    The cuts go by what lies left of them, so text that grows at its end is cut at the same places.
+    A boundary depends only on what lies left of it, so text that grows at its end keeps its boundaries.
     """
-    stretches = []
-    start = 0
+    stretches, start = [], 0
     while len(text) - start > LIMIT:
         stop = _boundary(text, start)
         stretches.append(text[start:stop])
@@ -43,12 +41,12 @@ def cut(text: str) -> list[str]:
     return [*stretches, text[start:]]
 
 
-def whole(text: str) -> Iterator[tuple[str, bool]]:
-    """A document in stretches, each with whether the document ends there."""
-    *before, last = cut(text)
-    for stretch in before:
-        yield stretch, False
-    yield last, True
+def marked(document: str) -> Iterator[tuple[str, bool]]:
+    """The stretches of a whole document, each with whether the document ends there; none if it is empty."""
+    *before, last = split_text(document)
+    yield from ((stretch, False) for stretch in before)
+    if last:
+        yield last, True
 
 
 def _boundary(text: str, start: int) -> int:

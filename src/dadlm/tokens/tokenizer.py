@@ -17,7 +17,6 @@ from typing import Any
 import tokenizers
 
 from dadlm.errors import DataError
-from dadlm.tokens.visible import visible
 
 EOT = "<|endoftext|>"
 _EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")  # how tokenizers on the hub call it
@@ -69,7 +68,7 @@ class Tokenizer:
             return f"[unused {token_id}]"
         if token_id == self.eot_id:
             return token
-        return visible(self._inner.decode([token_id], skip_special_tokens=False), token)
+        return _visible(self._inner.decode([token_id], skip_special_tokens=False), token)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -126,3 +125,29 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer(vocab_size={self.vocab_size}, fingerprint={self.fingerprint[:12]})"
+
+
+_SIGNS = {"\n": "↵", "\t": "⇥", "\r": "␍"}  # these would tear a picture or a terminal line apart
+
+
+def _byte_table() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others for characters from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_table()
+
+
+def _visible(text: str, token: str) -> str:
+    """`text` is what the token decodes to, `token` its name in the vocabulary; bytes alone in hex."""
+    if "\ufffd" in text and all(char in _BYTE_OF for char in token):  # bytes that are no whole character
+        text = bytes(_BYTE_OF[char] for char in token).decode("utf-8", errors="surrogateescape")
+    return "".join(map(_sign, text))
+
+
+def _sign(char: str) -> str:
+    if "\udc80" <= char <= "\udcff":  # surrogateescape's way to write the byte 0x80 .. 0xFF
+        return f"<{ord(char) - 0xDC00:02X}>"
+    return _SIGNS.get(char) or (char if char.isprintable() else f"<{ord(char):02X}>")

@@ -1,9 +1,8 @@
-"""A folder that takes its name when it is finished, and until then keeps what is worth going on with.
+"""A folder that takes its name when it is finished; until then it can be resumed.
 
 It is built beside its place, as `.NAME.partial`. One process at a time works there; others wait for it and
-then find the folder finished, or go on where the first one was killed. Where the file system has no locks for
-that, whoever came first finds out in the end, and leaves the folder to whoever came last. Knows nothing of
-what is written.
+then find the folder finished, or resume where the first one was killed. Where the file system has no locks,
+the process that came first notices at the end, and leaves the folder to the one that came last.
 """
 
 import errno
@@ -26,7 +25,7 @@ _LOCK = "lock"
 def unfinished(target: Path, journal: str) -> Iterator[Path | None]:
     """The unfinished folder for us alone, renamed to `target` at the end; None when that is there already.
 
-    Whatever stops us, the folder stays if it holds a file `journal`: the next run goes on from there.
+    Whatever stops us, the folder stays if it holds a file `journal`: the next run resumes from there.
     """
     partial = target.with_name(f".{target.name}.partial")
     try:
@@ -42,16 +41,12 @@ def unfinished(target: Path, journal: str) -> Iterator[Path | None]:
             raise DataError(_not_alone(target))
         partial.rename(target)
         sync_folder(target.parent)
-        for name in (
-            journal,
-            _LOCK,
-        ):  # after the renaming: a kill in between leaves two files that nobody reads
+        for name in (journal, _LOCK):  # after renaming: a kill in between leaves two files that nobody reads
             (target / name).unlink(missing_ok=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DataError(
-                f"disk full while writing to {target.parent}: free space and run again"
-            ) from error
+            reason = f"disk full while writing to {target.parent}: free space and run again"
+            raise DataError(reason) from error
         if not claim.holds:
             raise DataError(_not_alone(target)) from error
         raise

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from dadlm import dag
-from dadlm.decode import generate
-from dadlm.model import Context, Model
+from dadlm.decode import DecodeSettings, generate
+from dadlm.model import Denoised, Model
+from dadlm.noise import Noise
 from dadlm.tour.language import LENGTH, SUCCESSORS, Language
 
 
@@ -23,10 +24,9 @@ def divergence(model: Model, language: Language, walks: Tensor) -> float:
     probability in closed form, the sum over all paths (a single one for BD3LM).
     """
     ids = language.phrases[walks].to(model.device)  # [R, G, N]
-    first = torch.arange(0, ids.shape[1] * LENGTH, LENGTH, device=ids.device).expand(len(ids), -1)
-    context = Context()
-    model.read(ids.flatten(1), context, only_context=True)
-    denoised = model.denoise(ids, torch.ones_like(ids, dtype=torch.bool), first, context)
+    rows = ids.flatten(1)
+    scores = model(rows, Noise.of(torch.ones_like(rows, dtype=torch.bool)), emissions=False)
+    denoised = Denoised(scores.nodes, scores.hidden)
     transition = model.transition_logp(denoised)
     logp = []
     for turn in range(SUCCESSORS):
@@ -48,16 +48,8 @@ class Validity:
 def validity(model: Model, language: Language, walks: Tensor, steps: int, seed: int) -> Validity:
     """Write one block after each true text walks [R, G] in so many steps, from the plain distribution."""
     prompts = language.phrases[walks].flatten(1).tolist()
-    out = generate(
-        model,
-        prompts,
-        max_new_tokens=LENGTH,
-        sampler="random",
-        steps=steps,
-        top_p=1.0,
-        seed=seed,
-        batch_size=256,
-    )
+    settings = DecodeSettings(max_new_tokens=LENGTH, sampler="random", steps=steps, top_p=1.0)
+    out = generate(model, prompts, seed=seed, batch_size=256, settings=settings)
     blocks = torch.tensor([ids + [-1] * (LENGTH - len(ids)) for ids in out.tokens])
     valid = language.valid(walks[:, -1], blocks).float().mean()
     return Validity(steps, float(valid), out.mean_tokens_per_forward)

@@ -1,5 +1,6 @@
 """What the tour prints and draws."""
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,11 @@ from rich.table import Table
 from torch import Tensor
 
 from dadlm.decode import generate, stream
-from dadlm.decode.picture import draw_step
+from dadlm.decode.picture import draw_step, new_figure, save_figure
 from dadlm.evaluate import Interval
 from dadlm.model import Model
 from dadlm.tour.language import LENGTH, SUCCESSORS, Language
 from dadlm.tour.measure import Validity
-from dadlm.tour.pictures import draw_curve, read_curve
 
 
 def introduce(language: Language, console: Console) -> None:
@@ -41,9 +41,8 @@ def show_samples(
         for prompt, ids in zip(prompts, generate(model, prompts, seed=seed, **how).tokens, strict=True):
             blocks = [prompt, *(ids[at : at + LENGTH] for at in range(0, len(ids), LENGTH))]
             words = [_mark(language, *pair) for pair in pairwise(blocks)]
-            console.print(
-                f"  {name:7s} {language.tokenizer.decode(prompt)} → {' → '.join(words)}", soft_wrap=True
-            )
+            line = f"  {name:7s} {language.tokenizer.decode(prompt)} → {' → '.join(words)}"
+            console.print(line, soft_wrap=True)
     console.print()
 
 
@@ -71,9 +70,8 @@ def report(
     for rows in zip(*shares.values(), strict=True):
         steps = rows[0].steps
         valid = [f"{row.valid:.1%}" for row in rows]
-        table.add_row(
-            str(steps), f"{rows[0].tokens_per_forward:.2f}", *valid, f"{chance:.1%}" if steps == 1 else ""
-        )
+        independent = f"{chance:.1%}" if steps == 1 else ""
+        table.add_row(str(steps), f"{rows[0].tokens_per_forward:.2f}", *valid, independent)
     table.add_section()
     kl = [f"{value:.3f}" for value in divergences.values()]
     table.add_row("KL(truth ‖ model)", "", *kl, f"C = {language.total_correlation:.3f}")
@@ -87,10 +85,8 @@ def report(
 
 def draw(out: Path, model: Model, language: Language, start: float, walks: Tensor) -> None:
     """The curve of both models from their common start, and the graph of a block after the first walk."""
-    curves = {
-        "BD3LM, factorised": read_curve(out / "bd3lm" / "metrics.jsonl"),
-        "DA-DLM": read_curve(out / "dadlm" / "metrics.jsonl"),
-    }
+    names = {"BD3LM, factorised": "bd3lm", "DA-DLM": "dadlm"}
+    curves = {title: read_curve(out / name / "metrics.jsonl") for title, name in names.items()}
     prompt = language.phrases[walks[0]].flatten().tolist()
     how: dict[str, Any] = {"max_new_tokens": LENGTH, "sampler": "random", "steps": 1, "path": "viterbi"}
     event = next(iter(stream(model, prompt, seed=0, **how)))
@@ -98,3 +94,27 @@ def draw(out: Path, model: Model, language: Language, start: float, walks: Tenso
     for ending in ("svg", "png"):
         draw_curve(curves, language.total_correlation, start, out / f"divergence.{ending}")
         draw_step(event, out / f"dag.{ending}", title=f"DA-DLM after “{after}”")
+
+
+def read_curve(metrics: Path) -> list[tuple[int, float]]:
+    """(step, divergence) pairs of a run."""
+    entries = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    return [(entry["step"], entry["divergence"]) for entry in entries if "divergence" in entry]
+
+
+def draw_curve(curves: dict[str, list[tuple[int, float]]], bound: float, start: float, file: Path) -> None:
+    """Divergence while training: one line per model from the same starting value, and the bound C."""
+    figure = new_figure(7, 4.2)
+    axes = figure.add_subplot()
+    for (name, curve), colour in zip(curves.items(), ("#495057", "#f08c00"), strict=False):
+        steps, values = zip((0, start), *curve, strict=True)
+        axes.plot(steps, values, marker="o", ms=3.5, color=colour, label=name)
+    axes.axhline(bound, color="#c92a2a", ls="--", lw=1.2)
+    label, place = "C = (N−1)·log K: no factorised model gets below", axes.get_yaxis_transform()
+    axes.text(1, bound - 0.08, label, va="top", ha="right", color="#c92a2a", transform=place)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("training steps after the common BD3LM")
+    axes.set_ylabel("KL(truth ‖ model) of a masked block, nats")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    save_figure(figure, file)

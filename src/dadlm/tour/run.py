@@ -1,6 +1,6 @@
 """The tour: train on a language whose truth is known, and see what the graph adds.
 
-BD3LM is trained first; from there BD3LM and DA-DLM go on side by side for the same number of steps.
+BD3LM is trained first; from there BD3LM and DA-DLM train on for the same number of steps.
 """
 
 import shutil
@@ -33,16 +33,15 @@ COMMON_STEPS, SIDE_BY_SIDE_STEPS = 500, 800
 
 def take_tour(out: Path, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
     """Train, measure, draw; returns (and writes to tour.json) every number that is shown."""
-    new_figure(1, 1)  # a missing extra is told before minutes of training, not after
-    console = Console(quiet=quiet)
+    new_figure(1, 1)  # fails before minutes of training where the extra is missing
     with one_thread():
-        return _tour(out, seed, console, quiet)
+        return _tour(out, seed, Console(quiet=quiet), quiet)
 
 
 def _tour(out: Path, seed: int, console: Console, quiet: bool) -> dict[str, Any]:
     language = make_language(seed)
     introduce(language, console)
-    _make_room(out)
+    _clear(out)
     _write_text(out / "valid.txt", language, seed)
     start = _train("bd3lm", COMMON_STEPS, out / "common", None, language, seed, quiet)
     origin = out / "common" / "last"
@@ -68,12 +67,12 @@ def _tour(out: Path, seed: int, console: Console, quiet: bool) -> dict[str, Any]
     }
     write_json(out / "tour.json", result)
     draw(out, models["DA-DLM"], language, divergence(start, language, tests), tests[:, : BLOCKS // 2])
-    told = f"\npictures: {out}/divergence.svg (the curve), {out}/dag.svg (one block's graph); also as .png"
-    console.print(told, markup=False)
+    drawn = f"{out}/divergence.svg (the curve), {out}/dag.svg (one block's graph); also as .png"
+    console.print(f"\npictures: {drawn}", markup=False)
     return result
 
 
-def _make_room(out: Path) -> None:
+def _clear(out: Path) -> None:
     """A tour starts from nothing; it removes what an earlier one left, and nothing else."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose another --out")

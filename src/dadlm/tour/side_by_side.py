@@ -1,27 +1,37 @@
-"""The models that ship with the package complete one prompt, side by side: AR, BD3LM, DA-DLM."""
+"""The models that ship with the package complete one prompt, side by side: AR, BD3LM, DA-DLM.
 
-from dataclasses import asdict
+The judge of quality is the AR model: the perplexity that it gives to what the others, and itself, wrote.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
-from dadlm.decode.picture import new_figure
+from dadlm.decode import DecodeSettings, StepEvent, generate, stream
+from dadlm.decode.picture import draw_step, new_figure
 from dadlm.errors import ConfigError
-from dadlm.model import load
+from dadlm.model import Model, load
 from dadlm.model.files import write_json
+from dadlm.objective import losses
 from dadlm.threads import one_thread
-from dadlm.tour.comparison import compare, draw, show_text
-from dadlm.tour.completions import TEXTS, completions
 
+TEXTS, NEW_TOKENS = 8, 96
 SYSTEMS = {"AR": "ar", "BD3LM": "bd3lm", "DA-DLM": "dadlm"}
-LEFT = ("prompt.json", "dag.svg", "dag.png")
-"""Files that it leaves."""
+LEFT = ("prompt.json", "dag.svg", "dag.png")  # files that it writes
 
 
 def complete_side_by_side(out: Path, prompt: str, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
     """Complete, measure, draw; returns (and writes to prompt.json) every number that is shown."""
-    new_figure(1, 1)  # a missing extra is told at once
+    new_figure(1, 1)  # fails at once where the extra is missing
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose another --out")
     with one_thread():
@@ -32,13 +42,134 @@ def _complete(out: Path, prompt: str, seed: int, console: Console) -> dict[str, 
     models = {system: load(name) for system, name in SYSTEMS.items()}
     rows = []
     for row in completions(models, prompt, seed, judge=models["AR"]):
-        show_text(prompt, row, console)
+        _show_text(prompt, row, console)
         rows.append(row)
-    compare(rows, console)
+    _compare(rows, console)
     out.mkdir(parents=True, exist_ok=True)
-    draw(models["DA-DLM"], prompt, seed, out)
+    _draw(models["DA-DLM"], prompt, seed, out)
     result = {"prompt": prompt, "seed": seed, "texts": TEXTS, "rows": [asdict(row) for row in rows]}
     write_json(out / LEFT[0], result)
-    told = f"\npicture: {out}/dag.svg (one step of DA-DLM, its graph); also as .png"
-    console.print(told, markup=False)
+    console.print(f"\npicture: {out}/dag.svg (one step of DA-DLM, its graph); also as .png", markup=False)
     return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """One system under one way of decoding."""
+
+    system: str
+    decoding: str
+    text: str
+    """The first of the texts."""
+    seconds: float
+    """Wall-clock of that text, decoded alone."""
+    tokens: float
+    """Mean tokens of a text."""
+    forward_passes: float
+    """Mean forward passes of a text."""
+    tokens_per_forward: float
+    """All tokens over all passes."""
+    judge_perplexity: float
+    """Of all texts, given the prompt."""
+
+
+def completions(models: Mapping[str, Model], prompt: str, seed: int, judge: Model) -> Iterator[Completion]:
+    """Each system under each way of decoding, as soon as it is measured; text i has the seed `seed` + i."""
+    for system, model in models.items():
+        ids = _ids(model, prompt)
+        generate(model, [ids], seed=seed, max_new_tokens=1)  # warm-up
+        for decoding, options in _ways(model).items():
+            new_tokens = _new_tokens(model, len(ids))
+            # Top-p that means the same to all of them: see docs/maths.md, 11.
+            settings = DecodeSettings(max_new_tokens=new_tokens, nucleus="position", **options)
+            start = time.perf_counter()
+            first = generate(model, [ids], seed=seed, settings=settings)
+            seconds = time.perf_counter() - start
+            out = generate(model, [ids] * TEXTS, seed=seed, settings=settings)
+            tokens, passes = sum(map(len, out.tokens)), sum(out.forward_passes)
+            nats = sum(_nats(judge, ids, one) for one in out.tokens)
+            yield Completion(
+                system=system,
+                decoding=decoding,
+                text=first.texts[0],
+                seconds=seconds,
+                tokens=tokens / TEXTS,
+                forward_passes=passes / TEXTS,
+                tokens_per_forward=out.mean_tokens_per_forward,
+                judge_perplexity=math.exp(nats / tokens),
+            )
+
+
+def _ids(model: Model, prompt: str) -> list[int]:
+    if model.tokenizer is None:
+        raise ConfigError("a model without a tokenizer cannot read a prompt")
+    return model.tokenizer.encode(prompt) or [model.config.eot_id]
+
+
+def _ways(model: Model) -> dict[str, dict[str, Any]]:
+    """Ways of decoding by name: a token per step, or half and a quarter as many steps as tokens."""
+    N = model.config.block
+    few = {f"T={T}": {"sampler": "random", "steps": T} for T in (N // 2, N // 4) if T}
+    return {"first-hitting" if few else "token by token": {}} | few
+
+
+def _new_tokens(model: Model, prompt: int) -> int:
+    """About NEW_TOKENS, to the end of a block: tokens beyond the end would cost passes and not count."""
+    end = min(prompt + NEW_TOKENS, model.config.context) // model.config.block_size * model.config.block_size
+    return max(1, end - prompt)
+
+
+@torch.inference_mode()
+def _nats(judge: Model, prompt: list[int], tokens: list[int]) -> float:
+    """Negative log-likelihood of tokens after a prompt."""
+    nll = losses(judge, torch.tensor([prompt + tokens], device=judge.device), None).train
+    return float(nll[0, len(prompt) - 1 :].sum())
+
+
+def _show_text(prompt: str, row: Completion, console: Console) -> None:
+    console.print(Text.assemble((row.system, "bold"), f", {row.decoding}"))
+    console.print(Padding(Text.assemble((prompt, "dim"), row.text), (0, 0, 1, 2)))
+
+
+def _compare(rows: Sequence[Completion], console: Console) -> None:
+    table = Table()
+    table.add_column("system")
+    table.add_column("decoding", no_wrap=True)
+    for name in ("tokens", "forward\npasses", "tokens\nper pass", "seconds", "perplexity\nunder AR"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for before, row in zip([None, *rows], rows, strict=False):
+        if before is not None and before.system != row.system:
+            table.add_section()
+        table.add_row(
+            row.system,
+            row.decoding,
+            f"{row.tokens:.1f}",
+            f"{row.forward_passes:.1f}",
+            f"{row.tokens_per_forward:.2f}",
+            f"{row.seconds:.2f}",
+            f"{row.judge_perplexity:.1f}",
+        )
+    console.print(table)
+    console.print(
+        f"Means of {TEXTS} texts after one prompt; seconds: the first text alone, on one core.\n"
+        "T: steps per block. Top-p 0.9, of each position (--nucleus position).\n"
+        "AR is the judge of its own texts too, and lenient there.\n"
+        "So few texts are a glimpse: `dadlm evaluate generation` measures."
+    )
+
+
+def _draw(model: Model, prompt: str, seed: int, out: Path) -> None:
+    """The graph of a step in which some tokens are known and some are not."""
+    event = _instructive(stream(model, prompt, seed=seed, sampler="random"))
+    for ending in ("svg", "png"):
+        draw_step(event, out / f"dag.{ending}", title=f"DA-DLM after “{prompt}”")
+
+
+def _instructive(events: Iterable[StepEvent]) -> StepEvent:
+    """The first step that enters with a quarter of its block known, or the last one of a shorter text."""
+    event = None
+    for event in events:
+        if sum(event.anchor) >= len(event.anchor) / 4:
+            break
+    assert event is not None, "every text takes a step"
+    return event

@@ -1,7 +1,7 @@
 """Losses → weights: the loop, its checkpoints and its log."""
 
-from dadlm.train.config import DataConfig, RunConfig, TrainConfig
-from dadlm.train.loop import Finished, Trainer
-from dadlm.train.run import train
+from dadlm.train.config import DataConfig, FinetuneConfig, RunConfig, TrainConfig
+from dadlm.train.loop import Finished
+from dadlm.train.trainer import Trainer, train
 
-__all__ = ["DataConfig", "Finished", "RunConfig", "TrainConfig", "Trainer", "train"]
+__all__ = ["DataConfig", "FinetuneConfig", "Finished", "RunConfig", "TrainConfig", "Trainer", "train"]

@@ -1,13 +1,13 @@
 """Which rows a step takes and how they are masked: functions of (seed, step, place in the batch), not states.
 
-However a batch is cut, into micro-batches or over processes, together the parts are the same rows under the
-same noise. Everything is drawn on the CPU, whatever the device.
+However a batch is divided, into micro-batches or over processes, together the parts are the same rows under
+the same noise. Everything is drawn on the CPU, whatever the device.
 
 B rows of a part, L their length.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,21 +16,21 @@ from dadlm.errors import ConfigError
 from dadlm.noise import Noise, NoiseConfig, draw_noise
 from dadlm.tokens import Rows, training_rows
 from dadlm.train.config import RunConfig
-from dadlm.train.pair_rows import Batch, PairRows
-from dadlm.train.ranks import Ranks
+from dadlm.train.pair_rows import PairBatch, PairRows
+from dadlm.train.processes import Ranks
 
 
-@dataclass(frozen=True)
-class Counted:
-    """What of a step's rows counts."""
+class StepInputs(NamedTuple):
+    """What a micro-batch is computed from."""
 
+    ids: Tensor
+    """[B, L]."""
+    noise: Noise | None
+    """None for AR."""
     tokens: Tensor
     """Tokens that the whole step predicts, over all processes: what its loss is divided by."""
-    learned: Tensor | None = None
-    """[B, L]: the positions of a part that are learned; None: all."""
-
-    def to(self, device: torch.device) -> "Counted":
-        return Counted(self.tokens.to(device), None if self.learned is None else self.learned.to(device))
+    loss_mask: Tensor | None = None
+    """[B, L]: the positions that are learned; None: all."""
 
 
 @dataclass(frozen=True)
@@ -39,31 +39,29 @@ class Batches:
 
     run: RunConfig
     rows: Rows
-    sizes: ClassVar[int] = 64
-    """Of rooms (`nodes.make_rooms`): times are spread evenly, so two or three of them occur."""
+    size_steps: ClassVar[int] = 64
+    """Of `nodes.padded_sizes`: times are evenly distributed, so two or three sizes occur."""
 
-    def counted(self, step: int, part: Tensor) -> Counted:
-        """Of the rows at places `part` of a step's batch."""
-        return Counted(torch.tensor(self.run.train.batch_size * (self.rows.context - 1)))
+    def tokens_read(self, step: int) -> int:
+        return self.run.train.batch_size * self.rows.context
 
-    def take(self, step: int, noise: NoiseConfig, part: Tensor) -> tuple[Tensor, Noise | None]:
-        """Ids of the rows at places `part` of a step's batch, and their noise (none for AR)."""
+    def take(self, step: int, noise: NoiseConfig, part: Tensor) -> StepInputs:
+        """The rows at places `part` of a step's batch."""
         model, train = self.run.model, self.run.train
-        chosen = training_rows(self.rows, step, train.batch_size, train.seed)
-        ids = self.rows.batch(chosen[part])
-        if model.family == "ar":
-            return ids, None
-        return ids, draw_noise(
-            noise,
-            seed=train.seed,
-            step=step,
-            rows=part,
-            batch_rows=train.batch_size,
-            length=self.rows.context,
-            block_size=model.block,
-            block_share=1.0 if model.family == "mdlm" else train.block_share,
-            copies=train.masks,
-        )
+        ids = self.rows.batch(training_rows(self.rows, step, train.batch_size, train.seed)[part])
+        tokens, drawn = torch.tensor(train.batch_size * (self.rows.context - 1)), None
+        if model.family != "ar":
+            drawn = draw_noise(
+                noise,
+                seed=train.seed,
+                step=step,
+                rows=part,
+                batch_rows=train.batch_size,
+                length=self.rows.context,
+                block_size=model.block,
+                masks_per_row=train.masks_per_row,
+            )
+        return StepInputs(ids, drawn, tokens)
 
 
 @dataclass(frozen=True)
@@ -72,19 +70,20 @@ class PairBatches:
 
     run: RunConfig
     rows: PairRows
-    sizes: ClassVar[int] = 8
+    size_steps: ClassVar[int] = 8
     """How much of a batch is learned varies: more sizes would save less than it takes to compile them."""
 
-    def counted(self, step: int, part: Tensor) -> Counted:
-        learned = self.rows.batch(step, self.run.train.seed).learned
-        return Counted(learned.sum(), learned[part])
+    def tokens_read(self, step: int) -> int:
+        return self.rows.batch(step, self.run.train.seed).ids.numel()
 
-    def take(self, step: int, noise: NoiseConfig, part: Tensor) -> tuple[Tensor, Noise | None]:
-        batch, seed = self.rows.batch(step, self.run.train.seed), self.run.train.seed
-        return batch.ids[part], self.noise_of(batch, noise, step, part, seed, self.run.train.masks)
+    def take(self, step: int, noise: NoiseConfig, part: Tensor) -> StepInputs:
+        train = self.run.train
+        batch = self.rows.batch(step, train.seed)
+        drawn = self.noise_of(batch, noise, step, part, train.seed, train.masks_per_row)
+        return StepInputs(batch.ids[part], drawn, batch.loss_mask.sum(), batch.loss_mask[part])
 
     def noise_of(
-        self, batch: Batch, noise: NoiseConfig, step: int, part: Tensor, seed: int, copies: int = 1
+        self, batch: PairBatch, noise: NoiseConfig, step: int, part: Tensor, seed: int, masks_per_row: int = 1
     ) -> Noise | None:
         """Of the rows at places `part` of a batch: masks where they are learned (none for AR)."""
         model, length = self.run.model, batch.ids.shape[1]
@@ -98,9 +97,9 @@ class PairBatches:
             batch_rows=len(batch.ids),
             length=length,
             block_size=length if model.family == "mdlm" else model.block,
-            maskable=batch.learned[part],
+            maskable=batch.loss_mask[part],
             most_blocks=batch.most_blocks,
-            copies=copies,
+            masks_per_row=masks_per_row,
         )
 
 

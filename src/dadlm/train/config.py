@@ -1,4 +1,4 @@
-"""A complete training run as data. The resolved form is saved with every checkpoint."""
+"""A complete training run, or fine-tuning, as data. The resolved form is saved with every checkpoint."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -59,13 +59,6 @@ class TrainConfig:
     """Largest gradient norm."""
     ema: float = 0.9999
     """Averaging of the weights; starts faster: min(ema, (1 + n) / (10 + n))."""
-    apart_rows: int = 0
-    """Rows of text (32 do) that show in which directions DA-DLM's candidates are to begin apart, if it starts
-    from another family and has a candidate_offset; 0: random ones. They pass a whole model on one device."""
-    power: float = 1.0
-    """β of the path-marginal loss at the start (DA-DLM); falls linearly to 1."""
-    power_steps: int = 0
-    """Steps until β reaches 1."""
     seed: int = 0
     """Decides initial weights, data order, noise and dropout."""
     valid_every: int = 500
@@ -89,50 +82,29 @@ class TrainConfig:
     """Recompute each layer in the backward pass instead of keeping it: less memory, a third more time."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: every process has a copy of everything (ddp) or its share of it (fsdp)."""
-    block_share: float = 1.0
-    """Share of a row's blocks that a step learns from, drawn anew each time (bd3lm, dadlm)."""
-    masks: int = 1
+    masks_per_row: int = 1
     """How many times a step masks a row, each time differently (bd3lm, dadlm): what is not masked is read
     once for all of them."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "steps",
-            "batch_size",
-            "accumulate",
-            "valid_every",
-            "valid_rows",
-            "save_every",
-            "log_every",
-            "masks",
-        ):
+        counts = ("steps", "batch_size", "accumulate", "masks_per_row")
+        for name in (*counts, "valid_every", "valid_rows", "save_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.apart_rows < 0:
-            raise ConfigError(f"apart_rows must not be negative, got {self.apart_rows}")
         if self.batch_size % self.accumulate:
             raise ConfigError(
                 f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}"
             )
-        if not (self.lr > 0 and self.clip > 0 and self.power >= 1 and self.graph_lr_scale > 0):
-            raise ConfigError("lr, clip and graph_lr_scale must be positive and power at least 1")
+        if not (self.lr > 0 and self.clip > 0 and self.graph_lr_scale > 0):
+            raise ConfigError("lr, clip and graph_lr_scale must be positive")
         if not all(0 <= beta < 1 for beta in self.betas) or not self.weight_decay >= 0:
             raise ConfigError("betas must be in [0, 1) and weight_decay not negative")
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError("seed must fit into 64 bits")
-        if self.warmup < 0 or self.power_steps < 0 or self.decay < 0:
-            raise ConfigError(
-                f"warmup {self.warmup}, power_steps {self.power_steps} and decay {self.decay} must not be "
-                "negative"
-            )
-        if self.power > 1 and not self.power_steps:
-            raise ConfigError("power falls to 1 within power_steps: pass --train.power-steps as well")
+        if self.warmup < 0 or self.decay < 0:
+            raise ConfigError(f"warmup {self.warmup} and decay {self.decay} must not be negative")
         if self.decay > self.steps:
             raise ConfigError(f"decay {self.decay} exceeds steps {self.steps}: pass --train.decay as well")
-        if not 0 < self.block_share <= 1:
-            raise ConfigError(f"block_share must be in (0, 1], got {self.block_share}")
-        if self.masks > 1 and self.block_share < 1:
-            raise ConfigError("block_share learns from some blocks, masks from all several times: choose one")
         if self.parallel not in ("ddp", "fsdp"):
             raise ConfigError(f"parallel must be ddp or fsdp, got {self.parallel!r}")
         if not 0 <= self.ema < 1:
@@ -152,11 +124,6 @@ class TrainConfig:
         """Whether products are made in bf16 on a kind of device."""
         return self.precision == "bf16" or (self.precision == "auto" and device_type == "cuda")
 
-    def power_at(self, step: int) -> float:
-        """β of a step."""
-        left = max(0.0, 1 - step / self.power_steps) if self.power_steps else 0.0
-        return 1 + (self.power - 1) * left
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -172,8 +139,46 @@ class RunConfig:
     """Model to start from: MDLM before BD3LM before DA-DLM."""
 
     def __post_init__(self) -> None:
-        if self.train.masks > 1 and not self.model.denoises_blocks:
+        if self.train.masks_per_row > 1 and not self.model.denoises_blocks:
             raise ConfigError(
-                "train.masks needs blocks of several tokens and a clean text, as bd3lm and dadlm have them: "
-                f"leave it out for this {self.model.family}"
+                "train.masks_per_row needs blocks of several tokens and a clean text, as bd3lm and dadlm "
+                f"have them: leave it out for this {self.model.family}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """Everything about one fine-tuning."""
+
+    model: str = ""
+    """Model to start from: one that ships with dadlm (dadlm, bd3lm, ar), a folder of a model or of a training
+    run (its best checkpoint), or a Hugging Face name."""
+    data: tuple[str, ...] = ()
+    """Pairs to learn: JSON Lines (.jsonl, also .zst) of {"document", "summary"} or {"prompt", "completion"},
+    or folders of them."""
+    valid: tuple[str, ...] = ()
+    """Pairs for validation."""
+    out: str = "runs/finetuned"
+    """Folder of the run; an unfinished run found there is continued."""
+    document_tokens: int | None = None
+    """Tokens of a document that are read, the end-of-text after it included; none: what the model was
+    fine-tuned on before, or 3/4 of the context."""
+    summary_tokens: int | None = None
+    """Tokens of a summary at most; none: what the model was fine-tuned on before, or the rest of the
+    context."""
+    dropout: float | None = None
+    """Share of each layer's output that training leaves out at random; none: as the model has it."""
+    rouge_pairs: int = 64
+    """Validation pairs, spread evenly over all, that are summarised at each validation."""
+    patience: int = 3
+    """Stop after so many validations without a better ROUGE; 0: never."""
+    strict: bool = False
+    """Stop at the first line that is no pair, instead of leaving it out."""
+    noise: NoiseConfig = field(default_factory=NoiseConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        if self.rouge_pairs < 1 or self.patience < 0:
+            raise ConfigError("rouge_pairs must be at least 1, and patience not negative")
+        if self.noise.clip_search:
+            raise ConfigError("fine-tuning has no clip_search: leave it out")

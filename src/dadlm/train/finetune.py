@@ -1,22 +1,29 @@
-"""Fine-tuning from files of pairs: read, told what does not fit, trained (`finetuner.py`)."""
+"""Fine-tuning on pairs of texts: the second is learned, block by block, and ROUGE decides which is best.
+
+The loop is that of training; the rows differ in length, only a part of each is learned, and training ends
+early when the summaries get no better.
+"""
 
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from dadlm.errors import ConfigError
-from dadlm.evaluate.documents import read_documents
-from dadlm.evaluate.rouge import rouge_scorer
-from dadlm.evaluate.summarisation import lengths
-from dadlm.model import Model, load
+from dadlm.evaluate.documents import Documents, read_documents
+from dadlm.evaluate.summarisation import lengths, rouge_scorer, summarisation
+from dadlm.model import Model, eval_mode, load
 from dadlm.model.checkpoint import locate, set_weights, weights
-from dadlm.train.alone import alone_in
-from dadlm.train.finetune_config import FinetuneConfig
-from dadlm.train.finetuner import Finetuner
-from dadlm.train.pair_rows import Encoded, encode_pairs
-from dadlm.train.progress import read_progress
-from dadlm.train.ranks import Ranks
+from dadlm.objective import losses
+from dadlm.train.batches import PairBatches
+from dadlm.train.checkpoint import read_progress
+from dadlm.train.config import DataConfig, FinetuneConfig, RunConfig
+from dadlm.train.log import Log, NullLogger
+from dadlm.train.loop import Loop
+from dadlm.train.pair_rows import Encoded, PairRows, encode_pairs
+from dadlm.train.processes import Ranks, alone_in
 
 _SHOWN = 5  # lines left out that are named; the result names all
 
@@ -40,21 +47,104 @@ class Finetuned:
     """Lines left out of both files, each with what was wrong."""
 
 
+class Finetuner(Loop):
+    """One fine-tuning of given pairs; `finetune` reads them from files."""
+
+    advice = "Start another run with a lower --train.lr"
+
+    def __init__(
+        self, config: FinetuneConfig, model: Model, encoded: Encoded, valid: Documents, *, quiet: bool = False
+    ) -> None:
+        train, self.name, self.patience = config.train, f"fine-tuning {model.config.family}", config.patience
+        self.lengths = lengths(model, config.document_tokens, config.summary_tokens)
+        rows = PairRows(encoded.rows, model.config, train.batch_size)
+        valid_rows = encode_pairs(model, valid, *self.lengths).rows[: train.valid_rows]
+        self.valid_rows = PairRows(valid_rows, model.config, train.batch_size)
+        self.shown = _evenly(valid, config.rouge_pairs)
+        # What is saved says where the weights come from; the data are known by their fingerprints.
+        run = RunConfig(
+            model=model.config,
+            data=DataConfig(train=" ".join(config.data), valid=" ".join(config.valid)),
+            noise=config.noise,
+            train=train,
+            out=config.out,
+            init_from=config.model,
+        )
+        metadata = {"document_tokens": self.lengths[0], "summary_tokens": self.lengths[1]}
+        metadata["rouge_pairs"] = config.rouge_pairs
+        data = [rows.fingerprint(), self.shown.fingerprint]
+        super().__init__(run, model, PairBatches(run, rows), data=data, metadata=metadata, quiet=quiet)
+
+    def validate(self, log: Log | NullLogger) -> bool:
+        """By ROUGE on some pairs; their loss on more is logged with it."""
+        state = self.state
+        with state.ema.in_place_of(self.weights):
+            loss = self._valid_loss()
+            written = summarisation(
+                state.model,
+                self.shown,
+                document_tokens=self.lengths[0],
+                summary_tokens=self.lengths[1],
+                batch_size=self.config.train.batch_size,
+            )
+        rouge = written["average"]["mean"]
+        log.validation(state.step, {"valid_loss": loss, "valid_rouge": rouge, "valid_tpf": written["tpf"]})
+        improved = -rouge < state.best
+        state.best = min(state.best, -rouge)
+        return improved
+
+    def _valid_loss(self) -> float:
+        """In nats per learned token, under the same noise every time."""
+        model, total, tokens = self.state.model, 0.0, 0
+        assert isinstance(self.batches, PairBatches)
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+        with eval_mode(model), torch.no_grad(), autocast:
+            for index, batch in enumerate(self.valid_rows.in_order()):
+                everyone = torch.arange(len(batch.ids))
+                noise = self.batches.noise_of(batch, self.config.noise, index, everyone, seed=0)
+                noise = None if noise is None else noise.to(self.device)
+                ids, loss_mask = batch.ids.to(self.device), batch.loss_mask.to(self.device)
+                total += float(losses(model, ids, noise, report=False, loss_mask=loss_mask).train.sum())
+                tokens += int(batch.loss_mask.sum())
+        return total / tokens
+
+    def is_done(self) -> bool:
+        """The last step, or `patience` validations since the best."""
+        step, every, best = self.state.step, self.config.train.valid_every, self.best_step
+        if super().is_done() or not self.patience or best is None:
+            return super().is_done()
+        return step // every - best // every >= self.patience
+
+    @property
+    def best_step(self) -> int | None:
+        """Of the checkpoint with the best ROUGE so far, to which a link points."""
+        best = self.out / "best"
+        return read_progress(best)["step"] if best.exists() else None
+
+
+def _evenly(documents: Documents, count: int) -> Documents:
+    """So many pairs, evenly from all over: files of different kinds follow one another."""
+    total = len(documents.pairs)
+    count = min(count, total)
+    pairs = tuple(documents.pairs[place * total // count] for place in range(count))
+    return Documents(pairs=pairs, source=documents.source)
+
+
 def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
-    """Fine-tune a model on pairs, or go on with it if its folder holds an unfinished run."""
+    """Fine-tune a model on pairs, or resume it if its folder holds an unfinished run."""
     for name in ("model", "data", "valid"):
         if not getattr(config, name):
             example = "--model bd3lm --data train.jsonl --valid val.jsonl"
             raise ConfigError(f"--{name} is missing, for example: dadlm finetune {example}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("fine-tuning runs in one process: start it without torchrun")
-    rouge_scorer()  # a package that is missing must be told now, not at the first validation
+    rouge_scorer()  # a missing package is reported now, not at the first validation
     data, valid = (read_documents(files, strict=config.strict) for files in (config.data, config.valid))
     model = load(config.model)
     if config.dropout is not None:
         model = _with_dropout(model, config.dropout, config.model)
     if not model.config.denoises_blocks:  # the recipe is for all families
-        config = replace(config, train=replace(config.train, masks=1))
+        config = replace(config, train=replace(config.train, masks_per_row=1))
     sizes = lengths_as_learned(
         model, learned_lengths(config.model), config.document_tokens, config.summary_tokens
     )
@@ -64,15 +154,14 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
     with alone_in(Path(config.out), Ranks()):
         tuner = Finetuner(config, model, encoded, valid, quiet=quiet)
         if not quiet:
-            print("\n".join(_told(encoded, skipped, *sizes)))
-        step, interrupted = tuner.run()
-    best = tuner.state.best
+            print("\n".join(_summary(encoded, skipped, *sizes)))
+        done = tuner.run()
     return Finetuned(
         folder=config.out,
-        step=step,
-        rouge=None if best == float("inf") else -best,
+        step=done.step,
+        rouge=None if done.valid == float("inf") else -done.valid,
         best_step=tuner.best_step,
-        interrupted=interrupted,
+        interrupted=done.interrupted,
         pairs=len(encoded.rows),
         cut_documents=encoded.cut_documents,
         cut_summaries=encoded.cut_summaries,
@@ -111,7 +200,7 @@ def lengths_as_learned(
     return lengths(model, document, summary)
 
 
-def _told(
+def _summary(
     encoded: Encoded, skipped: tuple[str, ...], document_tokens: int, summary_tokens: int
 ) -> Iterator[str]:
     yield f"{len(encoded.rows)} pairs to learn"

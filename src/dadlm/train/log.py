@@ -1,4 +1,4 @@
-"""What training tells: a progress bar for people, metrics.jsonl and TensorBoard for later."""
+"""The log of a run: a progress bar, metrics.jsonl and TensorBoard."""
 
 import json
 import os
@@ -8,18 +8,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-_SILENCE = 60.0  # seconds
+_LINE_EVERY = 60.0  # seconds
 
 
 class Log:
-    """Opened once per run; a resumed run first cuts the entries behind its checkpoint."""
+    """Opened once per run; a resumed run first drops the entries behind its checkpoint."""
 
     def __init__(self, out: Path, name: str, total: int, done: int, quiet: bool) -> None:
         out.mkdir(parents=True, exist_ok=True)
         self._file = out / "metrics.jsonl"
-        _cut(self._file, done)
+        _drop_later(self._file, done)
         self._board = _tensorboard(out / "tensorboard", done)
-        self.console, self._told = Console(quiet=quiet), time.monotonic()
+        self.console, self._last_line = Console(quiet=quiet), time.monotonic()
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -39,7 +39,7 @@ class Log:
         if self._board is not None:
             self._board.close()
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.console.print(text, markup=False)  # a folder's name may look like it
 
     def step(self, step: int, values: dict[str, float] | None) -> None:
@@ -48,15 +48,15 @@ class Log:
         if values is not None:
             shown = f"loss {values['loss']:.3f}  {values['tokens_per_second']:,.0f} tok/s"
             self._progress.update(self._task, shown=shown)
-            self._tell_a_file(f"step {step:>6}  {shown}")
+            self._print_line(f"step {step:>6}  {shown}")
             self._write(step, values)
 
-    def _tell_a_file(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         """A bar is for terminals; a file gets a line now and then."""
         now = time.monotonic()
-        if not self.console.is_terminal and now - self._told >= _SILENCE:
+        if not self.console.is_terminal and now - self._last_line >= _LINE_EVERY:
             self.console.print(text)
-            self._told = now
+            self._last_line = now
 
     def validation(self, step: int, values: dict[str, float]) -> None:
         """One validation is done."""
@@ -72,22 +72,22 @@ class Log:
                 self._board.add_scalar(name, value, step)
 
 
-class Unheard:
+class NullLogger:
     """The log of every process but the first: one run, one log."""
 
-    def __enter__(self) -> "Unheard":
+    def __enter__(self) -> "NullLogger":
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    def say(self, text: str) -> None: ...
+    def message(self, text: str) -> None: ...
 
     def step(self, step: int, values: dict[str, float] | None) -> None: ...
 
     def validation(self, step: int, values: dict[str, float]) -> None: ...
 
 
-def _cut(file: Path, done: int) -> None:
+def _drop_later(file: Path, done: int) -> None:
     if file.exists():
         lines = file.read_text(encoding="utf-8").splitlines()
         kept = [line for line in lines if _step_of(line) <= done]
@@ -100,7 +100,7 @@ def _cut(file: Path, done: int) -> None:
 def _step_of(line: str) -> float:
     try:
         return json.loads(line)["step"]
-    except ValueError:  # a line cut short by a crash
+    except ValueError:  # a line truncated by a crash
         return float("inf")
 
 

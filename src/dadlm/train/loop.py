@@ -1,44 +1,31 @@
-"""The training loop of every family and stage.
+"""The training loop, on text (`trainer.py`) and on pairs (`finetune.py`), of every family and stage.
 
 A step is a pure function of (weights, seed, step): its rows and noise are counted, not drawn from a state,
 dropout is seeded anew, and the loss is divided by the tokens of the whole batch. So stopping and resuming
-changes nothing, nor does cutting the batch into parts or over processes (unless there is dropout).
+changes nothing, nor does splitting the batch into parts or over processes (unless there is dropout).
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from dadlm.errors import ConfigError
-from dadlm.evaluate import RowScores, score_rows
+from dadlm.errors import ConfigError, TrainingError
 from dadlm.model import Model, find_device
 from dadlm.model.checkpoint import weights
-from dadlm.model.compiled import compile_parts
-from dadlm.noise import best_interval
 from dadlm.threads import one_thread
-from dadlm.tokens import Rows
-from dadlm.train.batches import Batches
+from dadlm.train.batches import Batches, PairBatches
+from dadlm.train.checkpoint import load_state, save_state
 from dadlm.train.config import RunConfig
-from dadlm.train.ema import Ema
+from dadlm.train.distributed import full_tensor, local_part, wrap_distributed
 from dadlm.train.gradients import Gradients
-from dadlm.train.log import Log, Unheard
-from dadlm.train.ranks import Ranks
-from dadlm.train.spread import own_part, spread
-from dadlm.train.start import begin_graph
-from dadlm.train.state import TrainState, clipped, load_state, save_state, start_optimizer
-from dadlm.train.stopping import stop_on_signal
-from dadlm.train.updates import Updates
-
-Probe = Callable[[Model], dict[str, float]]
-
-_ADVICE = (
-    "Look at the data of that step, or start another run from there (--init-from, --out) with a lower "
-    "train.lr or clip"
-)
+from dadlm.train.log import Log, NullLogger
+from dadlm.train.processes import Ranks, stop_on_signal
+from dadlm.train.state import Ema, NanWatch, TrainState, start_optimizer
 
 
 @dataclass(frozen=True)
@@ -49,139 +36,141 @@ class Finished:
     step: int
     interrupted: bool
     valid: float
+    """The best validation: a loss, or ROUGE with a minus sign."""
     is_first: bool = True
     """Whether this process is the first of its run, which answers for all."""
 
 
-class Trainer:
-    """One stage on given rows; `train` builds it from text, the tour from a made-up language."""
+class Loop(ABC):
+    """Steps, logs, validates and saves; a subclass says on what, how it is validated, and when it is done."""
+
+    name: str
+    """What the progress bar shows."""
+    advice: ClassVar[str]
+    """What to do about a loss that is no number."""
+    logs_gap: bool = False
+    """Whether what the graph adds is logged with the loss."""
 
     def __init__(
         self,
         run: RunConfig,
         model: Model,
-        rows: Rows,
-        valid_rows: Rows,
+        batches: Batches | PairBatches,
         *,
+        data: list[str],
+        metadata: dict[str, Any] | None = None,
         quiet: bool = False,
-        probe: Probe | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """`probe` measures something of its own at each validation, which is logged with it."""
-        self.config = replace(run, model=model.config)
-        self.out, self.quiet, self.probe = Path(run.out), quiet, probe
-        self.rows, self.valid_rows, self.ranks = rows, valid_rows, ranks or Ranks()
-        self.device = self.ranks.place(find_device(run.train.device))
-        self.bf16 = run.train.in_bf16(self.device.type)
-        begin_graph(run, model, rows, self.ranks)
-        if run.train.compile:
-            compile_parts(model)
-        model.backbone.checkpointing = run.train.checkpointing
-        numbers = frozenset(name for name, tensor in weights(model).items() if tensor.ndim == 0)
-        self.whole = spread(model, run.train, self.ranks, self.device, self.bf16)
-        ema = Ema({name: own_part(tensor) for name, tensor in weights(model).items()}, run.train.ema)
-        self.state = TrainState(model, ema, start_optimizer(model, run), run.noise)
-        self.state.numbers = numbers
-        self.state.data = [rows.fingerprint(), valid_rows.fingerprint()]
-        batches = Batches(self.config, rows)
-        self.gradients = Gradients(self.whole, model, batches, self.ranks, self.bf16)
-        self.updates = Updates(self.state, self.gradients, self.out, lambda: self._save(False), _ADVICE)
+        """`data` are fingerprints of the rows; see `TrainState` for `metadata`."""
+        train = run.train
+        self.config, self.batches, self.out, self.quiet = run, batches, Path(run.out), quiet
+        self.ranks = ranks or Ranks()
+        self.device = self.ranks.place(find_device(train.device))
+        self.bf16 = train.in_bf16(self.device.type)
+        model.prepare_training(compile=train.compile, checkpointing=train.checkpointing)
+        scalars = frozenset(name for name, tensor in weights(model).items() if tensor.ndim == 0)
+        wrapped = wrap_distributed(model, train, self.ranks, self.device, self.bf16)
+        # The tensors themselves: they follow every update.
+        self.weights = {name: local_part(tensor) for name, tensor in weights(model).items()}
+        ema, optimizer = Ema(self.weights, train.ema), start_optimizer(model, train)
+        self.state = TrainState(
+            model, ema, optimizer, run.noise, data=data, scalars=scalars, metadata=metadata or {}
+        )
+        self.gradients = Gradients(wrapped, model, batches, self.ranks, self.bf16)
+        self.watch = NanWatch(optimizer)
         if (self.out / "last").exists():
-            load_state(self.state, self.config, self.out / "last", self.ranks)
-        if self.ranks.any(self.ranks.agreed([self.state.step]) != [self.state.step]):
+            load_state(self.state, run, self.out / "last", self.ranks)
+        if self.ranks.any(self.ranks.broadcast([self.state.step]) != [self.state.step]):
             raise ConfigError(
                 f"not all processes see the run in {self.out}: put it where all machines see it"
             )
 
+    @abstractmethod
+    def validate(self, log: Log | NullLogger) -> bool:
+        """Score the averaged weights and log it; True if they are the best so far."""
+
+    def is_done(self) -> bool:
+        return self.state.step >= self.config.train.steps
+
     def run(self) -> Finished:
-        """Train to the last step, or until asked to stop; always ends with a checkpoint."""
+        """Train until it is done, or until asked to stop; always ends with a checkpoint."""
         state, train, ranks = self.state, self.config.train, self.ranks
-        name, started, saved_at = self.state.model.config.family, state.step, state.step
-        if state.step >= train.steps:
+        if self.is_done():
             if ranks.first and not self.quiet:
-                print(f"{self.out} is already at step {state.step} of {train.steps}: nothing to do")
+                print(f"{self.out} ended at step {state.step}: nothing to do")
             return Finished(self.out, state.step, False, state.best, ranks.first)
-        new_log = Log(self.out, name, train.steps, started, self.quiet) if ranks.first else Unheard()
+        new_log = NullLogger()
+        if ranks.first:
+            new_log = Log(self.out, self.name, train.steps, state.step, self.quiet)
         on_cuda = self.device.type == "cuda"  # the host draws small numbers and launches
         with new_log as log, stop_on_signal(patient=ranks.group is not None) as stop, one_thread(on_cuda):
-            if started:
-                log.say(f"{self.out}: going on from step {started}")
-            since, logged_at = time.perf_counter(), state.step
-            while state.step < train.steps and not ranks.any(bool(stop)):
+            if state.step:
+                log.message(f"{self.out}: resuming at step {state.step}")
+            saved_at, since, tokens = state.step, time.perf_counter(), 0
+            while not self.is_done() and not ranks.any(stop.asked):
+                tokens += self.batches.tokens_read(state.step)
                 loss = self.step()
                 logs, validates, saves = (
                     train.is_due(state.step, every)
                     for every in (train.log_every, train.valid_every, train.save_every)
                 )
-                values = None
                 if logs or validates or saves:
-                    self.updates.notice()  # nothing of a spoilt step is shown or kept
+                    self._check_last_step()  # nothing of a spoilt step is shown or kept
+                values = None
                 if logs:
                     now = time.perf_counter()
-                    rate = self._tokens * (state.step - logged_at) / (now - since)
-                    since, logged_at = now, state.step
-                    values = {
-                        "loss": float(loss),
-                        "lr": train.lr_at(state.step - 1),
-                        "tokens_per_second": rate,
-                    }
-                    if name == "dadlm":
+                    rate, since, tokens = tokens / (now - since), now, 0
+                    lr = train.lr_at(state.step - 1)
+                    values = {"loss": float(loss), "lr": lr, "tokens_per_second": rate}
+                    if self.logs_gap:
                         values["gap"] = float(self._gap)
                 log.step(state.step, values)
-                improved = validates and self._validate(log)
+                improved = validates and self.validate(log)
                 if improved or saves:
-                    self._save(improved)
+                    self.save(improved)
                     saved_at = state.step
             if state.step > saved_at:
-                self.updates.notice()
-                self._save(False)
-        return Finished(self.out, state.step, state.step < train.steps, state.best, ranks.first)
-
-    @property
-    def _tokens(self) -> int:
-        return self.config.train.batch_size * self.rows.context
+                self._check_last_step()
+                self.save(False)
+        return Finished(self.out, state.step, not self.is_done(), state.best, ranks.first)
 
     def step(self) -> Tensor:
         """One optimiser step; the loss is that before the update, in nats per token, still on the device."""
-        train = self.config.train
-        logged = train.is_due(self.state.step + 1, train.log_every)
-        loss, self._gap = self.updates.make(report=logged)
+        state, train = self.state, self.config.train
+        state.model.train()
+        state.begin_step(train, self.ranks.rank)
+        report = self.logs_gap and train.is_due(state.step + 1, train.log_every)
+        loss, self._gap = self.gradients.fill(state.step, state.noise, report)
+        norm = full_tensor(torch.nn.utils.clip_grad_norm_(state.model.parameters(), train.clip))
+        # Both are those of the whole batch: all processes stop together.
+        if self.device.type == "cuda":
+            self._check_last_step()
+            self.watch.note(loss, norm)
+        elif not bool(torch.isfinite(loss + norm)):
+            self._stop(float(loss), float(norm))
+        state.optimizer.step()
+        state.ema.update(self.weights, state.step)
+        state.step += 1
         return loss
 
-    def score(self) -> tuple[RowScores, dict[str, float]]:
-        """Validation scores of the averaged weights, and what the probe measures."""
-        train = self.config.train
-        batch = len(self.gradients.parts[0])
-
-        def work(model: Model) -> tuple[RowScores, dict[str, float]]:
-            scores = score_rows(model, self.valid_rows, count=train.valid_rows, batch_size=batch)
-            return scores, self.probe(model) if self.probe else {}
-
-        with (
-            self.state.ema.in_place_of(self.updates.weights),
-            torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16),
-            torch.no_grad(),
-        ):
-            return self.whole(work)
-
-    def _validate(self, log: Log | Unheard) -> bool:
-        """Score the averaged weights; adapt the noise interval if asked to. True if it is the best so far."""
-        state = self.state
-        scores, probed = self.score()
-        means = [float(scores.reconstruction.mean()), float(scores.bound.mean()), scores.gap]
-        value, bound, gap = self.ranks.agreed(means)
-        values = {"valid_reconstruction": value, "valid_bound": bound, "valid_gap": gap}
-        if self.state.model.config.family != "dadlm":
-            values = {"valid_loss": value}
-        if state.noise.clip_search and len(scores.time):
-            found = best_interval(scores.time, scores.fraction, scores.block_loss)
-            low, high = self.ranks.agreed(list(found))
-            state.noise = clipped(state.noise, (low, high))
-            values |= {"noise_low": low, "noise_high": high}
-        log.validation(state.step, values | probed)
-        improved = value < state.best
-        state.best = min(state.best, value)
-        return improved
-
-    def _save(self, is_best: bool) -> Path:
+    def save(self, is_best: bool) -> Path:
         return save_state(self.state, self.config, self.out, is_best, self.ranks)
+
+    def _check_last_step(self) -> None:
+        """Stop if the update before this one was skipped."""
+        if (bad := self.watch.read()) is not None:
+            self.state.step -= 1
+            self._stop(*bad)
+
+    def _stop(self, loss: float, norm: float) -> None:
+        """The update that would spoil the weights is not made: what is saved is the last good state.
+
+        Weights that an earlier update has spoilt already are not saved: the checkpoint before them stays.
+        """
+        spoilt = not all(bool(torch.isfinite(tensor).all()) for tensor in self.weights.values())
+        folder = (self.out / "last").resolve() if self.ranks.any(spoilt) else self.save(False)
+        where = f"the last good state is in {folder}" if folder.exists() else "no good state was saved yet"
+        raise TrainingError(
+            f"step {self.state.step + 1}: loss {loss}, gradient norm {norm}; {where}. {self.advice}"
+        )

@@ -6,7 +6,7 @@ guess there, pass after pass; and shown as known, it would tell where the summar
 padding: neither learned nor seen by anything that is.
 
 Rows of like length share a bucket, of one shape each. Which rows a step takes follows from (seed, step)
-alone, as in `tokens.loader`. Knows nothing of noise or losses.
+alone, as in `tokens.rows`. Knows nothing of noise or losses.
 
 B rows of a batch, L their length, N block size.
 """
@@ -36,12 +36,12 @@ class PairRow:
 
 
 @dataclass(frozen=True)
-class Batch:
+class PairBatch:
     """Rows of one bucket."""
 
     ids: Tensor
     """[B, L]."""
-    learned: Tensor
+    loss_mask: Tensor
     """[B, L]: the positions of the summaries."""
     most_blocks: int
     """Blocks with such positions in the row of the bucket that has most."""
@@ -89,19 +89,19 @@ class PairRows:
         self._ids = [[torch.tensor(row.ids, dtype=torch.int32) for row in some] for some, _ in self._buckets]
         self._counts = [max(1, round(len(bucket) / batch_size)) for bucket, _ in self._buckets]
         self._blocks = [max(map(self._blocks_of, bucket)) for bucket, _ in self._buckets]
-        self._last: tuple[tuple[int, int], Batch] | None = None
+        self._last: tuple[tuple[int, int], PairBatch] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, step: int, seed: int) -> Batch:
+    def batch(self, step: int, seed: int) -> PairBatch:
         """The rows of a training step. In an epoch the buckets take turns in random order, each as often as
         it has batches; over the epochs a bucket goes through its own rows without a gap."""
         if self._last is None or self._last[0] != (step, seed):  # a step's parts ask one after the other
             self._last = (step, seed), self._find(step, seed)
         return self._last[1]
 
-    def _find(self, step: int, seed: int) -> Batch:
+    def _find(self, step: int, seed: int) -> PairBatch:
         epoch, place = divmod(step, sum(self._counts))
         turn = int(permute(torch.tensor([place]), sum(self._counts), seed, epoch))
         index = 0
@@ -112,7 +112,7 @@ class PairRows:
         places = first + torch.arange(self.batch_size)
         return self._batch(index, permute(places % size, size, seed, places // size).tolist())
 
-    def in_order(self) -> Iterator[Batch]:
+    def in_order(self) -> Iterator[PairBatch]:
         """Every row once."""
         for index, (bucket, _) in enumerate(self._buckets):
             for first in range(0, len(bucket), self.batch_size):
@@ -124,15 +124,15 @@ class PairRows:
             digest.update(str((row.start, row.ids)).encode())
         return digest.hexdigest()
 
-    def _batch(self, index: int, places: Sequence[int]) -> Batch:
+    def _batch(self, index: int, places: Sequence[int]) -> PairBatch:
         bucket, length = self._buckets[index]
         ids = torch.full((len(places), length), self.config.eot_id)
-        learned = torch.zeros_like(ids, dtype=torch.bool)
+        loss_mask = torch.zeros_like(ids, dtype=torch.bool)
         for row, place in enumerate(places):
             own = self._ids[index][place]
             ids[row, : len(own)] = own
-            learned[row, bucket[place].start : len(own)] = True
-        return Batch(ids, learned, self._blocks[index])
+            loss_mask[row, bucket[place].start : len(own)] = True
+        return PairBatch(ids, loss_mask, self._blocks[index])
 
     def _blocks_of(self, row: PairRow) -> int:
         if self.config.family == "mdlm":

@@ -7,12 +7,9 @@ from pathlib import Path
 import torch
 
 from dadlm.errors import CheckpointError
-from dadlm.model import Model, ModelConfig, find_device, load
-from dadlm.model.checkpoint import locate, read_config, set_weights, weights
-from dadlm.tokens import Rows, Tokenizer
-from dadlm.train.apart import set_apart
-from dadlm.train.config import RunConfig
-from dadlm.train.ranks import Ranks
+from dadlm.model import Model, ModelConfig, load
+from dadlm.model.checkpoint import set_weights, weights
+from dadlm.tokens import Tokenizer
 
 # Which family may be trained on from which: the stages of the paper, and every family from itself.
 _STAGES = {"ar": ("ar",), "mdlm": ("mdlm",), "bd3lm": ("mdlm", "bd3lm"), "dadlm": ("mdlm", "bd3lm", "dadlm")}
@@ -49,23 +46,3 @@ def model_from(origin: str | Path, config: ModelConfig, seed: int) -> Model:
     tensors |= {name: own[name] for name in own if name.startswith(_NEW) and name not in tensors}
     set_weights(model, tensors, origin)
     return model
-
-
-def graph_begins(run: RunConfig) -> bool:
-    """Whether what DA-DLM adds is new in this run: it comes from another family and was not yet begun."""
-    if run.model.family != "dadlm" or run.init_from is None or (Path(run.out) / "last").exists():
-        return False
-    return read_config(locate(run.init_from)).family != "dadlm"
-
-
-def begin_graph(run: RunConfig, model: Model, rows: Rows, ranks: Ranks) -> None:
-    """If the graph begins with this run, set the candidates apart; every process gets the first one's."""
-    apart = model.head.offset is not None and model.config.track_bias is not None  # neither helps alone
-    if not (apart and run.train.apart_rows and graph_begins(run)):
-        return
-    assert model.head.offset is not None
-    model.to(ranks.place(find_device(run.train.device)))
-    set_apart(model, rows, count=run.train.apart_rows, seed=run.train.seed)
-    agreed = ranks.agreed(model.head.offset.flatten().tolist())
-    model.head.offset.data.copy_(torch.tensor(agreed).view_as(model.head.offset))
-    model.to("cpu")

@@ -1,7 +1,6 @@
-"""dadlm evaluate KIND: measure, write KIND.json, show it.
+"""dadlm evaluate KIND: measure, write KIND.json, show the tables that `dadlm report` has for it.
 
-A kind is a module here, named like the function of `dadlm.evaluate` that it calls: its `Options`, how they
-are measured, and what a person is shown of the result.
+A kind is a module here with its `Options` and a function `measure` that calls `dadlm.evaluate`.
 """
 
 import json
@@ -9,25 +8,25 @@ import shlex
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from dadlm.cli.evaluate.common import parse, show
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from dadlm.errors import ConfigError
-from dadlm.evaluate.work import write_result
+from dadlm.evaluate.report import document as doc
+from dadlm.evaluate.report import sections_of
+from dadlm.evaluate.work import KINDS, write_result
 
-KINDS = {
-    "reconstruction": "conditional block reconstruction, alone or paired against a second model",
-    "perplexity": "a perplexity that holds for every family: exact (AR) or a valid bound",
-    "generation": "completions over a grid of decoding settings: MAUVE, judge perplexity, TPF, the figure",
-    "summarisation": "ROUGE, tokens per forward pass and the lead-sentence baseline",
-    "judge": "two sets of samples compared in pairs by a language model",
-    "latency": "time of a complete denoising step, and memory",
-}
 USAGE = "\n".join(
     [
         "usage: dadlm evaluate KIND [options]\n",
         *(f"  {name:15s} {what}" for name, what in KINDS.items()),
         "\ndadlm evaluate KIND --help lists the options. Each writes KIND.json into --out;",
-        "started again, it goes on where it stopped.",
+        "run again, it resumes where it stopped.",
     ]
 )
 
@@ -37,27 +36,62 @@ def run(words: list[str]) -> int:
         print(USAGE)
         return 0
     if not words or words[0] not in KINDS:
-        said = f"unknown kind of evaluation {words[0]!r}" if words else "say what to evaluate"
-        raise ConfigError(f"{said}\n{USAGE}")
+        problem = f"unknown kind of evaluation {words[0]!r}" if words else "say what to evaluate"
+        raise ConfigError(f"{problem}\n{USAGE}")
     kind, *words = words
     module = import_module(f"dadlm.cli.evaluate.{kind}")
-    options = parse(module.Options, words, kind)
+    prog = f"dadlm evaluate {kind}"
+    options = tyro.cli(module.Options, args=words, prog=prog, config=(tyro.conf.FlagCreatePairsOff,))
     folder = Path(options.out or f"evaluation/{kind}")
     if folder.is_file():
         raise ConfigError(f"{folder} is a file: --out must be a folder")
-    command = shlex.join(["dadlm", "evaluate", kind, *_told(words)])
+    command = shlex.join(["dadlm", "evaluate", kind, *_without_secrets(words)])
     result = module.measure(options, folder) | {"command": command}
     file = folder / f"{kind}.json"
     write_result(file, result)
     if options.json:
         print(json.dumps(result, ensure_ascii=False))
     else:
-        show(module.table(result), [*module.notes(result), str(file)])
+        show(result, file)
     return 0
 
 
-def _told(words: list[str]) -> Iterator[str]:
-    """The words of a command without what may be secret, more fields of a request; keys are no words."""
+def _without_secrets(words: list[str]) -> Iterator[str]:
+    """The command without the value of --body, which may be secret; keys are never on the command line."""
     for before, word in zip(["", *words], words, strict=False):
         name = word.partition("=")[0]
         yield "..." if before == "--body" else f"{name}=..." if name == "--body" and name != word else word
+
+
+def show(result: dict[str, Any], file: Path) -> None:
+    """Print the result's tables without the paper's numbers. Names may look like markup, and are not."""
+    console = Console(markup=False, emoji=False, highlight=False)
+    [section] = sections_of([doc.Found(file, result)])
+    tables = [part for part in section.parts if isinstance(part, doc.Table)]
+    for table in tables:
+        console.print(table.caption, soft_wrap=True)
+        console.print(_table(table))
+    notes = dict.fromkeys(note for table in tables for note in table.notes)
+    for line in (*notes, *section.short, *filter(None, [result.get("note")])):
+        console.print(line, soft_wrap=True)
+    beside = sorted(one.name for one in file.parent.iterdir() if not one.name.endswith((".json", ".jsonl")))
+    more = f" (beside it: {', '.join(beside)})" if beside else ""
+    console.print(f"{file}{more}", soft_wrap=True)
+    console.print("Run again, it reuses what is there: remove the folder to measure anew.", style="dim")
+
+
+def _table(table: doc.Table) -> Table:
+    shown = [at for at, one in enumerate(table.columns) if not (one.paper or one.detail)]
+    out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # 80 columns are enough for most
+    for at in shown:
+        column = table.columns[at]
+        justify = "left" if at == 0 or column.words else "right"
+        name = f"{column.group}: {column.name}" if column.group not in ("", "Ours") else column.name
+        out.add_column(name, justify=justify, overflow="fold")  # a number is never cut off
+    for row in table.rows:
+        if not row.paper:
+            if row.rule:
+                out.add_section()
+            cells = [row.cells[at] for at in shown]
+            out.add_row(*(Text(f"{one.text} {one.beside}".rstrip(), "bold" * one.best) for one in cells))
+    return out

@@ -1,22 +1,16 @@
-"""What the kinds of evaluation share on the command line: options, models and their names, how to show."""
+"""What the kinds of evaluation share on the command line: options, models and their names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import tyro
-from rich.console import Console
-from rich.table import Table
-
-from dadlm.cli.models import open_model
+from dadlm.cli.options import open_model
 from dadlm.errors import ConfigError
 from dadlm.evaluate import rows_of
 from dadlm.model import Model, find_device
-from dadlm.model.pretrained import shipped
+from dadlm.model.pretrained import DEFAULT, shipped
 from dadlm.tokens import Rows
-
-Options = TypeVar("Options")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +18,9 @@ class Common:
     """Options of every kind; a kind adds its own."""
 
     out: str = ""
-    """Folder for the result and the finished pieces; empty: evaluation/KIND."""
+    """Folder for the result and the pieces to resume from; empty: evaluation/KIND."""
     seed: int = 0
-    """Decides everything that is random."""
+    """Seed of everything random."""
     batch_size: int = 16
     """Rows side by side; changes speed, not results."""
     device: str = "auto"
@@ -42,10 +36,9 @@ class Common:
         if self.batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
 
-    @property
-    def place(self) -> str:
-        """The device, chosen."""
-        return str(find_device(self.device))
+    def run(self, folder: Path) -> dict[str, Any]:
+        """What every evaluation takes."""
+        return {"seed": self.seed, "batch_size": self.batch_size, "out": folder, "quiet": self.json}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,23 +53,19 @@ class OnText(Common):
     """Folder for tokenised shards."""
 
     def rows(self, model: Model, length: int | None = None) -> tuple[Rows, dict[str, Any]]:
-        return rows_of(
-            model,
-            self.data,
-            length=length,
-            cache=self.cache,
-            text_field=self.text_field,
-            quiet=self.json,
-        )
+        options = {"cache": self.cache, "text_field": self.text_field, "quiet": self.json}
+        return rows_of(model, self.data, length=length, **options)
 
 
-def parse(options: type[Options], words: list[str], kind: str) -> Options:
-    prog = f"dadlm evaluate {kind}"
-    return tyro.cli(options, args=words, prog=prog, config=(tyro.conf.FlagCreatePairsOff,))
+@dataclass(frozen=True, kw_only=True)
+class OneModel(Common):
+    model: str = DEFAULT
+    """One that ships with dadlm (dadlm, bd3lm, ar), a folder of a model or of a training run (its best
+    checkpoint), or a Hugging Face name."""
 
 
 def load_model(folder: str, options: Common) -> Model:
-    return open_model(folder, options.place, options.dtype)
+    return open_model(folder, str(find_device(options.device)), options.dtype)
 
 
 def load_models(folders: Sequence[str], options: Common) -> dict[str, Model]:
@@ -99,11 +88,3 @@ def names_of(folders: Sequence[str]) -> list[str]:
         if len(set(names)) == len(set(places)):
             return names
         depth += 1
-
-
-def show(table: Table, notes: Sequence[str]) -> None:
-    """Print a table and what belongs to it. Names in them may look like markup, and are not."""
-    console = Console(markup=False, emoji=False, highlight=False)
-    console.print(table)
-    for note in notes:
-        console.print(note, soft_wrap=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from rich.table import Table
 
 from dadlm.cli.evaluate.common import Common
 from dadlm.errors import ConfigError
@@ -15,9 +14,8 @@ from dadlm.evaluate import judge
 from dadlm.evaluate.endpoint import Endpoint
 from dadlm.evaluate.judge import Judge
 from dadlm.evaluate.language_models import open_language_model
-from dadlm.evaluate.local_judge import LocalJudge
-from dadlm.evaluate.pairs import Pairs, read_pairs
-from dadlm.evaluate.planted import in_words, plant, trust
+from dadlm.evaluate.pairs import Pairs, plant, read_pairs, trust
+from dadlm.evaluate.question import LocalJudge
 from dadlm.tokens.sources import read_texts
 
 
@@ -42,12 +40,12 @@ class Options(Common):
     """Judge by a language model on this machine, through its log-probabilities of the answers: smollm2 (too
     small to tell good from bad, but it needs no network), a folder, or a Hugging Face name."""
     concurrency: int = 4
-    """Requests under way at once."""
+    """Requests in flight at once."""
     timeout: float = 60.0
-    """Seconds without a sign of life after which a request counts as failed."""
+    """Seconds without any data after which a request counts as failed."""
     body: str = "{}"
-    """More fields of the request as JSON, e.g. '{"thinking": {"type": "disabled"}}'; null leaves out one that
-    is sent otherwise (temperature, max_tokens). Files get the names of the fields, not their values."""
+    """More fields of the request as JSON, e.g. '{"thinking": {"type": "disabled"}}'; null drops a
+    default (temperature, max_tokens). Files get the names of the fields, not their values."""
     price_in: float | None = None
     """Price of a million prompt tokens, to show the cost."""
     price_out: float | None = None
@@ -91,12 +89,9 @@ def _plant(options: Options) -> Pairs:
 
 def _judge(options: Options) -> Judge:
     if not options.endpoint:
-        return LocalJudge(open_language_model(options.judge, options.place))
+        return LocalJudge(open_language_model(options.judge, options.device))
     return Endpoint(
-        model=options.endpoint,
-        threads=options.concurrency,
-        timeout=options.timeout,
-        body=_body(options.body),
+        model=options.endpoint, threads=options.concurrency, timeout=options.timeout, body=_body(options.body)
     )
 
 
@@ -108,55 +103,3 @@ def _body(text: str) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise ConfigError("--body must be a JSON object, such as '{\"top_p\": 1}'")
     return body
-
-
-def table(result: dict[str, Any]) -> Table:
-    table = Table(title=f"A = {result['a']}, B = {result['b']}, judge {result['judge']}")
-    table.add_column("")
-    for name in ("pairs", "A", "B", "ties", "unparsed", "A wins % [95%]", "first %"):
-        table.add_column(name, justify="right", no_wrap=True)
-    rows = result["rows"] + ([{"configuration": "all", **result}] if len(result["rows"]) > 1 else [])
-    for row in rows:
-        decided = "win_rate" in row and row["wins_a"] + row["wins_b"]
-        rate = {name: 100 * value for name, value in row["win_rate"].items()} if decided else {}
-        table.add_row(
-            row["configuration"],
-            *(str(row[name]) for name in ("pairs", "wins_a", "wins_b", "ties", "unparsed")),
-            "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**rate) if decided else "–",
-            f"{100 * row['first_position_share']:.1f}",
-        )
-    return table
-
-
-def notes(result: dict[str, Any]) -> list[str]:
-    notes = [
-        "A pair is won when both orders favour the same model; the rate is among the pairs won by either. "
-        "first %: how often the text shown first was chosen."
-    ]
-    if "planted" in result:
-        notes += in_words(result["planted"])
-    if len(result["rows"]) > 1:
-        notes.append("All configurations continue the same prompts, so over all there is no interval.")
-    repeated = max(row["pairs"] - row["prompts"] for row in result["rows"])
-    if repeated:
-        notes.append(
-            f"In a configuration up to {repeated} pairs repeat the prompt of another: they are no witnesses "
-            "of their own, and the intervals are too narrow."
-        )
-    if result["missing"]:
-        notes.append(f"{result['missing']} samples have no partner and were left out.")
-    share = result["first_position_share"]
-    if not 0.25 <= share <= 0.75:
-        which, often = ("first", share) if share > 0.5 else ("second", 1 - share)
-        notes.append(
-            f"This judge goes by position: {100 * often:.0f}% of its choices fell on the {which} text "
-            "shown. Such ties say nothing of the texts, and few pairs or none are left for the win rate."
-        )
-    if result["unparsed"]:
-        examples = ", ".join(map(repr, result["unparsed_examples"]))
-        notes.append(f"{result['unparsed']} answers were neither A, B nor tie, such as {examples}.")
-    if result["prompt_tokens"] is not None:
-        cost = "" if result["cost"] is None else f", cost {result['cost']:.4f}"
-        tokens = f"{result['prompt_tokens']} + {result['completion_tokens']} tokens"
-        notes.append(f"{result['requests']} requests, {tokens}{cost}.")
-    return notes

@@ -1,13 +1,40 @@
 """A report as plain data: sections of tables and figures, and how numbers are written.
 
-All text here is plain; whoever writes it as HTML or Markdown escapes it.
+All text here is plain; `render.py` escapes it.
 """
 
+from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 NONE = "–"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A result and where it lies."""
+
+    file: Path
+    result: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        return self.result["kind"]
+
+    @property
+    def folder(self) -> str:
+        return str(self.file.parent)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A JSON file that is no result that can be shown, and why."""
+
+    file: Path
+    why: str
 
 
 @dataclass(frozen=True)
@@ -19,6 +46,10 @@ class Cell:
     best: bool = False
 
 
+Content = Cell | str | None
+"""What a cell may be given as; None: there is no value."""
+
+
 @dataclass(frozen=True)
 class Column:
     name: str
@@ -28,18 +59,19 @@ class Column:
     """The paper's numbers, set apart from ours."""
     words: bool = False
     """Text, not numbers."""
+    detail: bool = False
+    """Left out in a terminal, which is narrow."""
+
+
+class Row:
+    """Cells, the first of which names the row; `rule` starts a group of rows, `paper` are its numbers."""
+
+    def __init__(self, cells: Iterable[Content], *, paper: bool = False, rule: bool = False) -> None:
+        self.cells = [one if isinstance(one, Cell) else Cell(NONE if one is None else one) for one in cells]
+        self.paper, self.rule = paper, rule
 
 
 @dataclass(frozen=True)
-class Row:
-    cells: tuple[Cell, ...]
-    """The first one names the row."""
-    paper: bool = False
-    rule: bool = False
-    """Starts a group of rows."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Difference:
     """One thing in which ours is not, or need not be, the paper's setting."""
 
@@ -61,11 +93,20 @@ class Table:
     commands: tuple[str, ...] = ()
     """The commands that made those, where they say so."""
 
+    @property
+    def groups(self) -> list[tuple[str, list[Column]]]:
+        """Neighbouring columns of one group together."""
+        return [(group, list(columns)) for group, columns in groupby(self.columns, lambda one: one.group)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     svg: bytes
     caption: str
+
+    @property
+    def base64(self) -> str:
+        return b64encode(self.svg).decode()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +117,15 @@ class Section:
     parts: tuple[Table | Figure, ...]
     short: tuple[str, ...] = ()
     """What a reader in a hurry should know."""
+
+
+def ruled(rows: Iterable[tuple[Any, Iterable[Content]]]) -> list[Row]:
+    """Rows from (group, cells); where the group changes there is a rule."""
+    made, before = [], object()
+    for group, cells in rows:
+        made.append(Row(cells, rule=group != before))
+        before = group
+    return made
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -92,10 +142,6 @@ def whole(value: float | None) -> str:
 
 def between(interval: Mapping[str, Any], digits: int = 2, scale: float = 1) -> str:
     return f"[{number(interval['low'] * scale, digits)}, {number(interval['high'] * scale, digits)}]"
-
-
-def plain(value: float | None, digits: int = 2) -> Cell:
-    return Cell(number(value, digits))
 
 
 def measured(

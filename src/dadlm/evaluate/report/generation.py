@@ -4,15 +4,25 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from dadlm.errors import DadlmError
 from dadlm.evaluate.generation import ENOUGH
 from dadlm.evaluate.pareto import draw_pareto
-from dadlm.evaluate.report.document import Figure, Section, Table, apart
-from dadlm.evaluate.report.gather import Found
-from dadlm.evaluate.report.grid import block_sizes, grid_of, grid_table
-from dadlm.evaluate.report.measures import measures_table
-from dadlm.evaluate.report.subjects import Facts
+from dadlm.evaluate.report.document import (
+    Column,
+    Content,
+    Figure,
+    Found,
+    Section,
+    Table,
+    apart,
+    measured,
+    number,
+    ruled,
+)
+from dadlm.evaluate.report.grid import block_sizes, grid_notes, grid_of, grid_table, timing
+from dadlm.evaluate.report.subjects import Json, key_of, rank, table, write_key
 
 _LARGEST = 5_000_000  # bytes of a figure; a larger one is left out
 
@@ -55,7 +65,7 @@ def _figure(one: Found, where: str) -> Iterator[Figure]:
         yield Figure(svg=(Path(folder) / "pareto.svg").read_bytes(), caption=caption)
 
 
-def _sentences(result: Facts, size: int | None, where: str) -> Iterator[str]:
+def _sentences(result: Json, size: int | None, where: str) -> Iterator[str]:
     """DA-DLM against BD3LM in MAUVE and judge perplexity, over the configurations that both have."""
     grid = grid_of(result, size)
     families = {name: row["family"] for rows in grid.values() for name, row in rows.items()}
@@ -77,3 +87,56 @@ def _sentences(result: Facts, size: int | None, where: str) -> Iterator[str]:
                 f"configurations, intervals apart in {clear}; worse with intervals apart in {worse}; "
                 f"{result['samples']} samples.{few}"
             )
+
+
+def measures_table(one: Found, where: str) -> Table:
+    result = one.result
+    judged = any(row["judge_perplexity"] for row in result["rows"])
+    timed = timing(result)
+    ranked = sorted(result["rows"], key=lambda row: (*rank(row), row["model"]))
+    rows: list[tuple[Any, tuple[Content, ...]]] = [
+        (row["model"], (row["model"], write_key(key_of(row)), *_measures(row, judged, bool(timed))))
+        for row in ranked
+    ]
+    if result.get("reference"):
+        texts = _text(result["reference"], judged)
+        rows.append((None, ("True text", None, *texts, *[None] * (4 if timed else 3))))
+    judge = f"; perplexity under {result['judge_lm']}" if result["judge_lm"] else ""
+    return table(
+        [one],
+        ruled(rows),
+        caption=f"Further measures of the same samples{where}{judge}.",
+        columns=(
+            "Model",
+            Column("Denoising", words=True),
+            *(["Perplexity ↓"] if judged else []),
+            *(Column(str(n), "Distinct n-grams", detail=True) for n in (1, 2, 3)),
+            Column("Entropy, nats", detail=True),
+            Column("Repeated 4-grams ↓", detail=True),
+            Column("raw", "TPF ↑"),
+            Column("with cache passes", "TPF ↑", detail=True),
+            "Empty",
+            *([f"ms per step, batch size {timed['batch_size']}"] if timed else []),
+        ),
+        differences=None,
+        notes=tuple(grid_notes(result, False)) if not block_sizes(result) else (),
+    )
+
+
+def _measures(row: Json, judged: bool, timed: bool) -> Iterator[Content]:
+    yield from _text(row, judged)
+    yield number(row["raw_tpf"])
+    yield number(row["tpf_with_cache_passes"])
+    yield number(row["empty"], 0)
+    if timed:
+        yield number(row.get("ms_per_step"))
+
+
+def _text(row: Json, judged: bool) -> tuple[Content, ...]:
+    """What can be said of texts alone."""
+    return (
+        *([measured(row["judge_perplexity"], 1)] if judged else []),
+        *(number(row["distinct"][n], 3) for n in ("1", "2", "3")),
+        number(row["entropy"]),
+        number(row["repetition"], 3),
+    )

@@ -4,36 +4,48 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from dadlm.evaluate import paper
-from dadlm.evaluate.report.configurations import Key, key_of, paper_mauve, paper_name, paper_tpf, write_key
-from dadlm.evaluate.report.differences import data_beside, models_differ, value_differs
 from dadlm.evaluate.report.document import (
-    NONE,
     Cell,
     Column,
+    Content,
     Difference,
-    Row,
+    Found,
     Table,
     apart,
     measured,
     number,
-    plain,
+    ruled,
 )
-from dadlm.evaluate.report.gather import Found
-from dadlm.evaluate.report.subjects import Facts, block_size, rank, rows_of, table
+from dadlm.evaluate.report.subjects import (
+    Json,
+    Key,
+    block_size,
+    data_beside,
+    key_of,
+    models_differ,
+    paper_mauve,
+    paper_name,
+    paper_tpf,
+    rank,
+    rows_of,
+    table,
+    value_differs,
+    write_key,
+)
 
-Grid = dict[Key, dict[str, Facts]]
+Grid = dict[Key, dict[str, Json]]
 """Configuration → name of a model → its row."""
 
 _TPF, _MAUVE = "Adjusted TPF ↑", "MAUVE ↑"
 
 
-def block_sizes(result: Facts) -> list[int | None]:
+def block_sizes(result: Json) -> list[int | None]:
     """Those with a table of their own, large ones first; None: MDLM. AR is a reference for all."""
     sizes = {block_size(row) for row in result["rows"] if row["family"] != "ar"}
     return sorted(sizes, key=lambda size: -(size or 0))
 
 
-def grid_of(result: Facts, size: int | None) -> Grid:
+def grid_of(result: Json, size: int | None) -> Grid:
     """The rows of one block size, models in the paper's order."""
     grid: Grid = {}
     for row in sorted(result["rows"], key=rank):
@@ -46,10 +58,7 @@ def grid_table(one: Found, size: int | None, where: str) -> Table:
     grid = grid_of(one.result, size)
     columns, cells_of = zip(*_columns(grid, size), strict=True)
     groups = {column.group for column in columns}
-    rows, before = [], ""
-    for key in grid:
-        rows.append(Row(tuple(cell_of(key) for cell_of in cells_of), rule=key[0] != before))
-        before = key[0]
+    rows = ruled((key[0], tuple(cell_of(key) for cell_of in cells_of)) for key in grid)
     return table(
         [one],
         rows,
@@ -57,14 +66,14 @@ def grid_table(one: Found, size: int | None, where: str) -> Table:
         f"{f'block size {size}' if size else 'no blocks'}{where}.",
         columns=columns,
         differences=tuple(_differences(one.result)) if any(column.paper for column in columns) else None,
-        notes=tuple(_notes(one.result, _MAUVE in groups)),
+        notes=tuple(grid_notes(one.result, _MAUVE in groups)),
     )
 
 
-def _columns(grid: Grid, size: int | None) -> Iterator[tuple[Column, Callable[[Key], Cell]]]:
+def _columns(grid: Grid, size: int | None) -> Iterator[tuple[Column, Callable[[Key], Content]]]:
     """Columns, and what each says of a configuration; the paper's stand where it has numbers."""
     families = {name: row["family"] for rows in grid.values() for name, row in rows.items()}
-    yield Column("Denoising"), lambda key: Cell(write_key(key))
+    yield Column("Denoising"), write_key
     for name, family in families.items():
         yield Column(name, _TPF), partial(_tpf, grid, name)
         theirs = {key: paper_tpf(family, size, key) for key in grid}
@@ -79,27 +88,27 @@ def _columns(grid: Grid, size: int | None) -> Iterator[tuple[Column, Callable[[K
                 yield Column(title, _MAUVE, paper=True), partial(_from, theirs, 3)
 
 
-def _from(values: dict[Key, float | None], digits: int, key: Key) -> Cell:
-    return plain(values[key], digits)
+def _from(values: dict[Key, float | None], digits: int, key: Key) -> Content:
+    return number(values[key], digits)
 
 
-def _tpf(grid: Grid, name: str, key: Key) -> Cell:
+def _tpf(grid: Grid, name: str, key: Key) -> Content:
     row = grid[key].get(name)
     if row is None:
-        return Cell(NONE)
+        return None
     adjusted = row["adjusted_tpf"]
-    return Cell(number(row["raw_tpf"]), "raw") if adjusted is None else plain(adjusted)
+    return Cell(number(row["raw_tpf"]), "raw") if adjusted is None else number(adjusted)
 
 
-def _mauve(grid: Grid, name: str, key: Key) -> Cell:
+def _mauve(grid: Grid, name: str, key: Key) -> Content:
     if name not in grid[key]:
-        return Cell(NONE)
+        return None
     ours = grid[key][name]["mauve"]
     others = [row["mauve"] for other, row in grid[key].items() if other != name]
     return measured(ours, 3, best=apart(ours, others))
 
 
-def _differences(result: Facts) -> Iterator[Difference]:
+def _differences(result: Json) -> Iterator[Difference]:
     yield data_beside(rows_of(result), "OpenWebText")
     yield from models_differ(result["models"])
     yield from value_differs("prompt tokens", result["prompt_tokens"], paper.PROMPT_TOKENS)
@@ -107,23 +116,23 @@ def _differences(result: Facts) -> Iterator[Difference]:
     yield from value_differs("samples", result["samples"], paper.SAMPLES)
     embedder = result["embedder"]
     if embedder and "gpt2large" not in embedder.lower().replace("-", "").replace(" ", ""):
-        yield Difference(what="embedder of MAUVE", ours=embedder, paper=paper.EMBEDDER)
+        yield Difference("embedder of MAUVE", embedder, paper.EMBEDDER)
     timed = timing(result)
     if timed and "A800" not in timed["device"]:
-        yield Difference(what="device", ours=timed["device"], paper=paper.DEVICE)
+        yield Difference("device", timed["device"], paper.DEVICE)
     if timed:
         yield from value_differs("batch size of the timing", timed["batch_size"], paper.BATCH_SIZE)
 
 
-def timing(result: Facts) -> Facts | None:
+def timing(result: Json) -> Json | None:
     """On what steps were timed: the same for every model and configuration of a run."""
-    inside = result.get("latency") or None
-    while inside and "device" not in inside:
-        inside = next((part for part in inside.values() if isinstance(part, dict)), None)
-    return inside
+    found = result.get("latency") or None
+    while found and "device" not in found:
+        found = next((part for part in found.values() if isinstance(part, dict)), None)
+    return found
 
 
-def _notes(result: Facts, has_mauve: bool) -> Iterator[str]:
+def grid_notes(result: Json, has_mauve: bool) -> Iterator[str]:
     if has_mauve:
         yield "Bold: an interval above all others of its row."
     for row in result["rows"]:

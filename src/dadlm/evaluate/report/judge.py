@@ -1,26 +1,36 @@
 """The paper's tables of the judge: win rates among decided pairs, by decoding configuration."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from dadlm.evaluate import paper
-from dadlm.evaluate.planted import in_words
-from dadlm.evaluate.report.configurations import Key, key_of, paper_row, rank_key, write_key
-from dadlm.evaluate.report.differences import data_beside, models_differ, value_differs
+from dadlm.evaluate.pairs import in_words
 from dadlm.evaluate.report.document import (
-    NONE,
     Cell,
     Column,
+    Content,
     Difference,
-    Row,
+    Found,
     Section,
     Table,
     measured,
     number,
-    plain,
+    ruled,
     whole,
 )
-from dadlm.evaluate.report.gather import Found
-from dadlm.evaluate.report.subjects import Facts, block_size, table
+from dadlm.evaluate.report.subjects import (
+    Json,
+    Key,
+    block_size,
+    data_beside,
+    key_of,
+    models_differ,
+    paper_row,
+    rank_key,
+    table,
+    value_differs,
+    write_key,
+)
 
 
 def section(found: list[Found]) -> Section:
@@ -35,7 +45,7 @@ def section(found: list[Found]) -> Section:
     )
 
 
-def _paper_side(result: Facts) -> tuple[str, int]:
+def _paper_side(result: Json) -> tuple[str, int]:
     """On which side DA-DLM stands, if the other is BD3LM, and the block size of both; none: ("", 0)."""
     a, b = result.get("model_a"), result.get("model_b")
     if a and b and block_size(a) == block_size(b) in paper.GENERATION:
@@ -48,21 +58,20 @@ def _paper_side(result: Facts) -> tuple[str, int]:
 def _table(one: Found) -> Table:
     result = one.result
     side, size = _paper_side(result)
-    rows, before = [], ""
-    for row in sorted(result["rows"], key=lambda row: rank_key(key_of(row))):
-        key = key_of(row)
-        theirs = [_paper_rate(size, key, side)] if side else []
-        rows.append(Row((Cell(write_key(key)), *_verdict(row), *theirs), rule=key[0] != before))
-        before = key[0]
-    if len(rows) > 1:  # counts only: the same prompts in every row are no independent witnesses
-        counts = {**result, "win_rate": None}
-        rows.append(Row((Cell("all"), *_verdict(counts), *([Cell(NONE)] if side else [])), rule=True))
+    ranked = sorted(((key_of(row), row) for row in result["rows"]), key=lambda pair: rank_key(pair[0]))
+    rows: list[tuple[Any, tuple[Content, ...]]] = [
+        (key[0], (write_key(key), *_verdict(row), *([_paper_rate(size, key, side)] if side else [])))
+        for key, row in ranked
+    ]
+    if len(rows) > 1:  # counts only: the same prompts in every row are not independent
+        counts = _verdict({**result, "win_rate": None})
+        rows.append((None, ("all", *counts, *([None] if side else []))))
     return table(
         [one],
-        rows,
+        ruled(rows),
         caption=f"Win rate of {result['a']} against {result['b']}, judged by {result['judge']}.",
         columns=(
-            Column("Denoising"),
+            "Denoising",
             Column("Win rate, %", "Ours"),
             *(Column(name, "Ours") for name in ("Pairs", "Wins", "Losses", "Ties")),
             *([Column(f"block size {size}, %", "Paper", paper=True)] if side else []),
@@ -72,50 +81,59 @@ def _table(one: Found) -> Table:
     )
 
 
-def _verdict(row: Facts) -> Iterator[Cell]:
+def _verdict(row: Json) -> Iterator[Content]:
     rate = row["win_rate"] if _decided(row) else None
     yield measured(rate, scale=100, best=bool(rate) and _leaning(rate) != 0)
     for name in ("pairs", "wins_a", "wins_b", "ties"):
-        yield plain(row[name], 0)
+        yield number(row[name], 0)
 
 
-def _paper_rate(size: int, key: Key, side: str) -> Cell:
+def _paper_rate(size: int, key: Key, side: str) -> Content:
     row = paper_row(size, key)
     if row is None:
-        return Cell(NONE)
+        return None
     rate, low, high = row.win_rate, row.win_low, row.win_high
     if side == "b":  # the paper counts DA-DLM's wins, this table BD3LM's
         rate, low, high = 100 - rate, 100 - high, 100 - low
     return Cell(number(rate), f"[{number(low)}, {number(high)}]")
 
 
-def _differences(result: Facts) -> Iterator[Difference]:
+def _differences(result: Json) -> Iterator[Difference]:
     yield data_beside(result.get("source") or "unknown", "OpenWebText")
     if paper.JUDGE.lower() not in result["judge"].lower():
-        yield Difference(what="judge", ours=result["judge"], paper=paper.JUDGE)
+        yield Difference("judge", result["judge"], paper.JUDGE)
     pairs = max(row["pairs"] for row in result["rows"])
     yield from value_differs("pairs per configuration", pairs, paper.SAMPLES)
     yield from models_differ([result["model_a"], result["model_b"]])
 
 
-def _notes(result: Facts) -> Iterator[str]:
+def _notes(result: Json) -> Iterator[str]:
     yield "Bold: the interval leaves out 50%."
     yield from in_words(result["planted"]) if "planted" in result else ()
     repeated = max(row["pairs"] - row.get("prompts", row["pairs"]) for row in result["rows"])
     if repeated:
         yield (
-            f"In a configuration up to {whole(repeated)} pairs repeat the prompt of another: they are no "
-            "witnesses of their own, and the intervals are too narrow."
+            f"In a configuration up to {whole(repeated)} pairs repeat the prompt of another: they are not "
+            "independent, and the intervals are too narrow."
         )
-    share = number(100 * result["first_position_share"], 1)
-    yield f"The continuation shown first was chosen in {share}% of the answers; 50% would be no preference."
+    if result.get("missing"):
+        yield f"{whole(result['missing'])} samples have no partner and were left out."
+    share = result["first_position_share"]
+    first = number(100 * share, 1)
+    yield f"The continuation shown first was chosen in {first}% of the answers; 50% would be no preference."
+    if not 0.25 <= share <= 0.75:
+        yield "This judge goes by position: its ties say nothing about the texts."
     if result["unparsed"]:
-        yield f"{whole(result['unparsed'])} answers were neither A, B nor tie; their pairs count as ties."
-    if result.get("cost") is not None:
-        yield f"Cost: {number(result['cost'], 4)} for {whole(result.get('requests'))} requests."
+        examples = ", ".join(map(repr, result.get("unparsed_examples", ())))
+        such, count = f", such as {examples}" if examples else "", whole(result["unparsed"])
+        yield f"{count} answers were neither A, B nor tie{such}; their pairs count as ties."
+    if result.get("prompt_tokens") is not None:
+        tokens = f"{whole(result['prompt_tokens'])} + {whole(result.get('completion_tokens'))} tokens"
+        cost = "" if result.get("cost") is None else f", cost {number(result['cost'], 4)}"
+        yield f"{whole(result.get('requests'))} requests, {tokens}{cost}."
 
 
-def _sentence(result: Facts) -> str:
+def _sentence(result: Json) -> str:
     """Configurations are counted, not pooled: they continue the same prompts."""
     decided = [row for row in result["rows"] if _decided(row)]
     who = f"Judge ({result['judge']}), {result['a']} against {result['b']}"
@@ -131,11 +149,11 @@ def _sentence(result: Facts) -> str:
     )
 
 
-def _leaning(rate: Facts) -> int:
+def _leaning(rate: Json) -> int:
     """1: the interval lies above one half, -1: below, 0: on both sides."""
     return (rate["low"] > 0.5) - (rate["high"] < 0.5)
 
 
-def _decided(row: Facts) -> int:
+def _decided(row: Json) -> int:
     """Pairs that were no tie; without any there is no rate."""
     return row["wins_a"] + row["wins_b"]

@@ -4,26 +4,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dadlm.evaluate import paper
-from dadlm.evaluate.report.differences import data_beside, models_differ
 from dadlm.evaluate.report.document import (
     Cell,
     Column,
+    Content,
     Difference,
+    Found,
     Row,
     Section,
     Table,
     measured,
     number,
-    plain,
+    ruled,
 )
-from dadlm.evaluate.report.gather import Found
 from dadlm.evaluate.report.subjects import (
-    Facts,
+    Json,
     block_size,
     by_data,
     cautions,
+    data_beside,
     family_name,
     labels,
+    models_differ,
     rank,
     rows_of,
     source_of,
@@ -38,16 +40,16 @@ _PAPER = tuple(Column(name, "Paper", paper=True) for name in _SETS)
 class _Score:
     """What a result says of one of its models."""
 
-    model: Facts
+    model: Json
     value: float
-    interval: Facts | None
+    interval: Json | None
     bound: float | None
     gap: float | None
     folder: str
 
     @property
     def key(self) -> tuple[str, str, float]:
-        """The same weights with the same value are one measurement, however many files tell it."""
+        """The same weights with the same value are one measurement, in however many files it is."""
         return self.model["name"], self.model["weights"], self.value
 
 
@@ -75,19 +77,18 @@ def _values(group: list[Found], pairs: list[Found]) -> Table:
     scores = sorted(_scores(group, pairs), key=lambda score: rank(score.model))
     names = labels([(score.model["name"], score.folder) for score in scores])
     winners = {_score(one, side).key for one in pairs for side in _better(one.result)}
-    rows, family = [], None
-    for score, name in zip(scores, names, strict=True):
-        cells = _cells(score, name, score.key in winners)
-        rows.append(Row(tuple(cells), rule=score.model["family"] != family))
-        family = score.model["family"]
+    rows = ruled(
+        (score.model["family"], tuple(_cells(score, name, score.key in winners)))
+        for score, name in zip(scores, names, strict=True)
+    )
     return table(
         group,
         rows,
         caption=f"Reconstruction ↓ on {rows_of(group[0].result)}, in the form of the paper's Table 1.",
         columns=(
-            Column("Model"),
+            "Model",
             Column("Family", words=True),
-            Column("Block size"),
+            "Block size",
             *(Column(name, "Ours") for name in ("Reconstruction", "Bound", "Gap")),
             *_PAPER,
         ),
@@ -99,16 +100,16 @@ def _values(group: list[Found], pairs: list[Found]) -> Table:
     )
 
 
-def _cells(score: _Score, name: str, best: bool) -> Iterator[Cell]:
-    yield Cell(name)
-    yield Cell(family_name(score.model))
-    yield plain(block_size(score.model), 0)
+def _cells(score: _Score, name: str, best: bool) -> Iterator[Content]:
+    yield name
+    yield family_name(score.model)
+    yield number(block_size(score.model), 0)
     known = score.interval is not None
     yield measured(score.interval, 3, best=best) if known else Cell(number(score.value, 3), best=best)
-    yield plain(score.bound, 3)
-    yield plain(score.gap, 3)
+    yield number(score.bound, 3)
+    yield number(score.gap, 3)
     theirs = paper.RECONSTRUCTION.get((score.model["family"], block_size(score.model)), {})
-    yield from (plain(theirs.get(set_)) for set_ in _SETS)
+    yield from (number(theirs.get(set_)) for set_ in _SETS)
 
 
 def _scores(group: list[Found], pairs: list[Found]) -> list[_Score]:
@@ -119,11 +120,11 @@ def _scores(group: list[Found], pairs: list[Found]) -> list[_Score]:
 
 def _score(one: Found, side: str) -> _Score:
     prefix = "" if side == "model" else "against_"
-    told = {name: one.result.get(prefix + name) for name in ("interval", "bound", "gap")}
-    return _Score(model=one.result[side], value=one.result[prefix + "value"], folder=one.folder, **told)
+    known = {name: one.result.get(prefix + name) for name in ("interval", "bound", "gap")}
+    return _Score(model=one.result[side], value=one.result[prefix + "value"], folder=one.folder, **known)
 
 
-def _better(result: Facts) -> list[str]:
+def _better(result: Json) -> list[str]:
     """Which of a pair is better, if the interval of the difference says so."""
     low, high = result["difference"]["low"], result["difference"]["high"]
     return ["model"] if high < 0 else ["against"] if low > 0 else []
@@ -135,21 +136,21 @@ def _pairs(pairs: list[Found]) -> Table:
     ]
     rows = []
     for one, name in zip(pairs, labels(named), strict=True):
-        masks = Cell("the same" if one.result["same_masks"] else "each its own")
-        theirs = (plain(_paper_difference(one.result, set_)) for set_ in _SETS)
-        rows.append(Row((Cell(name), measured(one.result["difference"], 3), masks, *theirs)))
+        masks = "the same" if one.result["same_masks"] else "each its own"
+        theirs = (number(_paper_difference(one.result, set_)) for set_ in _SETS)
+        rows.append(Row((name, measured(one.result["difference"], 3), masks, *theirs)))
     return table(
         pairs,
         rows,
         caption=f"Paired differences in reconstruction on {rows_of(pairs[0].result)}; negative: the first is "
         "better.",
-        columns=(Column("Pair"), Column("Difference", "Ours"), Column("Masks", "Ours", words=True), *_PAPER),
+        columns=("Pair", Column("Difference", "Ours"), Column("Masks", "Ours", words=True), *_PAPER),
         differences=tuple(_differences(pairs)),
         notes=("The paper's are differences of its rounded values, without intervals.",),
     )
 
 
-def _paper_difference(result: Facts, set_: str) -> float | None:
+def _paper_difference(result: Json, set_: str) -> float | None:
     one, other = (
         paper.RECONSTRUCTION.get((result[side]["family"], block_size(result[side])))
         for side in ("model", "against")
@@ -163,9 +164,9 @@ def _differences(group: list[Found]) -> Iterator[Difference]:
     yield from models_differ(models, _SETS)
 
 
-def _sentence(result: Facts) -> str:
-    told = {"model": "better", "against": "worse"}
-    verdict = next((told[side] for side in _better(result)), "no difference that the interval supports")
+def _sentence(result: Json) -> str:
+    verdicts = {"model": "better", "against": "worse"}
+    verdict = next((verdicts[side] for side in _better(result)), "no difference that the interval supports")
     pair = f"{result['model']['name']} against {result['against']['name']} on {source_of(result['data'])}"
     cell = measured(result["difference"], 3)
     return f"Reconstruction, {pair}: {verdict}, {cell.text} {cell.beside} nats per token."

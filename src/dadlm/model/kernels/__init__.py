@@ -1,4 +1,4 @@
-"""Triton twins of the network's parts, for CUDA without gradients (decoding and validation)."""
+"""Triton twins of the network's parts, for CUDA."""
 
 from importlib.util import find_spec
 
@@ -13,6 +13,6 @@ def takes(x: Tensor) -> bool:
     return x.is_cuda and HAS_TRITON and x.dtype != torch.float64
 
 
-def usable(x: Tensor) -> bool:
-    """Whether a forward-only kernel may stand in for torch here; compiled code is fused already."""
-    return takes(x) and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+def usable(x: Tensor, grad: bool) -> bool:
+    """Whether a kernel that has no gradient may stand in for torch; compiled code is fused already."""
+    return takes(x) and not grad and not torch.compiler.is_compiling()

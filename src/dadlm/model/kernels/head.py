@@ -49,10 +49,10 @@ class _TargetLogp(torch.autograd.Function):
             w, b = _padded(weight, bias, tokens, dtype)
             logp, lse = (torch.empty(len(h), device=h.device, dtype=torch.float32) for _ in range(2))
             kept = [] if grad and _fits(len(h) * len(w) * h.itemsize, h.device) else None
-            for cut in _cuts(len(h), len(w)):
-                logits = _logits(h[cut], w, b)
+            for part in _parts(len(h), len(w)):
+                logits = _logits(h[part], w, b)
                 _reduce[(len(logits),)](
-                    logits, target[cut], logp[cut], lse[cut], tokens, len(w), 4096, num_warps=8
+                    logits, target[part], logp[part], lse[part], tokens, len(w), 4096, num_warps=8
                 )
                 if kept is not None:
                     kept.append(logits)
@@ -72,13 +72,13 @@ class _TargetLogp(torch.autograd.Function):
             to_bias = None if bias is None else torch.zeros(len(w), device=w.device, dtype=torch.float32)
             grad = grads[0].contiguous()
             kept, ctx.kept = ctx.kept, None  # they become the gradient in place: good for one time
-            for cut in _cuts(len(h), len(w)):
-                logits = _logits(h[cut], w, b) if kept is None else kept.pop(0)
+            for part in _parts(len(h), len(w)):
+                logits = _logits(h[part], w, b) if kept is None else kept.pop(0)
                 _differentiate[(len(logits),)](
-                    logits, target[cut], lse[cut], grad[cut], ctx.tokens, len(w), 4096, num_warps=8
+                    logits, target[part], lse[part], grad[part], ctx.tokens, len(w), 4096, num_warps=8
                 )
-                torch.mm(logits, w, out=to_hidden[cut])
-                to_weight += logits.t() @ h[cut]
+                torch.mm(logits, w, out=to_hidden[part])
+                to_weight += logits.t() @ h[part]
                 if to_bias is not None:
                     to_bias += logits.sum(0, dtype=torch.float32)
             rows = len(weight)
@@ -93,7 +93,7 @@ class _TargetLogp(torch.autograd.Function):
             )
 
 
-def _cuts(n: int, P: int) -> list[slice]:
+def _parts(n: int, P: int) -> list[slice]:
     size = max(1, _PIECE // P // 128 * 128)
     return [slice(first, min(first + size, n)) for first in range(0, n, size)]
 

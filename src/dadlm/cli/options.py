@@ -1,0 +1,56 @@
+"""What the commands share: how words become options, and models by the names people type."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from dadlm.errors import ConfigError
+from dadlm.model import Model, load
+from dadlm.model.pretrained import shipped
+
+_NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?")
+T = TypeVar("T")
+
+
+def parse(kind: type[T], words: list[str], command: str, **more: Any) -> T:
+    """The options of a command; a flag has no --no-FLAG beside it."""
+    return tyro.cli(kind, args=words, prog=f"dadlm {command}", config=(tyro.conf.FlagCreatePairsOff,), **more)
+
+
+def subcommand(words: list[str], kinds: dict[str, type[T]], usage: str, missing: str) -> type[T] | None:
+    """The options of the subcommand that is named first; None when only help was wanted, and printed."""
+    if words and words[0] in ("-h", "--help"):
+        print(usage)
+        return None
+    if not words or words[0] not in kinds:
+        raise ConfigError(f"{missing}\n{usage}")
+    return kinds[words[0]]
+
+
+def numbers_last(words: list[str], most: dict[str, int]) -> list[str]:
+    """Move options that take several numbers to the end: the parser would take a prompt or file behind them
+    for one more number. `most` says how many each takes."""
+    if "--" in words:
+        return words
+    rest, moved = list(words), []
+    for name, count in most.items():
+        while name in rest:
+            at = rest.index(name)
+            end = min(at + 2, len(rest))  # the first is its own whatever it is: the parser says what is wrong
+            while end < min(len(rest), at + 1 + count) and _NUMBER.fullmatch(rest[end]):
+                end += 1
+            moved += rest[at:end]
+            del rest[at:end]
+    return rest + moved
+
+
+def open_model(name: str, device: str, dtype: str) -> Model:
+    """Load a model; of one that ships with the package, say so."""
+    model = load(name, device, dtype)
+    if shipped(name) is not None:
+        here = f"; the folder {name} that lies here is ./{name}" if Path(name).is_dir() else ""
+        print(f"model: {name}, which ships with dadlm (--model for another{here})", file=sys.stderr)
+    return model

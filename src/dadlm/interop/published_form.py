@@ -1,0 +1,181 @@
+"""The folders that BD3LM and MDLM published: names of weights, config.json, and what else is there.
+
+What our own format has no place for is kept in `published.json` beside the weights. With it a folder is
+written back bit for bit; a model without it is written as its authors would have.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dadlm.errors import CheckpointError, ConfigError
+from dadlm.evaluate.untrusted import read_json
+from dadlm.model import ModelConfig
+from dadlm.model.files import write_json
+
+NOTES = "published.json"
+FAMILIES = ("bd3lm", "mdlm")
+_FIELDS = {  # theirs: ours
+    "vocab_size": "vocab_size",
+    "model_length": "context",
+    "hidden_dim": "width",
+    "n_blocks": "layers",
+    "n_heads": "heads",
+    "dropout": "dropout",
+}
+_WANTED = {"cond_dim": 128, "time_conditioning": False, "causal": False, "adaln": True}
+_ROOT = {
+    "backbone.embedding.weight": "backbone.vocab_embed.embedding",
+    "backbone.norm.weight": "backbone.output_layer.norm_final.weight",
+}
+_LINEAR = {
+    "backbone.condition.first": "backbone.sigma_map.mlp.0",
+    "backbone.condition.second": "backbone.sigma_map.mlp.2",
+    "backbone.modulation.linear": "backbone.output_layer.adaLN_modulation",
+    "head.linear": "backbone.output_layer.linear",
+}
+_LAYER = {
+    "norm_attention": "norm1",
+    "qkv": "attn_qkv",
+    "out": "attn_out",
+    "norm_mlp": "norm2",
+    "up": "mlp.0",
+    "down": "mlp.2",
+    "modulation.linear": "adaLN_modulation",
+}
+LAYERS = "backbone.blocks."  # what the names of their layers begin with
+INV_FREQ = "backbone.rotary_emb.inv_freq"
+CONSTANTS = (INV_FREQ, "sampling_eps_min", "sampling_eps_max")  # stored there, computed or not needed here
+
+
+def published_name(name: str) -> str:
+    """The published name of one of our weights."""
+    if name in _ROOT:
+        return _ROOT[name]
+    part, kind = name.rsplit(".", 1)
+    if part in _LINEAR:
+        return f"{_LINEAR[part]}.{kind}"
+    _, _, index, part = part.split(".", 3)  # backbone.layers.INDEX.PART
+    return f"{LAYERS}{index}.{_LAYER[part]}.{kind}"
+
+
+def shape_of(their: Mapping[str, Any], origin: object) -> ModelConfig:
+    """Our configuration of their config.json; end-of-text is not in it and taken to be the last token."""
+    family = their.get("model_type")
+    if family not in FAMILIES:
+        raise CheckpointError(
+            f"{origin} describes neither bd3lm nor mdlm: its model_type is {family!r} "
+            "(dadlm convert --from-causal reads Llama-like models)"
+        )
+    fields = _FIELDS | ({"block_size": "block_size"} if family == "bd3lm" else {})
+    differences = [f"{name} is missing" for name in fields if name not in their]
+    differences += [
+        f"{name} is {their[name]!r}, expected {value!r}"
+        for name, value in _wanted(their).items()
+        if name in their and their[name] != value
+    ]
+    if differences:
+        listing = "\n  ".join(differences)
+        raise CheckpointError(f"{origin} describes another network than the published one:\n  {listing}")
+    shape = {ours: their[name] for name, ours in fields.items()}
+    try:
+        shape["eot_id"] = shape["vocab_size"] - 2
+        return ModelConfig(family=family, architecture="bd3lm", tie_embedding=False, **shape)
+    except (ConfigError, TypeError) as error:
+        raise CheckpointError(f"{origin} is not a valid configuration: {error}") from error
+
+
+def config_of(config: ModelConfig) -> dict[str, Any]:
+    """Their config.json of a model that we trained."""
+    their = {"model_type": config.family, "architectures": [config.family.upper()], "torch_dtype": "float32"}
+    their |= {name: getattr(config, ours) for name, ours in _FIELDS.items()}
+    their |= {"cond_dim": 128, "time_conditioning": False}
+    if config.family == "bd3lm":
+        their |= {"block_size": config.block_size, "cross_attn": True, "adaln": True, "causal": False}
+        their |= {"attn_backend": "sdpa", "var_min": False}
+    return their
+
+
+def is_same(one: ModelConfig, other: ModelConfig) -> bool:
+    """The same network: fields that only training or other families use may differ."""
+    names = ("family", "vocab_size", "context", "block", "layers", "width", "heads", "rope_theta")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def _wanted(their: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be so where it is said; only several blocks need the clean text before them."""
+    if their.get("block_size") == their.get("model_length"):
+        return _WANTED
+    return _WANTED | {"cross_attn": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notes:
+    """The content of published.json."""
+
+    config: dict[str, Any]
+    """Their config.json."""
+    bfloat16: list[str]
+    """Tensors that are stored so; the others are float32."""
+    values: dict[str, Any]
+    """The constants that they store with the weights."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The constants, as float32."""
+        try:
+            return {name: torch.tensor(value, dtype=torch.float32) for name, value in self.values.items()}
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{NOTES} is damaged ({error}): remove it to write float32") from error
+
+    def check(self, config: ModelConfig, names: Collection[str]) -> None:
+        """Anybody may have changed the file: only notes of this model, whose tensors are `names`."""
+        known = set(names).union(self.values)
+        if not self.values.keys() <= set(CONSTANTS) or not all(name in known for name in self.bfloat16):
+            raise CheckpointError(f"{NOTES} names tensors that this model lacks: remove it to write float32")
+        if not is_same(shape_of(self.config, NOTES), config):
+            raise CheckpointError(f"{NOTES} belongs to another model: remove it to write float32")
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / NOTES, asdict(self))
+
+
+def take_notes(their: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Notes:
+    """Of a published folder."""
+    return Notes(
+        config=dict(their),
+        bfloat16=sorted(name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16),
+        values={name: tensors[name].tolist() for name in CONSTANTS if name in tensors},
+    )
+
+
+def read_notes(folder: Path) -> Notes | None:
+    """Of one of our folders, if it has them."""
+    file = folder / NOTES
+    if not file.is_file():
+        return None
+    content = read_json(file)
+    kinds = {"config": dict, "bfloat16": list, "values": dict}
+    names = {field.name for field in fields(Notes)}
+    if content.keys() != names or not all(isinstance(content[name], kinds[name]) for name in names):
+        raise CheckpointError(f"{file} is damaged: remove it to write float32")
+    return Notes(**content)
+
+
+def new_notes(config: ModelConfig) -> Notes:
+    """What the authors would have written beside a model that we trained."""
+    values: dict[str, Any] = {INV_FREQ: speeds(config).tolist()}
+    their = config_of(config)
+    if config.family == "bd3lm":
+        interval = {"sampling_eps_min": 1e-3, "sampling_eps_max": 1.0}
+        their, values = their | interval, values | interval
+    return Notes(config=their, bfloat16=[], values=values)
+
+
+def speeds(config: ModelConfig) -> Tensor:
+    """Radians per position of each pair of a head."""
+    width = config.width // config.heads
+    return 1.0 / 10000.0 ** (torch.arange(0, width, 2).float() / width)

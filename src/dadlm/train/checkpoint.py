@@ -1,0 +1,219 @@
+"""Everything needed to resume exactly where training stopped, on disk and back.
+
+A run's folder holds `checkpoints/step-…` folders, each complete in itself, and two links, `last` and
+`best`, that are moved in one atomic step. All randomness is counted from (seed, step), so there is no
+generator state to keep.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dadlm.errors import CheckpointError, ConfigError
+from dadlm.model.checkpoint import check_finite, weights, write_model
+from dadlm.model.files import read_json, whole_folder, write_json
+from dadlm.noise import NoiseConfig
+from dadlm.train.config import RunConfig
+from dadlm.train.distributed import gather_parts, is_sharded, local_part, local_rows
+from dadlm.train.processes import Ranks
+from dadlm.train.state import TrainState
+from dadlm.train.tensor_files import TensorFiles, save_part, save_whole
+
+# Settings of `train` that may change between two parts of a run without changing what has been done so far.
+_FREE = {
+    *("steps", "decay", "accumulate", "valid_every", "valid_rows", "save_every", "log_every"),
+    *("device", "compile", "graphs", "checkpointing", "parallel"),
+}
+# Settings of `train` in older folders: those that no longer exist, with their defaults, and those renamed.
+_REMOVED = {"power": 1.0, "power_steps": 0, "apart_rows": 0, "block_share": 1.0}
+_RENAMED = {"masks": "masks_per_row"}
+
+
+def save_state(
+    state: TrainState, run: RunConfig, out: Path, is_best: bool, ranks: Ranks | None = None
+) -> Path:
+    """Write a checkpoint, then move the links to it, then drop checkpoints that no link needs.
+
+    All processes of a run call it together; the first one writes, and each its part of what is sharded.
+    """
+    ranks = ranks or Ranks()
+    target = out / "checkpoints" / f"step-{state.step:08d}"
+    is_saved = ranks.first and target.exists() and (out / "last").resolve() == target.resolve()
+    if ranks.any(is_saved):  # it is this very state: do not endanger it
+        return target
+    average = _whole_average(state, ranks)
+    with _folder_of_all(target, ranks) as folder:
+        if ranks.first:
+            write_model(folder, state.model, average)
+            progress = {"step": state.step, "best": state.best, "data": state.data}
+            progress |= {"noise": asdict(state.noise), "run": asdict(run), **state.metadata}
+            write_json(folder / "training" / "state.json", progress)
+        if any(map(is_sharded, state.model.parameters())):
+            save_part(_tensors(state), folder / "training", ranks.rank, ranks.size)
+        elif ranks.first:
+            save_whole(_tensors(state), folder / "training")
+    if ranks.first:
+        # `best` before `last`: who dies in between repeats the step that was the best, and links it again.
+        if is_best:
+            _link(out / "best", target)
+        _link(out / "last", target)
+        _tidy(out)
+    ranks.wait()  # nobody looks for the links before they are moved
+    return target
+
+
+@contextmanager
+def _folder_of_all(target: Path, ranks: Ranks) -> Iterator[Path]:
+    """The first process' temporary folder, which takes the target's place when all have written to it."""
+    if ranks.first:
+        with whole_folder(target) as folder:
+            (folder / "training").mkdir()
+            ranks.broadcast_text(str(folder))
+            yield folder
+            ranks.wait()
+    else:
+        yield Path(ranks.broadcast_text(""))
+        ranks.wait()
+
+
+def _whole_average(state: TrainState, ranks: Ranks) -> dict[str, torch.Tensor]:
+    """The averaged weights as a model's file has them; only the first process keeps them, on the CPU."""
+    average = {}
+    for name, weight in weights(state.model).items():
+        whole = gather_parts(state.ema.average[name], weight)
+        if ranks.first:
+            average[name] = whole.cpu().reshape(() if name in state.scalars else whole.shape)
+    return average
+
+
+def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks | None = None) -> None:
+    """Bring a freshly built state to where the checkpoint left off; refuse another run's checkpoint."""
+    compare_runs(run, folder)
+    progress = read_progress(folder)
+    for name, now in state.metadata.items():
+        if progress.get(name, now) != now:
+            raise ConfigError(
+                f"{folder.parent} holds a run with {name} {progress[name]}, now it is {now}: "
+                "choose another --out or keep it"
+            )
+    if progress.get("data") != state.data:
+        raise ConfigError(
+            f"the text is not the one that the run in {folder.parent} began with; choose another --out"
+        )
+    with TensorFiles(folder / "training") as files:
+        expected = _tensors(state).keys()
+        if files.names != expected:
+            odd = ", ".join(sorted(files.names ^ expected))
+            raise CheckpointError(
+                f"{folder}: the training state does not fit this model; it differs in {odd}"
+            )
+        _set_tensors(state, files, ranks or Ranks())
+    state.step, state.best, state.noise = progress["step"], progress["best"], NoiseConfig(**progress["noise"])
+
+
+def read_progress(folder: Path) -> dict[str, Any]:
+    """The small half of a training state: step, best value, noise interval, run configuration."""
+    file = folder / "training" / "state.json"
+    progress = read_json(file, "a training state")
+    try:
+        NoiseConfig(**progress["noise"])
+        if not (isinstance(progress["step"], int) and progress["step"] >= 0):
+            raise ValueError(f"step is {progress['step']!r}")
+        progress["best"], progress["run"] = float(progress["best"]), dict(progress["run"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{file} is not a training state: {error!r}") from error
+    return progress
+
+
+def compare_runs(run: RunConfig, folder: Path) -> None:
+    """Refuse to resume a checkpoint of other settings, before its weights are looked at."""
+    saved = _current_settings(read_progress(folder)["run"], folder)
+    # A setting that did not exist when the run was saved had what is its default now.
+    before, after = _flat(asdict(RunConfig())) | _flat(saved), _flat(asdict(run))
+    changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
+    if changed:
+        listing = "\n  ".join(f"{key}: {before.get(key)} there, {after.get(key)} now" for key in changed)
+        raise ConfigError(
+            f"{folder.parent} holds a run with other settings; choose another --out or keep:\n  {listing}"
+        )
+
+
+def _current_settings(saved: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A saved run in the settings of this release; one that is gone and was in use is refused."""
+    train = dict(saved["train"]) if isinstance(saved.get("train"), dict) else {}
+    for name, default in _REMOVED.items():
+        if (value := train.pop(name, default)) != default:
+            raise ConfigError(
+                f"{folder.parent} holds a run with train.{name} {value}: this setting no longer exists and "
+                "the run cannot be resumed; choose another --out"
+            )
+    return saved | {"train": {_RENAMED.get(name, name): value for name, value in train.items()}}
+
+
+def _flat(run: dict[str, Any]) -> dict[str, str]:
+    parts = {key: value for key, value in run.items() if isinstance(value, dict)}
+    items = {f"{part}.{key}": value for part, fields in parts.items() for key, value in fields.items()}
+    items["init_from"] = run.get("init_from")
+    skip = {f"train.{name}" for name in _FREE} | {"data.cache", "model.vocab_size", "model.eot_id"}
+    return {key: json.dumps(value) for key, value in items.items() if key not in skip}
+
+
+def _tensors(state: TrainState) -> dict[str, torch.Tensor]:
+    """Weights, averages and AdamW's moments, as much as this process holds, under one flat set of names."""
+    tensors = {f"weight.{name}": local_part(tensor) for name, tensor in weights(state.model).items()}
+    tensors |= {f"ema.{name}": tensor for name, tensor in state.ema.average.items()}
+    for name, parameter in state.model.named_parameters():
+        if not parameter.requires_grad:
+            continue  # frozen: it has no moments
+        moments = _moments(state.optimizer, parameter)
+        tensors |= {f"{key}.{name}": local_part(tensor) for key, tensor in moments.items()}
+    return tensors
+
+
+def _moments(optimizer: torch.optim.AdamW, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+    """AdamW fills these at its first step; made here so that saving and loading never meet an empty state."""
+    moments = optimizer.state[parameter]
+    if not moments:
+        device = parameter.device if optimizer.defaults["fused"] else torch.device("cpu")
+        moments["step"] = torch.zeros((), dtype=torch.float32, device=device)
+        moments["exp_avg"] = torch.zeros_like(parameter)
+        moments["exp_avg_sq"] = torch.zeros_like(parameter)
+    return moments
+
+
+def _set_tensors(state: TrainState, files: TensorFiles, ranks: Ranks) -> None:
+    """Read this process' rows of everything."""
+    whole = weights(state.model)
+    with torch.no_grad():
+        for name, tensor in _tensors(state).items():
+            sharded_as = tensor if name.startswith("step.") else whole[name.partition(".")[2]]
+            saved = files.read(name, *local_rows(sharded_as, ranks))
+            if saved.shape != (tensor.shape or (1,)):
+                raise CheckpointError(f"training state: {name} has rows of shape {tuple(saved.shape[1:])}")
+            check_finite({name: saved}, "the training state")
+            tensor.copy_(saved.reshape(tensor.shape))
+
+
+def _link(link: Path, target: Path) -> None:
+    """Point a link at a checkpoint in one step: there is always a valid one. (A folder that copying has left
+    in its place is moved away first.)"""
+    temporary = link.with_name(f".{link.name}-new")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(os.path.relpath(target, link.parent))
+    if link.is_dir() and not link.is_symlink():  # a run that was copied with its links followed
+        link.rename(target.with_name(f".{link.name}-copied"))  # for `_tidy` to drop
+    os.replace(temporary, link)
+
+
+def _tidy(out: Path) -> None:
+    needed = {(out / name).resolve() for name in ("last", "best") if (out / name).exists()}
+    for folder in (out / "checkpoints").iterdir():
+        if folder.resolve() not in needed:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,359 @@
+"""The page of results: what stands in it is from files, what has no file is missing, what fails is said."""
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.evaluate import results as examples
+
+from dadlm.evaluate.paper import GENERATION
+from research import claims, figures, files, page, text_tables
+from research.plan import WIKINEWS, plan
+
+ROOT = Path(__file__).parents[2]
+
+
+def put(folder: Path, name: str, content: Any) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+def curve(name: str, steps: int, after: str | None, *gaps: float) -> dict[str, Any]:
+    entries = [
+        {"step": 50 * (place + 1), "reconstruction": 4 - gap, "bound": 4.0, "gap": gap}
+        for place, gap in enumerate(gaps)
+    ]
+    run = {"name": name, **plan()[name].facts, "after": after, "steps": steps, "ms_per_step": 29.04}
+    return run | {"curve": entries or [{"step": steps, "loss": 4.25}]}
+
+
+def pair(one: str, other: str, difference: tuple[float, float, float], bound: float = 0.0) -> dict[str, Any]:
+    result = examples.reconstruction("dadlm", plan()[one].block_size, 4.0 + difference[0], 4.0)
+    result["model"]["name"], result["against"]["name"] = one, other
+    result["difference"] = dict(zip(("mean", "low", "high"), difference, strict=True))
+    result["bound_difference"] = examples.interval(bound, 0.004)
+    return result | {
+        "against_interval": examples.interval(4.0, 0.02),
+        "against_bound": 4.0,
+        "against_gap": 0.0,
+    }
+
+
+def generation(sizes: tuple[int, ...] = (16,), matched: bool = False) -> dict[str, Any]:
+    """The paper's grid with the paper's MAUVE and judge perplexities to fit; AR for reference."""
+    result = examples.generation(sizes)
+    names = {f"{title} {N}": f"{name}-{N}-long" for title, name in NAMES.items() for N in sizes} | {
+        "AR": "ar"
+    }
+    for row in result["rows"]:
+        row["model"] = names[row["model"]]
+        row |= {"matched": False, "nucleus": "standard"}
+        row["raw_tpf_interval"] = examples.interval(row["raw_tpf"], 0.01)
+    if matched:
+        more = [
+            {**row, "model": "bd3lm-16-long-matched", "matched": True}
+            for row in result["rows"]
+            if is_bd3lm(row)
+        ]
+        result["rows"] += more
+    judged = {"judge_perplexity": examples.interval(20.0, 1.0), "entropy": 5.0}
+    return result | {"reference": judged, "device": "a GPU", "dtype": "bfloat16"}
+
+
+NAMES = {"BD3LM": "bd3lm", "DA-DLM": "dadlm"}
+
+
+def is_bd3lm(row: dict[str, Any]) -> bool:
+    return row["family"] == "bd3lm" and row["block_size"] == 16
+
+
+def cells(text: str) -> list[list[str]]:
+    """The rows of all tables, without their heads."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    rules = [line.startswith("| ---") for line in lines] + [False]
+    rows = (line for place, line in enumerate(lines) if not (rules[place] or rules[place + 1]))
+    return [row.strip("| ").split(" | ") for row in rows]
+
+
+def verdicts(folder: Path) -> dict[str, str]:
+    return {claim.what: claim.verdict for claim in claims.claims(files.read_results(folder))}
+
+
+# The pages in docs
+
+
+def test_the_pages_are_those_of_the_result_files() -> None:
+    results = files.read_results()
+    content = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert page.renewed(content, results) == content, "run python -m research.page"
+    samples = (ROOT / "docs" / "samples.md").read_text(encoding="utf-8")
+    assert page.samples_page(results) == samples, "run python -m research.page"
+
+
+def test_every_table_has_its_place_and_every_picture_exists() -> None:
+    content = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert [mark[2] for mark in page.MARK.finditer(content)] == list(page.PARTS)
+    for picture in re.findall(r"\(pictures/([\w.-]+)\)", content):
+        assert (ROOT / "docs" / "pictures" / picture).is_file()
+
+
+def test_without_files_no_table_has_a_row(tmp_path: Path) -> None:
+    results = files.read_results(tmp_path)
+    for name, part in page.PARTS.items():
+        assert not cells(part(results)), name
+    assert "`dadlm-16-long:bd3lm-16-long`" in page.differences(results)
+    assert "`ar-half`" in page.perplexity(results) and "news" not in page.perplexity(results)
+    assert "`probe-gated`" in page.probes(results) and "`dadlm-16-k8`" in page.ablations(results)
+    assert "None yet" in page.samples_page(results)
+
+
+# Likelihood
+
+
+def test_a_pair_fills_its_rows_and_is_missed_no_more(tmp_path: Path) -> None:
+    put(tmp_path, "measured/a.json", pair("dadlm-8-long", "bd3lm-8-long", (-0.16, -0.17, -0.15), -0.0123))
+    put(tmp_path, "measured/b.json", pair("news-dadlm-4", "news-bd3lm-4", (-0.1, -0.2, 0.0)))
+    results = files.read_results(tmp_path)
+    wikipedia, news = page.differences(results), page.differences(results, WIKINEWS)
+    [row] = cells(wikipedia)
+    assert row[:2] == ["`dadlm-8-long` − `bd3lm-8-long`", "−0.160 [−0.170, −0.150]"]
+    assert row[2:] == ["−0.0123 [−0.0163, −0.0083]", "0.157", "−0.20"]
+    assert [row[-1] for row in cells(news)] == ["−0.15"]
+    assert "`dadlm-8-long:bd3lm-8-long`" not in wikipedia and "`dadlm-8:bd3lm-8`" in wikipedia
+    table = {tuple(row[:2]): row[2:] for row in cells(page.reconstruction(results))}
+    assert table["DA-DLM", "8"] == ["–", "3.840 [3.819, 3.861]", "–", "2.89", "3.28"]
+    assert table["BD3LM", "4"][2] == "4.000 [3.980, 4.020]" and len(table) == 4
+
+
+@pytest.mark.parametrize(
+    ("difference", "holds"),
+    [((-0.15, -0.2, -0.1), True), ((-0.149, -0.2, -0.1), False), ((-0.2, -0.4, 0.0), False)],
+)
+def test_the_gain_must_be_large_and_sure(
+    tmp_path: Path, difference: tuple[float, float, float], holds: bool
+) -> None:
+    put(tmp_path, "measured/a.json", pair("dadlm-4", "bd3lm-4", difference, 0.0059))
+    found = verdicts(tmp_path)
+    assert found["reconstruction, `dadlm-4` − `bd3lm-4`, nats"] == ("holds" if holds else "**does not hold**")
+    assert found["bound, `dadlm-4` − `bd3lm-4`, nats"] == "holds"
+    put(tmp_path, "measured/a.json", pair("dadlm-4", "bd3lm-4", difference, 0.0061))
+    assert verdicts(tmp_path)["bound, `dadlm-4` − `bd3lm-4`, nats"] == "**does not hold**"
+
+
+def test_equal_compute_must_only_be_below(tmp_path: Path) -> None:
+    put(tmp_path, "measured/a.json", pair("dadlm-16-long", "bd3lm-16-long-matched", (-0.02, -0.03, -0.01), 1))
+    assert list(verdicts(tmp_path).values()) == ["holds"]
+    put(tmp_path, "measured/a.json", pair("dadlm-16-long", "bd3lm-16-long-matched", (-0.02, -0.04, 0.01), 1))
+    assert list(verdicts(tmp_path).values()) == ["**does not hold**"]
+
+
+def test_steps_are_those_of_all_stages(tmp_path: Path) -> None:
+    for one in (curve("mdlm-base", 17_000, None), curve("base-8", 1800, "mdlm-base")):
+        put(tmp_path, f"runs/{one['name']}.json", one)
+    put(tmp_path, "runs/dadlm-8.json", curve("dadlm-8", 1200, "base-8", 0.01, 0.16))
+    put(tmp_path, "runs/ar-half.json", curve("ar-half", 2000, "ar-base"))
+    results = files.read_results(tmp_path)
+    assert [results.steps(name) for name in ("dadlm-8", "ar-half")] == [20_000, None]
+    rows = {row[0]: row[1:] for row in cells(page.training(results))}
+    assert rows["`dadlm-8`"] == ["`base-8`", "1,200", "20,000", "3.840", "4.000", "0.160"]
+    assert rows["`mdlm-base`"] == ["–", "17,000", "17,000", "4.250", "–", "–"]
+
+
+def test_tries_say_what_they_changed_and_how_fast_the_candidates_part(tmp_path: Path) -> None:
+    put(tmp_path, "runs/a.json", curve("probe-lr-2", 300, "base-16", 0.01, 0.049, 0.06))
+    put(tmp_path, "runs/b.json", curve("probe-gated", 300, "base-16", 0.01, 0.05))
+    put(tmp_path, "runs/c.json", curve("dadlm-16-k8", 1200, "base-16", 0.2))
+    results = files.read_results(tmp_path)
+    assert cells(page.probes(results)) == [
+        ["`probe-lr-2`", "lr 0.002", "0.010", "0.049", "–", "–", "3.940"],
+        ["`probe-gated`", "transition gated", "0.010", "0.050", "–", "–", "3.950"],
+    ]
+    assert cells(page.ablations(results)) == [["`dadlm-16-k8`", "candidates 8", "3.800", "4.000", "0.200"]]
+    assert list(verdicts(tmp_path).values()) == ["**does not hold**", "holds"]
+    assert not cells(page.training(results))
+
+
+def test_small_files_of_runs_are_taken(tmp_path: Path) -> None:
+    put(tmp_path, "runs/ar/curve.json", curve("ar", 12_000, "ar-base"))
+    put(tmp_path, "runs/measured/x.json", pair("dadlm-4", "bd3lm-4", (-0.1, -0.2, 0.1)))
+    put(tmp_path, "runs/ar/last/large.json", {})
+    files.take(tmp_path / "runs", tmp_path / "results")
+    results = files.read_results(tmp_path / "results")
+    assert list(results.runs) == ["ar"] and list(results.pairs) == [("dadlm-4", "bd3lm-4")]
+    assert len(list((tmp_path / "results").rglob("*.json"))) == 2
+
+
+# Texts
+
+
+def test_texts_stand_beside_the_papers(tmp_path: Path) -> None:
+    put(tmp_path, "texts/generation.json", generation((16, 4), matched=True))
+    results = files.read_results(tmp_path)
+    quality = cells(text_tables.quality_table(results.generation, 16))
+    assert [row[0] for row in quality][:4] == ["FH", "FH, k=2, r=0.5", "FH, k=2", "FH, k=3, r=0.5"]
+    assert len(quality) == len(GENERATION[16])
+    # BD3LM, the one of equal compute, DA-DLM; bold where the interval is apart from both others'.
+    assert quality[1][1:5] == [
+        "0.547 [0.527, 0.567]",
+        "0.547 [0.527, 0.567]",
+        "**0.761** [0.741, 0.781]",
+        "0.608 / 0.558 / 0.846",
+    ]
+    assert quality[0][3] == "0.864 [0.844, 0.884]"  # overlaps
+    speed = cells(text_tables.tpf_table(results.generation, 4))
+    faster = 24.2 / 29.4
+    expected = f"{1.26 * faster:.2f} [{1.25 * faster:.2f}, {1.27 * faster:.2f}]"
+    assert speed[1] == ["FH, k=2, r=0.5", *["1.26 [1.25, 1.27]"] * 2, expected, "1.26 / 1.20"]
+    assert not cells(text_tables.tpf_table(results.generation, 8))
+    assert "Missing" not in page.texts_of(16)(results)
+
+
+def test_a_configuration_that_one_model_lacks_is_told(tmp_path: Path) -> None:
+    result = generation()
+    result["rows"] = [row for row in result["rows"] if (row["family"], row["denoising"]) != ("dadlm", "T=4")]
+    put(tmp_path, "texts/generation.json", result)
+    assert page.texts_of(16)(files.read_results(tmp_path)).endswith("Missing: `dadlm-16-long T=4`.\n")
+
+
+def test_claims_on_texts_hold_for_the_papers_numbers_and_fail_with_one_row(tmp_path: Path) -> None:
+    result = generation()
+    put(tmp_path, "texts/generation.json", result)
+    found = verdicts(tmp_path)
+    assert [verdict for what, verdict in found.items() if "frontier" not in what] == ["holds", "holds"]
+    (row,) = (row for row in result["rows"] if (row["model"], row["denoising"]) == ("dadlm-16-long", "T=6"))
+    row |= {"mauve": examples.interval(0.001, 0.0001), "judge_perplexity": examples.interval(9999, 1)}
+    put(tmp_path, "texts/generation.json", result)
+    assert set(verdicts(tmp_path).values()) == {"**does not hold**"}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_frontier_is_above_where_every_speed_says_so(seed: int) -> None:
+    draw = random.Random(seed)
+
+    def points(shift: float) -> list[dict[str, Any]]:
+        speeds = [round(draw.uniform(1, 4), 2) for _ in range(4)]
+        values = [draw.random() / speed + shift for speed in speeds]
+        return [
+            {"raw_tpf": 9.0, "adjusted_tpf": speed, "mauve": {"mean": value}}
+            for speed, value in zip(speeds, values, strict=True)
+        ]
+
+    ours, theirs = points(0.3), points(0.0)
+    found = list(claims._frontier("", "mauve", list(zip(ours, theirs, strict=True))))
+
+    def best(rows: list[dict[str, Any]], speed: float) -> float | None:
+        good = [row["mauve"]["mean"] for row in rows if row["adjusted_tpf"] >= speed - 1e-9]
+        return max(good, default=None)
+
+    fastest = max(row["adjusted_tpf"] for row in ours)
+    if fastest < 1.4:
+        assert not found
+        return
+    speeds = [place / 100 for place in range(140, round(100 * fastest) + 1)]
+    compared = [(best(ours, speed), best(theirs, speed)) for speed in speeds]
+    lost = any(other is not None and one is not None and one <= other for one, other in compared)
+    reaches = fastest >= max(row["adjusted_tpf"] for row in theirs)
+    expected = "**does not hold**" if lost else "holds" if reaches else "holds up to"
+    assert found[0].verdict.startswith(expected)
+
+
+def test_samples_are_shown_as_they_are(tmp_path: Path) -> None:
+    def sample(model: str, size: int | None, configuration: str, text: str) -> dict[str, Any]:
+        facts = {
+            "model": model,
+            "family": model.partition("-")[0],
+            "block_size": size,
+            "configuration": configuration,
+        }
+        return facts | {"prompt": "In *1871*", "text": text, "seed": 0}
+
+    samples = [
+        sample("dadlm-4", 4, "T=2", ""),
+        sample("dadlm-16", 16, "FH infill 2 0.5", "a <b>\n\n# c | d"),
+        sample("bd3lm-16", 16, "FH infill 2 0.5", "e"),
+        sample("ar", None, "AR", "f"),
+    ]
+    put(tmp_path, "texts/samples.json", {"samples": samples})
+    lines = page.samples_page(files.read_results(tmp_path)).splitlines()
+    assert [line for line in lines if line.startswith(("**", "##", "Prompt"))] == [
+        r"Prompt: In \*1871\*",
+        "## No blocks",
+        "**`ar`, AR:** f",
+        "## N = 16",
+        "**`bd3lm-16`, FH, k=2, r=0.5:** e",
+        r"**`dadlm-16`, FH, k=2, r=0.5:** a \<b\> \# c \| d",
+        "## N = 4",
+        "**`dadlm-4`, T=2:** (empty)",
+    ]
+
+
+# Speed, README, figures
+
+
+def test_speed_is_told_against_ar(tmp_path: Path) -> None:
+    def row(model: str, batch: int, rate: float) -> dict[str, Any]:
+        facts = {"model": model, "family": model.partition("-")[0], "batch": batch, "configuration": "FH"}
+        return facts | {"tpf": 1.0, "tokens_per_second": rate}
+
+    rows = [row("ar", 1, 100), row("ar", 32, 1000), row("dadlm-16", 1, 150), row("dadlm-16", 32, 700)]
+    put(tmp_path, "speed/texts.json", {"rows": rows})
+    model = {"name": "dadlm-16", "family": "dadlm", "block_size": 16}
+    timed = {"model": model, "ms_median": 1.234, "ratio_to_bd3lm": 1.5}
+    timed["memory_mib"] = {"start": 1.0, "end": 2.0, "peak": 1234.0}
+    put(tmp_path, "speed/latency-32.json", {"batch_size": 32, "rows": [timed]})
+    results = files.read_results(tmp_path)
+    assert cells(text_tables.speed_table(results))[1] == [
+        *("`dadlm-16`", "FH", "1.00"),
+        *("150", "1.50", "700", "0.70"),
+    ]
+    assert cells(text_tables.latency_table(results)) == [["`dadlm-16`", "1.23", "1.50", "1.07", "1,234"]]
+
+
+def test_what_the_judge_said_stands_behind_how_far_it_is_trusted(tmp_path: Path) -> None:
+    def verdict(label: str, first: float, *counts: int) -> dict[str, Any]:
+        votes = dict(zip(("wins_a", "wins_b", "ties"), counts, strict=True))
+        return {"configuration": label, "first_position_share": first, **votes}
+
+    known = {"kind": "shuffled", "pairs": 9, "right": 1, "wrong": 2, "undecided": 6}
+    models = {"a": "dadlm", "b": "bd3lm"}
+    about: dict[str, Any] = {"judge": "somebody", "planted": {"rows": [known], "trusted": False}}
+    about |= {f"model_{side}": {"family": family, "block_size": 16} for side, family in models.items()}
+    rows = [verdict("T=8", 0.5, 3, 1, 6), verdict("FH infill 2 0.5", 0.996, 0, 0, 10)]
+    put(tmp_path, "judge/a.json", {**about, "a": "dadlm-16-long", "b": "bd3lm-16-long", "rows": rows})
+    put(tmp_path, "judge/b.json", {**about, "a": "dadlm-4-long", "b": "bd3lm-4-long", "rows": rows[:1]})
+    results = files.read_results(tmp_path)
+    assert cells(text_tables.judge_table(results)) == [
+        ["FH, k=2, r=0.5", "0 / 0 / 10, 100%", "–"],
+        ["T=8", "3 / 1 / 6, 50%", "3 / 1 / 6, 50%"],
+    ]
+    told = page.PARTS["judge"](results)
+    assert "right in 1 of 9, wrong in 2" in told and told.index("no evidence") < told.index("3 / 1 / 6")
+
+
+def test_the_main_table_takes_the_longer_runs(tmp_path: Path) -> None:
+    put(tmp_path, "measured/a.json", pair("dadlm-16", "bd3lm-16", (-0.1, -0.2, 0.0)))
+    put(tmp_path, "measured/b.json", pair("dadlm-4", "bd3lm-4", (-0.2, -0.3, -0.1)))
+    put(tmp_path, "measured/c.json", pair("dadlm-16-long", "bd3lm-16-long", (-0.16, -0.17, -0.15)))
+    put(tmp_path, "texts/generation.json", generation())
+    table = cells(text_tables.main_table(files.read_results(tmp_path)))
+    assert [row[:4] for row in table] == [
+        ["16", "4.000", "3.840", "−0.160 [−0.170, −0.150]"],
+        ["4", "4.000", "3.800", "−0.200 [−0.300, −0.100]"],
+    ]
+    assert table[0][5:] == ["2.27", "0.095 / 0.330 / –", "423.3 / 121.1 / –"] and table[1][5:] == ["–"] * 3
+
+
+def test_figures_are_drawn_and_the_same_numbers_give_the_same_file(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results = files.read_results()
+    for name in ("a.svg", "b.svg"):
+        figures.draw_curves(results, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    drawn = []
+    for _ in range(2):
+        figures.draw_texts(generation(), tmp_path)
+        drawn.append({file.name: file.read_bytes() for file in tmp_path.glob("study-*.svg")})
+    assert drawn[0] == drawn[1] and len(drawn[0]) == 4 and all(b"<svg" in one for one in drawn[0].values())

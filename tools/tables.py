@@ -1,0 +1,160 @@
+"""Write the performance tables of README.md and docs from benchmarks/results and research/results.
+
+    python -m tools.tables
+
+A table stands between `<!-- bench:NAME -->` and `<!-- /bench -->`; what is between is replaced.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from dadlm.evaluate.subject import NAMES
+from research.files import read_results
+from research.summaries_tables import ALL, SYSTEMS
+from research.tables import table, with_interval
+from research.text_tables import main_table
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = [ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "serving.md"]
+MARK = re.compile(r"(<!-- bench:(\w+) -->\n).*?(<!-- /bench -->)", re.S)
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def steps() -> str:
+    """Milliseconds of a denoising step, a row per system, a column per batch."""
+    result = read("decode-h200")
+    batches = sorted({row["batch"] for row in result["steps"]}, reverse=True)
+    found = {(row["system"], row["batch"]): row for row in result["steps"]}
+    names = list(dict.fromkeys(row["system"] for row in result["steps"]))
+    rows = [
+        [
+            name,
+            *(f"{found[name, batch]['ms']:.2f}" for batch in batches),
+            f"{found[name, batches[0]]['peak_mib']:,.0f}",
+        ]
+        for name in names
+    ]
+    head = [f"{result['device']}, {result['dtype']}, prefix {result['prefix']}"]
+    head += [f"ms, batch {batch}" for batch in batches]
+    return table([*head, f"peak MiB, batch {batches[0]}"], rows)
+
+
+def texts() -> str:
+    """Tokens per second of whole texts."""
+    result = read("decode-h200")
+    rows = [
+        [
+            f"{row['system']}, {row['decoding']}",
+            str(row["batch"]),
+            f"{row['tokens_per_forward']:.2f}",
+            f"{row['seconds']:.2f}",
+            f"{row['tokens_per_second']:,.0f}",
+        ]
+        for row in sorted(result["texts"], key=lambda row: row["batch"])
+    ]
+    return table(["960 tokens after 64", "batch", "TPF", "seconds", "tokens/s"], rows)
+
+
+def training() -> str:
+    """Milliseconds of an optimiser step at both sizes, and what they are to BD3LM's."""
+    sizes = {size: read(f"train-h200-{size}")["steps"] for size in ("paper", "lab")}
+    base = {size: next(row["ms"] for row in rows if row["family"] == "bd3lm") for size, rows in sizes.items()}
+    rows = [
+        [
+            paper["system"],
+            *(
+                cell
+                for size, row in (("paper", paper), ("lab", lab))
+                for cell in (f"{row['ms']:.1f}", f"{row['flop_use']:.0%}", f"{row['ms'] / base[size]:.2f}")
+            ),
+            f"{paper['peak_gib']:.0f}",
+        ]
+        for paper, lab in zip(sizes["paper"], sizes["lab"], strict=True)
+    ]
+    head = ["32 rows of 1,024 tokens"]
+    for size in ("paper's size", "10M"):
+        head += [f"{size}, ms", "of the matrix ceiling", "to BD3LM"]
+    return table([*head, "peak GiB, paper's"], rows)
+
+
+def serving() -> str:
+    """Requests and tokens per second and times to the first block, a row per model and number of clients."""
+    rows = [
+        [
+            f"{NAMES[result['family']]}, {row['clients']}",
+            f"{row['requests_per_second']:.1f}",
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['first_block_p50']:.2f} / {row['first_block_p99']:.2f}",
+            f"{row['total_p50']:.1f} / {row['total_p99']:.1f}",
+            f"{row['tokens_per_cpu_second']:.0f}",
+            f"{row['times_alone_per_cpu']:.2f}",
+            str(row["fewest_answers_of_a_client"]),
+            f"{row['error_count']} / {row['different_from_solo']} of {row['requests']}",
+        ]
+        for result in (read("serving-cpu-dadlm"), read("serving-cpu-ar"))
+        for row in result["load"]
+    ]
+    head = [
+        "model, clients",
+        "requests/s",
+        "tokens/s",
+        "first block, s (p50 / p99)",
+        "whole text, s (p50 / p99)",
+    ]
+    head += [
+        "tokens per CPU second",
+        "times alone",
+        "fewest answers of a client",
+        "errors / other than alone",
+    ]
+    return table(head, rows)
+
+
+def study() -> str:
+    """The study's main comparison; docs/results.md has the others (`research.page`)."""
+    return main_table(read_results())
+
+
+def summaries() -> str:
+    """All pairs together, a row for each system; docs/results.md has each set."""
+    numbers = read_results().summaries
+    assert numbers is not None
+    pooled, times = numbers[ALL], numbers["times"]
+    rows = [
+        [
+            SYSTEMS[label].shown,
+            with_interval(found["average"], 2),
+            f"{found['tpf']['mean']:.2f}",
+            f"{found['tokens'] / pooled['pairs']:.0f}",
+            f"{times[label]['served']:.0f}" if label in times else "–",
+        ]
+        for label, found in pooled["systems"].items()
+        if not (SYSTEMS[label].paper and SYSTEMS[label].infill)
+    ]
+    return table(["", "ROUGE", "TPF", "tokens of a summary", "ms, served"], rows)
+
+
+TABLES = {
+    "steps": steps,
+    "texts": texts,
+    "training": training,
+    "serving": serving,
+    "study": study,
+    "summaries": summaries,
+}
+
+
+def renewed(page: str) -> str:
+    """A page with all its tables made anew."""
+    return MARK.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], page)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(renewed(page.read_text(encoding="utf-8")), encoding="utf-8")
