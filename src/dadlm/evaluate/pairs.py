@@ -150,7 +150,7 @@ REAL, PLANTED = "the real text", "what was made of it"
 PLANTED_KINDS = {
     "shuffled": "its words in random order",
     "truncated": "its first eighth",
-    "off-topic": "the continuation of another text",
+    "off-topic": "how another text goes on",
 }
 _PROMPT, _TEXT = 64, 128  # words
 

@@ -111,16 +111,16 @@ def _save(file: Path, scored: Scored) -> None:
         np.savez(handle, **{name: value for name, value in arrays.items() if value is not None})
 
 
-Rows = Sequence[Sequence[int]]
+TokenRows = Sequence[Sequence[int]]
 
 
-def distinct(rows: Rows, n: int) -> float:
+def distinct(rows: TokenRows, n: int) -> float:
     """Distinct n-grams over all n-grams of the set; no n-gram in the set: 0, as nothing varied."""
     grams = [gram for row in rows for gram in _grams(row, n)]
     return len(set(grams)) / max(len(grams), 1)
 
 
-def entropy(rows: Rows) -> float:
+def entropy(rows: TokenRows) -> float:
     """Mean over rows of the entropy, in nats, of the row's own token frequencies, as BD3LM reports it.
 
     An empty row counts as 0: a model must not look more varied by saying nothing.
@@ -128,7 +128,7 @@ def entropy(rows: Rows) -> float:
     return math.fsum(_entropy(row) for row in rows) / max(len(rows), 1)
 
 
-def repetition(rows: Rows, n: int = 4) -> float:
+def repetition(rows: TokenRows, n: int = 4) -> float:
     """Share of n-grams that occurred earlier in the same row, over all n-grams of the set."""
     total = sum(len(_grams(row, n)) for row in rows)
     fresh = sum(len(set(_grams(row, n))) for row in rows)  # each n-gram is new once, then repeated
