@@ -16,7 +16,7 @@ import pytest
 import torch
 from tests.decode.tiny import FAMILIES, silence_eot, tiny
 
-from dadlm.decode import DecodeSettings, Generated, engine, generate, release_engine, stream
+from dadlm.decode import DecodeSettings, Generated, generate, pass_plan, release_engine, stream
 from dadlm.decode.engine import Engine
 from dadlm.decode.generate import borrow_engine, completions, decode_steps
 from dadlm.decode.request import Request
@@ -62,7 +62,7 @@ def test_padded_ends_leave_room_for_what_comes_sooner(
     as_on_cuda: None, capacities: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An end takes steps out of a row: a pass may keep more than was counted before the first one."""
-    monkeypatch.setattr(engine, "_FEW", 1)
+    monkeypatch.setattr(pass_plan, "_FEW", 1)
     run(tiny("dadlm"), sampler="random", padded=True)
     assert capacities and all(capacity == positions for capacity, _, positions in capacities)
 
@@ -213,14 +213,14 @@ def test_capacity_is_what_each_pass_keeps_in_few_sizes(
 ) -> None:
     model = silence_eot(tiny("bd3lm", block=8))
     for infill in (None, (2, 0.5)):
-        monkeypatch.setattr(engine, "_FEW", 1)
+        monkeypatch.setattr(pass_plan, "_FEW", 1)
         settings: dict[str, Any] = {"max_new_tokens": 32, "sampler": "random", "steps": 4, "infill": infill}
         texts = generate(model, [[1] * 8] * 3, seed=0, **settings).tokens
         sizes = {capacity for capacity, _, _ in capacities}
         assert all(kept <= capacity for capacity, kept, _ in capacities) and sizes <= {3, 6, 12, 24}
         assert len(sizes) > 1
         capacities.clear()
-        monkeypatch.setattr(engine, "_FEW", 64)
+        monkeypatch.setattr(pass_plan, "_FEW", 64)
         assert generate(model, [[1] * 8] * 3, seed=0, **settings).tokens == texts
         assert {capacity for capacity, _, _ in capacities} == {24}, "a small batch has one size"
         capacities.clear()

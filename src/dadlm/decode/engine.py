@@ -16,19 +16,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from dadlm.decode.batched_settings import Features
+from dadlm.decode.pass_plan import PassPlan
 from dadlm.decode.predict import predict
 from dadlm.decode.request import Request, Row
-from dadlm.decode.samplers import SAMPLERS
 from dadlm.decode.slots import ONCE_PER_BLOCK, Slots
 from dadlm.decode.state import LAST_TOKENS, State
-from dadlm.decode.step import Step, count_kept, denoise_step
+from dadlm.decode.step import Step, denoise_step
 from dadlm.model import Model, eval_mode
 from dadlm.model.capture import Graphs
-
-_FEW = 64  # tokens: to draw fewer saves less than to capture one more size costs
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,8 @@ class Engine:
         self.slots = Slots(lockstep, cached, self.graphs)
         self._keeps_constants = False
         self._addresses: tuple[int, ...] = ()
+        self._plan = PassPlan(self.slots)
         self._begun = False  # lockstep: the rows are inside their blocks
-        self._passes: list[int] | None = None  # tokens that each pass of the block keeps, where that is known
         self._unseen = 0  # lockstep, AR: tokens since `_look`
 
     @property
@@ -176,13 +173,14 @@ class Engine:
             for row in beginning:
                 row.busy = True
         if self.lockstep:
-            self._begun, self._passes = True, self._count_passes()
+            self._begun = True
+            self._plan.begin()
 
     def _denoise(self, model: Model, only: Row | None) -> tuple[Step | None, dict[int, Row]]:
         """One forward pass; with the rows that decided something, by their index in it."""
         rows = self.slots.whole() if only is None else self.slots.of(only)
         ready = {i: row for i, row in enumerate(self.slots.rows[rows]) if row is not None and row.ready}
-        capacity = self._capacity() if ready else 0
+        capacity = self._plan.capacity() if ready else 0
         if capacity == 0:
             return None, {}
         features = self.slots.features
@@ -211,64 +209,18 @@ class Engine:
     def _commit(self, only: Row | None) -> list[Committed]:
         """Hand out the blocks that are decided, and let finished rows go."""
         rows = self.slots.whole() if only is None else self.slots.of(only)
-        if not self._is_decided(rows):
+        if not self._plan.is_decided(rows):
             return []
         features = self.slots.features
         call = partial(self._state.advance, rows, features)
         news = call() if only else self.graphs(("advance", rows.stop, features), call, ONCE_PER_BLOCK)
         self._begun = False
         if self.lockstep and self.graphs.enabled and self._state.N == 1:
-            self._unseen += (
-                1  # to ask the device costs a wait: after several tokens, or when a text may be over
-            )
+            # To ask the device costs a wait: after several tokens, or when a text may be over.
+            self._unseen += 1
             if self._unseen < min(LAST_TOKENS, *(row.end - row.first for row in self.rows)):
                 return []
         return self._look(rows, news.tolist())
-
-    # --- what a block takes
-
-    def _count_passes(self) -> list[int] | None:
-        """How many tokens each pass of the blocks in work keeps, if that is worth knowing before the
-        first."""
-        features, state = self.slots.features, self._state
-        cut = any(row.first + row.block > row.length for row in self.rows)
-        if not self.graphs.enabled or not features.counted or cut:
-            return None  # without graphs asking the device costs nothing; a text that is cut may end sooner
-        block = state.blocks(self.slots.whole(), state.N)
-        return [len(block.ids)] if state.N == 1 else SAMPLERS[features.samplers[0]].kept_per_pass(block)
-
-    def _capacity(self) -> int | None:
-        """Tokens that the next pass draws; None: as many as there are. Few different numbers are captured."""
-        if not self.graphs.enabled:
-            return None
-        features, rows, N = self.slots.features, self.slots.whole(), self._state.N
-        S, most = rows.stop, rows.stop * features.most_kept(N)
-        drawn = features.drawn or features.position
-        if not self.lockstep or most == S or features.sees_tokens or not drawn:
-            return most
-        if self._passes is None:
-            kept = int(self.graphs(("count", S, features), partial(self._count, rows, features)))
-        else:
-            kept = self._passes[0] if self._passes else 0
-        if features.padded and kept:
-            return most  # an end takes steps out of a row: more may be kept than was counted
-        kept = kept and max(kept, min(most, _FEW))
-        return next((S << doubling for doubling in range(N) if S << doubling >= kept), most) if kept else 0
-
-    def _count(self, rows: slice, features: Features) -> Tensor:
-        return count_kept(self._state.blocks(rows, self._state.N), self._state.settings[rows], features)
-
-    def _is_decided(self, rows: slice) -> bool:
-        """Whether blocks are to be committed: in lockstep when all are decided, else when one is."""
-        ready = [row is not None and row.ready for row in self.slots.rows[rows]]
-        if not any(ready):
-            return False
-        if self.lockstep and self._passes is not None:
-            self._passes = self._passes[1:]
-            return not self._passes
-        is_open = self._state.block.masked[rows].any(1).tolist()
-        decided = [not open_ for open_, is_ready in zip(is_open, ready, strict=False) if is_ready]
-        return all(decided) if self.lockstep else any(decided)
 
     def _look(self, rows: slice, news: list[list[int]]) -> list[Committed]:
         """Learn what `State.advance` has done."""

@@ -1,0 +1,71 @@
+"""How many passes the blocks in work take, and how many tokens each of them draws.
+
+Where that does not depend on the tokens, it is counted when the blocks begin: on CUDA nothing then waits for
+the device until they end, and a pass draws, and runs the vocabulary head on, no more than it keeps.
+
+S slots of a pass, N block size.
+"""
+
+from functools import partial
+
+from torch import Tensor
+
+from dadlm.decode.batched_settings import Features
+from dadlm.decode.samplers import SAMPLERS
+from dadlm.decode.slots import Slots
+from dadlm.decode.step import count_kept
+
+_FEW = 64  # tokens: to draw fewer saves less than to capture one more size costs
+
+
+class PassPlan:
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self._kept: list[int] | None = None
+        """Tokens that each pass to come keeps, in lockstep, where that is known."""
+
+    def begin(self) -> None:
+        """All rows begin a block (lockstep)."""
+        features, state, self._kept = self.slots.features, self.slots.state, None
+        may_end_sooner = any(
+            row and not row.finished and row.first + row.block > row.length for row in self.slots.rows
+        )
+        if not self.slots.graphs.enabled or not features.counted or may_end_sooner:
+            return  # without graphs asking the device costs nothing
+        block = state.blocks(self.slots.whole(), state.N)
+        one_token = state.N == 1
+        self._kept = [1] if one_token else SAMPLERS[features.samplers[0]].kept_per_pass(block)
+
+    def capacity(self) -> int | None:
+        """Tokens that the next pass draws; None: as many as there are. Few different numbers are captured."""
+        if not self.slots.graphs.enabled:
+            return None
+        features, rows, N = self.slots.features, self.slots.whole(), self.slots.state.N
+        S, most = rows.stop, rows.stop * features.most_kept(N)
+        drawn = features.drawn or features.position
+        if not self.slots.lockstep or most == S or features.sees_tokens or not drawn:
+            return most
+        if self._kept is None:
+            kept = int(self.slots.graphs(("count", S, features), partial(self._count, rows, features)))
+        else:
+            kept = self._kept[0] if self._kept else 0
+        if features.padded and kept:
+            return most  # an end takes steps out of a row: more may be kept than was counted
+        kept = kept and max(kept, min(most, _FEW))
+        return next((S << doubling for doubling in range(N) if S << doubling >= kept), most) if kept else 0
+
+    def _count(self, rows: slice, features: Features) -> Tensor:
+        state = self.slots.state
+        return count_kept(state.blocks(rows, state.N), state.settings[rows], features)
+
+    def is_decided(self, rows: slice) -> bool:
+        """Whether to commit blocks after a pass: in lockstep when all are decided, else when one is."""
+        ready = [row is not None and row.ready for row in self.slots.rows[rows]]
+        if not any(ready):
+            return False
+        if self.slots.lockstep and self._kept is not None:
+            self._kept = self._kept[1:]
+            return not self._kept
+        is_open = self.slots.state.block.masked[rows].any(1).tolist()
+        decided = [not open_ for open_, is_ready in zip(is_open, ready, strict=False) if is_ready]
+        return all(decided) if self.slots.lockstep else any(decided)
