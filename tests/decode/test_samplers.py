@@ -1,14 +1,17 @@
-"""Remasking by counting: the exact grid, one uniform position, the threshold, and what each row may touch.
+"""Samplers by counting: the exact grid, one uniform position, the threshold, and what each row may touch.
 
 B rows, N block size.
 """
 
 import pytest
 import torch
+from tests.decode.tiny import silence_eot, tiny
 from torch import Tensor
 
-from dadlm import counter
-from dadlm.decode.samplers import SAMPLERS, Block
+from dadlm import DecodeSettings, counter, generate, stream
+from dadlm.decode.engine import Engine
+from dadlm.decode.request import Request
+from dadlm.decode.samplers import SAMPLERS, Block, Sampler
 from dadlm.decode.samplers import confidence as confidence_sampler
 
 
@@ -199,3 +202,40 @@ def test_padding_is_not_the_surest():
     assert confident([1, 1, 1, 1], [0.1, 0.2, 0.3, 0.95], 0.9, ending=ending) == [0, 1, 0, 1], "unless it is"
     assert confident([0, 0, 1, 1], [0.1, 0.2, 0.3, 0.8], 0.9, ending=ending) == [0, 0, 1, 0], "the first end"
     assert confident([1, 0, 1, 1], [0.0, 0.2, 0.3, 0.8], 0.9, ending=ending) == [1, 0, 0, 0], "hopeless text"
+
+
+class Leftmost(Sampler):
+    """A sampler as somebody else would add it."""
+
+    name, summary = "leftmost", "the first masked position"
+
+    def keep(self, block: Block, infilled: Tensor, settings: object, proposal: object):
+        return infilled | (block.masked & (block.masked.cumsum(1) == 1)), block.step
+
+    def most(self, positions: int) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("family", ["mdlm", "bd3lm", "dadlm"])
+def test_a_new_sampler_is_a_class_and_a_name(family: str, monkeypatch: pytest.MonkeyPatch, request):
+    """Alone, beside rows of other samplers, and at the fixed shapes of CUDA."""
+    monkeypatch.setitem(SAMPLERS, "leftmost", Leftmost())
+    model = silence_eot(tiny(family))
+    settings = DecodeSettings(sampler="leftmost", max_new_tokens=11)  # type: ignore[arg-type]
+    events = list(stream(model, [1, 2, 3, 4, 5], seed=2, settings=settings))
+    order = [event.block * len(event.ids) + event.fixed.index(True) for event in events]
+    assert order == list(range(5, 16))
+    truth = generate(model, [[1, 2, 3, 4, 5]], seed=2, settings=settings)
+    assert truth.forward_passes == [11]
+    request.getfixturevalue("as_on_cuda")
+    assert generate(model, [[1, 2, 3, 4, 5]], seed=2, settings=settings) == truth
+    engine = Engine(model, lockstep=False)
+    ways = (
+        settings,
+        DecodeSettings(max_new_tokens=9),
+        DecodeSettings(max_new_tokens=7, sampler="confidence"),
+    )
+    rows = [engine.add(Request(ids=(1, 2, 3, 4, 5), settings=how, seed=2)) for how in (settings, *others)]
+    while engine.rows:
+        engine.step()
+    assert rows[0].tokens == truth.tokens[0] and rows[0].forward_passes == 11
