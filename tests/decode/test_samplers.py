@@ -230,11 +230,7 @@ def test_a_new_sampler_is_a_class_and_a_name(family: str, monkeypatch: pytest.Mo
     request.getfixturevalue("as_on_cuda")
     assert generate(model, [[1, 2, 3, 4, 5]], seed=2, settings=settings) == truth
     engine = Engine(model, lockstep=False)
-    ways = (
-        settings,
-        DecodeSettings(max_new_tokens=9),
-        DecodeSettings(max_new_tokens=7, sampler="confidence"),
-    )
+    others = DecodeSettings(max_new_tokens=9), DecodeSettings(max_new_tokens=7, sampler="confidence")
     rows = [engine.add(Request(ids=(1, 2, 3, 4, 5), settings=how, seed=2)) for how in (settings, *others)]
     while engine.rows:
         engine.step()

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dadlm import DecodeSettings, Model, load
 from dadlm.decode import slots, state, step
+from dadlm.decode.batched_settings import BatchedSettings
 from dadlm.decode.cache import Cache, bytes_per_slot, slots_that_fit
 from dadlm.decode.engine import Engine
 from dadlm.decode.request import Row
@@ -223,9 +224,8 @@ def test_settings_of_each_draw_are_those_of_one_draw_to_the_bit():
     ]
     chosen = [ways[i % len(ways)] for i in range(len(logits))]
     single = torch.stack([draw_tokens(logits[i], uniform[i], *way) for i, way in enumerate(chosen)])
-    temperature, top_p, rule = zip(*chosen, strict=True)
-    numbers = (torch.tensor(x, dtype=torch.float64) for x in (temperature, top_p))
-    each = draw_each(logits, uniform, *numbers, torch.tensor([r == "standard" for r in rule]), cold=True)
+    settings = [DecodeSettings(temperature=t, top_p=p, nucleus=rule) for t, p, rule in chosen]
+    each = draw_each(logits, uniform, BatchedSettings.of(settings), torch.arange(len(logits)), cold=True)
     assert torch.equal(each, single)
 
 

@@ -4,6 +4,7 @@ of them.
 B rows.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -17,7 +18,7 @@ from dadlm.model import ModelConfig
 
 @dataclass(frozen=True)
 class BatchedSettings:
-    """A row each, all [B]. Numbers are fp64, and rounded where a single number would be."""
+    """A row each, all [B], in the form that a step wants: it then launches nothing to convert them."""
 
     sampler: Tensor
     """Index in `SAMPLERS`."""
@@ -26,7 +27,7 @@ class BatchedSettings:
     lookahead: Tensor
     padded: Tensor
     standard: Tensor
-    """The nucleus keeps the token that crosses top_p."""
+    """int32: whether the nucleus keeps the token that crosses top_p."""
     position: Tensor
     """Tokens are drawn from the nucleus of their position."""
     longest_gap: Tensor
@@ -35,15 +36,27 @@ class BatchedSettings:
     """Infilling's r."""
     threshold: Tensor
     transition_weight: Tensor
+    cold: Tensor
+    """Temperature 0."""
     temperature: Tensor
+    """fp32, above 0."""
+    inverse_temperature: Tensor
+    """fp32, rounded once."""
     top_p: Tensor
+    """fp64; infinite where nothing is cut off."""
 
     @classmethod
     def of(cls, settings: Sequence[DecodeSettings], device: torch.device | str = "cpu") -> "BatchedSettings":
         columns = list(zip(*map(_numbers, settings), strict=True))
         numbers = torch.tensor(columns, dtype=torch.float64).to(device)  # one copy for all
-        dtypes = {bool: torch.bool, int: torch.int64, float: torch.float64}
-        return cls(*(x.to(dtypes[type(column[0])]) for x, column in zip(numbers, columns, strict=True)))
+        dtypes = {bool: torch.bool, int: torch.int64, float: torch.float32}
+        own = {"standard": torch.int32, "transition_weight": torch.float64, "top_p": torch.float64}
+        return cls(
+            *(
+                x.to(own.get(field.name, dtypes[type(column[0])]))
+                for field, x, column in zip(fields(cls), numbers, columns, strict=True)
+            )
+        )
 
     def __getitem__(self, rows: slice) -> "BatchedSettings":
         return BatchedSettings(*(getattr(self, field.name)[rows] for field in fields(self)))
@@ -62,8 +75,10 @@ def _numbers(settings: DecodeSettings) -> tuple[bool | int | float, ...]:
         float(ratio),
         float(settings.threshold),
         float(settings.transition_weight),
-        float(settings.temperature),
-        float(settings.top_p),
+        settings.temperature == 0,
+        max(float(settings.temperature), 1e-30),
+        1.0 / max(float(settings.temperature), 1e-30),
+        float(settings.top_p) if settings.top_p < 1 else math.inf,
     )
 
 

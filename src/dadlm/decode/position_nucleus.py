@@ -30,14 +30,14 @@ def draw_in_position_nucleus(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The path [B, N], its tokens [B, N] and their untempered probabilities where `wanted` [B, N].
 
-    `uniform` for the path and for the tokens, [B, N] each; temperature and top_p are fp64 [B].
+    `uniform` for the path and for the tokens, [B, N] each; temperature is fp32 [B], top_p fp64 [B].
     """
     place = places(wanted, capacity)
     some = place.clamp(max=wanted.numel() - 1)
     row, hidden = some // wanted.shape[1], prediction.hidden.flatten(0, 1)[some]
     K = hidden.shape[1]
     logits = model.head.token_logits(hidden, torch.arange(K, device=hidden.device))  # [n, K, V]
-    temperature = temperature[row].clamp(min=1e-30).float()[:, None]
+    temperature = temperature[row, None]
     prior = dag.node_marginals(prediction.transition_logp).exp().flatten(0, 1)[some]
 
     def emitted(k: int) -> Tensor:

@@ -9,6 +9,7 @@ V vocabulary; leading dimensions are free.
 import torch
 from torch import Tensor
 
+from dadlm.decode.batched_settings import BatchedSettings
 from dadlm.model.kernels import HAS_TRITON
 
 _LARGEST = 64 * 4096  # vocabulary that the kernel has segments for
@@ -29,24 +30,21 @@ def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: floa
     return draw(nucleus(weight, top_p, rule), uniform)
 
 
-def draw_each(
-    logits: Tensor, uniform: Tensor, temperature: Tensor, top_p: Tensor, standard: Tensor, cold: bool
-) -> Tensor:
-    """Token ids [n] from fp32 logits [n, V], each by its own fp64 temperature and top_p [n] and rule [n].
+def draw_each(logits: Tensor, uniform: Tensor, settings: BatchedSettings, row: Tensor, cold: bool) -> Tensor:
+    """Token ids [n] from fp32 logits [n, V], by the settings of their rows [n].
 
     `cold` says that a temperature may be 0.
     """
-    share = _share(top_p)
-    warm = temperature.clamp(min=1e-30)
+    top_p, standard = settings.top_p[row], settings.standard[row]
     if logits.is_cuda and HAS_TRITON and logits.shape[-1] <= _LARGEST:
         from dadlm.decode.kernels.nucleus import draw as draw_fused
 
         flat = (logits.contiguous(), uniform.contiguous())
-        drawn = draw_fused(*flat, (1.0 / warm).float(), share, standard.to(torch.int32))
+        drawn = draw_fused(*flat, settings.inverse_temperature[row], top_p, standard)
     else:
-        weight = ((logits - logits.amax(-1, keepdim=True)) / warm.float()[:, None]).exp()
-        drawn = draw(_nucleus(weight, share[:, None], standard[:, None]), uniform)
-    return torch.where(temperature == 0, most_probable(logits), drawn) if cold else drawn
+        weight = ((logits - logits.amax(-1, keepdim=True)) / settings.temperature[row, None]).exp()
+        drawn = draw(_nucleus(weight, top_p[:, None], standard[:, None] != 0), uniform)
+    return torch.where(settings.cold[row], most_probable(logits), drawn) if cold else drawn
 
 
 def nucleus(weight: Tensor, top_p: float, rule: str = "standard") -> Tensor:
@@ -59,19 +57,16 @@ def nucleus(weight: Tensor, top_p: float, rule: str = "standard") -> Tensor:
 
 
 def in_nucleus(weight: Tensor, top_p: Tensor) -> Tensor:
-    """Which tokens [n, V] lie in the standard nucleus of weight [n, V], each row's by its own fp64 top_p [n].
+    """Which tokens [n, V] lie in the standard nucleus of weight [n, V], each row's by its own fp64 top_p [n],
+    which is infinite where nothing is cut off.
 
     By a sort: where the set itself is wanted, it launches a tenth of the kernels that the bits would.
     """
     largest, order = weight.sort(stable=True, dim=-1, descending=True)
     mass = largest.cumsum(-1, dtype=torch.float64)
     before = mass - largest
-    inside = before < _share(top_p)[:, None] * mass[:, -1:]
+    inside = before < top_p[:, None] * mass[:, -1:]
     return torch.zeros_like(inside).scatter(-1, order, inside)
-
-
-def _share(top_p: Tensor) -> Tensor:
-    return torch.where(top_p < 1, top_p, torch.inf)  # no threshold reaches it: nothing is cut off
 
 
 def _nucleus(weight: Tensor, top_p: float | Tensor, standard: bool | Tensor) -> Tensor:

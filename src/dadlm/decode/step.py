@@ -78,7 +78,7 @@ def denoise_step(
 def _infilled(block: Block, settings: BatchedSettings, features: Features) -> Tensor:
     if not features.infill:
         return torch.zeros_like(block.masked)
-    longest, ratio = settings.longest_gap[:, None], settings.known_ratio[:, None].float()
+    longest, ratio = settings.longest_gap[:, None], settings.known_ratio[:, None]
     return short_gaps(block.masked, block.in_window, longest, ratio)
 
 
@@ -160,8 +160,7 @@ def choose(
             some // wanted.shape[1],
         )
         logits = model.head.token_logits(hidden, node)
-        how = settings.temperature[row], settings.top_p[row], settings.standard[row]
-        drawn = draw_each(logits, uniform_token.flatten()[some], *how, cold=features.cold)
+        drawn = draw_each(logits, uniform_token.flatten()[some], settings, row, features.cold)
         tokens = put(drawn, place, wanted)
         if not features.sees_tokens:
             return path, tokens, torch.zeros_like(wanted, dtype=torch.float32)

@@ -14,7 +14,7 @@ class Confidence(Sampler):
 
     def keep(self, block: Block, infilled: Tensor, settings, proposal: Proposal | None = None):
         assert proposal is not None
-        threshold = settings.threshold[:, None].float()
+        threshold = settings.threshold[:, None]
         kept = confident(block.masked, infilled, proposal.confidence, threshold, proposal.ending)
         return kept, block.step
 
