@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from contextlib import nullcontext
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -23,7 +24,7 @@ from dadlm.decode.request import Request
 from dadlm.errors import ConfigError
 from dadlm.model import Model
 from dadlm.model import capture as capturing
-from dadlm.model.capture import GraphedCallable, capture
+from dadlm.model.capture import GraphedCallable, Graphs, capture
 
 WAYS = [
     {},
@@ -143,7 +144,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.usefixtures("fake_cuda")
 def test_a_capture_that_fails_is_told_once_and_decoding_goes_on() -> None:
     calls: list[int] = []
-    act = GraphedCallable(graphs=True, launches=2)
+    act = partial(Graphs(True, torch.device("cpu")), "key", launches=2)
     act(lambda: calls.append(1))
     act(lambda: calls.append(1))
     Graph.fails = [RuntimeError("operation not permitted when stream is capturing\nand more")]

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,57 +14,54 @@ _one_at_a_time = threading.RLock()
 """Captures share a stream, and waiting for the device or giving memory back would spoil another's."""
 
 
-class GraphedCallable(Generic[Result]):
-    """A function without arguments: launched so many times, and from then on, if `graphs`, replayed as a CUDA
-    graph."""
-
-    def __init__(self, graphs: bool, pool: Any = None, launches: int = 1) -> None:
-        self.graphs, self.pool, self.launches, self.calls = graphs, pool, launches, 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self, function: Callable[[], Result]) -> Result:
-        """The same function every time. It is not kept: a circle would keep the cache until gc finds it."""
-        self.calls += 1
-        if not self.graphs or self.calls <= self.launches:
-            return function()
-        if self.graph is None and not self._captured(function):
-            return function()
-        assert self.graph is not None
-        self.graph.replay()
-        return self.result
-
-    def _captured(self, function: Callable[[], Result]) -> bool:
-        """Capture the function; where that cannot be done, go on kernel by kernel."""
-        captured = capture("decoding", function, self.pool)
-        if captured is None:
-            self.graphs = False
-            return False
-        self.graph, self.result = captured
-        return True
-
-
 class Graphs:
-    """Callables of one owner by key, which share a pool of memory; without `enabled` they are only called."""
+    """Captured functions of one owner by key, which share a pool of memory; without `enabled` they are
+    called."""
 
     def __init__(self, enabled: bool, device: torch.device) -> None:
         self.enabled, self.device, self.pool = enabled, device, None
-        self.callables: dict[Hashable, GraphedCallable[Any]] = {}
+        self.callables: dict[Hashable, GraphedCallable] = {}
 
     def __call__(self, key: Hashable, function: Callable[[], Result], launches: int = 1) -> Result:
-        """Call a function, or replay it; the same key always means the same function at the same
+        """Call or replay a function; a key always means the same function of tensors at the same
         addresses."""
         if not self.enabled:
             return function()
         if key not in self.callables:
-            if self.pool is None and self.device.type == "cuda":
-                self.pool = torch.cuda.graph_pool_handle()
-            self.callables[key] = GraphedCallable(self.enabled, self.pool, launches)
+            self.callables[key] = GraphedCallable(self, launches)
         return self.callables[key](function)
+
+    def capture(self, function: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result] | None:
+        if self.pool is None and self.device.type == "cuda":
+            self.pool = torch.cuda.graph_pool_handle()
+        captured = capture("decoding", function, self.pool)
+        if captured is None:
+            self.pool = None  # the failed capture may hold it for ever
+        return captured
 
     def clear(self) -> None:
         """Let all graphs and their memory go."""
         self.callables.clear()
         self.pool = None
+
+
+class GraphedCallable:
+    """A function without arguments: launched so many times, then captured as a CUDA graph and replayed."""
+
+    def __init__(self, graphs: Graphs, launches: int) -> None:
+        self.graphs, self.launches = graphs, launches
+        self.captured: tuple[torch.cuda.CUDAGraph, Any] | None = None
+
+    def __call__(self, function: Callable[[], Result]) -> Result:
+        """The same function every time. It is not kept: a circle would keep the cache until gc finds it."""
+        if self.captured is None and self.launches == 0:
+            self.captured = self.graphs.capture(function)
+        self.launches -= 1  # a capture that failed is not tried again
+        if self.captured is None:
+            return function()
+        graph, result = self.captured
+        graph.replay()
+        return result
 
 
 def capture(
@@ -101,14 +98,6 @@ def empty_cache() -> None:
     """`torch.cuda.empty_cache`, but not while another thread captures."""
     with _one_at_a_time:
         torch.cuda.empty_cache()
-
-
-def _next_to_nothing(mode: str = "thread_local") -> torch.cuda.CUDAGraph:
-    """A graph with a pool of its own, which lasts as long as a graph that uses it."""
-    graph = torch.cuda.CUDAGraph()
-    with _capturing(graph, None, mode):
-        torch.zeros(1, device="cuda")  # an empty graph would warn
-    return graph
 
 
 @contextmanager
@@ -148,4 +137,5 @@ def _end_capture() -> None:
 
     It is not replaced: graphs captured before know it, and would no longer hear of a new seed.
     """
-    _next_to_nothing(mode="relaxed")
+    with _capturing(torch.cuda.CUDAGraph(), None, "relaxed"):
+        torch.zeros(1, device="cuda")  # an empty graph would warn
