@@ -83,15 +83,10 @@ class Tokenizer:
         """Write `folder/tokenizer.json` (the Hugging Face layout) in one step: whole or not at all."""
         target = Path(folder) / "tokenizer.json"
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".tokenizer-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self._inner.to_str(pretty=True))
-            os.chmod(name, 0o644)  # mkstemp makes files that nobody else can read
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
+        with tempfile.TemporaryDirectory(prefix=".tokenizer-", dir=target.parent) as scratch:
+            whole = Path(scratch, target.name)
+            whole.write_text(self._inner.to_str(pretty=True), encoding="utf-8")
+            whole.replace(target)
         return target
 
     @classmethod
