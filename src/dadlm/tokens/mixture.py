@@ -1,8 +1,7 @@
 """Which rows training sees when, of one source or of several in given shares: `0.7:a.jsonl.zst,0.3:b/`.
 
-The order is a function of (seed, step) alone: a resumed run needs nothing remembered, and however a step is
-split into micro-batches or processes, together they see the same rows. Shares are mixed row by row while
-training reads, so the shards of a source serve every mixture it is part of. B rows of a batch.
+The order is a function of (seed, step) alone, however a step is split into micro-batches or processes. Shares
+are mixed row by row while training reads, so the shards of a source serve every mixture. B rows of a batch.
 """
 
 import re
@@ -44,17 +43,12 @@ class Mixture(Rows):
 
     def __init__(self, parts: Sequence[Rows], weights: Sequence[float]):
         self.context, self._parts = parts[0].context, list(parts)
-        self._begins = list(accumulate(map(len, parts), initial=0))
-        self._slots = _slots(weights)
+        *self._begins, self._rows = accumulate(map(len, parts), initial=0)
+        self._first, self._slots = 0, _slots(weights)
 
-    def __len__(self) -> int:
-        return self._begins[-1]
-
-    def __getitem__(self, index: int) -> Tensor:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        part = int(np.searchsorted(self._begins, index, side="right")) - 1
-        return self._parts[part][index - self._begins[part]]
+    def _row(self, number: int) -> np.ndarray:
+        part = int(np.searchsorted(self._begins, number, side="right")) - 1
+        return self._parts[part][number - self._begins[part]].numpy()
 
     def cut(self, first: int, last: int) -> Rows:
         raise DataError("the rows of a mixture are not one text: split its sources instead")
@@ -65,7 +59,7 @@ class Mixture(Rows):
         slot = permute(place % _ROUND, _ROUND, seed, ~turn)  # ~: rounds are shuffled unlike epochs
         row = torch.empty_like(place)
         low = 0
-        for part, size, begin in zip(self._parts, self._slots, self._begins, strict=False):
+        for part, size, begin in zip(self._parts, self._slots, self._begins, strict=True):
             own = (slot >= low) & (slot < low + size)
             given = turn[own] * size + slot[own] - low  # by this source before
             row[own] = begin + permute(given % len(part), len(part), seed, given // len(part))

@@ -5,7 +5,6 @@
     <name>/shard-00000.bin   ids of documents one after another, end-of-text after each
 
 The index holds no names of files: a shard's follows from its number, so no index can point elsewhere.
-Knows neither where text comes from and how it is tokenised (`packing.py`), nor rows (`rows.py`).
 """
 
 import hashlib

@@ -2,7 +2,6 @@
 
 A source is a string: `book.txt`, `data/`, `data/part-*.jsonl.zst`, `hf:NAME` or `hf:NAME:CONFIG`. A .txt file
 is one document; so is a line of .jsonl, a row of .parquet or of a dataset, its text under `text_field`.
-Knows which files belong to a source and what identifies them; how a file is read is in `readers.py`.
 """
 
 import glob
@@ -63,7 +62,11 @@ def find_files(source: str | os.PathLike[str]) -> list[Path]:
     if not found:
         raise DataError(missing)
     for file in found:
-        _check(file)
+        if not any(file_format(file)):
+            ending = repr(file.suffix or "nothing")
+            raise DataError(f"{file}: files ending in {ending} are unknown; expected {_KNOWN}")
+        if file.stat().st_size == 0:
+            raise DataError(f"{file} is empty")
     return [file.parent.resolve() / file.name for file in found]  # a link's own name tells the format
 
 
@@ -107,15 +110,6 @@ def _below(folder: Path) -> Iterator[Path]:
         seen.add(real)
         folders.sort()
         yield from (Path(root, name) for name in names)
-
-
-def _check(file: Path) -> None:
-    if not any(file_format(file)):
-        raise DataError(
-            f"{file}: files ending in {file.suffix or 'nothing'!r} are unknown; expected {_KNOWN}"
-        )
-    if file.stat().st_size == 0:
-        raise DataError(f"{file} is empty")
 
 
 def _content_hash(file: Path) -> str:

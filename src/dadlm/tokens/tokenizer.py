@@ -1,8 +1,7 @@
 """Text to token ids and back, over a Hugging Face `tokenizers` pipeline.
 
 The mask token belongs to the diffusion model, not to the text: its id is one past the tokenizer's own ids, so
-a model's vocabulary is `tokenizer.vocab_size + 1`. Where vocabularies come from is in `vocabularies.py`;
-files of text, shards and models are unknown here.
+a model's vocabulary is `tokenizer.vocab_size + 1`.
 """
 
 import hashlib
@@ -123,16 +122,10 @@ class Tokenizer:
 
 
 _SIGNS = {"\n": "↵", "\t": "⇥", "\r": "␍"}  # these would tear a picture or a terminal line apart
-
-
-def _byte_table() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for characters from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_table()
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+# GPT-2's alphabet: printable bytes stand for themselves, the others for characters from 256 on.
+_BYTE_OF = {chr(b): b for b in _PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
 
 
 def _visible(text: str, token: str) -> str:
