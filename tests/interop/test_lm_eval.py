@@ -14,10 +14,10 @@ from tests.decode.tiny import BLOCK_FAMILIES, prompt_of, tiny
 
 import dadlm
 from dadlm import dag
-from dadlm.decode.predict import UncachedBlockPredictor
 from dadlm.errors import ConfigError
 from dadlm.interop import continuation
 from dadlm.interop.continuation import score_continuation
+from dadlm.model import Context
 from dadlm.objective import losses
 from dadlm.tokens import word_level
 
@@ -25,17 +25,17 @@ WORDS = [f"w{number}" for number in range(28)]
 
 
 def revealed_logp(model, ids: list[int], first: int, masked: list[int]) -> torch.Tensor:
-    """Log-probabilities [N, V] of the block at `first`, so masked, by decoding's slow twin."""
-    N = model.config.block_size
-    predictor = UncachedBlockPredictor(model, 1, first + N)
-    if first:
-        predictor.prefill(torch.tensor([ids[:first]]), torch.tensor([first]))
-    block = torch.tensor([(ids[first:] + [0] * N)[:N]])
-    hidden = torch.tensor([[first + i in masked for i in range(N)]])
+    """Log-probabilities [N, V] of the block at `first`, so masked; one block alone, without a cache."""
+    N, context = model.config.block_size, Context() if first else None
+    block = torch.tensor([[(ids[first:] + [0] * N)[:N]]])
+    hidden = torch.tensor([[[first + i in masked for i in range(N)]]])
     with torch.inference_mode():
-        said = predictor.predict(block, hidden, torch.tensor([first]))
-        logp = said.all_logits(model).log_softmax(-1)
-        return (dag.node_marginals(said.transition_logp)[..., None] + logp)[0].logsumexp(1)
+        if first:
+            model.read(torch.tensor([ids[:first]]), context)
+        said = model.denoise(block, hidden, torch.tensor([[first]]), context, packed=False)
+        states = said.nodes.groups(said.nodes.to_slots(said.hidden))[0, 0]
+        logp = model.head.logits(states, torch.arange(states.shape[1])).log_softmax(-1)
+        return (dag.node_marginals(model.transition_logp(said))[0, 0, ..., None] + logp).logsumexp(1)
 
 
 def by_orders(model, context: list[int], tokens: list[int]) -> list[float]:

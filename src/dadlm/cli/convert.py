@@ -42,7 +42,16 @@ class Options:
 
 def run(words: list[str]) -> int:
     options = parse(Options, words, "convert")
-    _check(options)
+    if options.out is None and options.push is None:
+        raise ConfigError("where to? Name a folder with --out, or OWNER/NAME on the hub with --push")
+    if options.push is not None:
+        check_name(options.push)
+        if options.to not in (None, "transformers") or options.from_causal:
+            raise ConfigError("--push uploads the form that transformers loads: convert first, then push")
+    if options.private and options.push is None:
+        raise ConfigError("--private belongs to --push")
+    if options.lora and not options.from_causal:
+        raise ConfigError("--lora belongs to --from-causal")
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(options.out or Path(scratch) / "model")
         model = _convert(options, out)
@@ -61,19 +70,6 @@ def run(words: list[str]) -> int:
         places = " and ".join(place for place in (options.out, address) if place)
         print(f"{config.family}, blocks of {config.block}, {result['parameters']:,} parameters: {places}")
     return 0
-
-
-def _check(options: Options) -> None:
-    if options.out is None and options.push is None:
-        raise ConfigError("where to? Name a folder with --out, or OWNER/NAME on the hub with --push")
-    if options.push is not None:
-        check_name(options.push)
-        if options.to not in (None, "transformers") or options.from_causal:
-            raise ConfigError("--push uploads the form that transformers loads: convert first, then push")
-    if options.private and options.push is None:
-        raise ConfigError("--private belongs to --push")
-    if options.lora and not options.from_causal:
-        raise ConfigError("--lora belongs to --from-causal")
 
 
 def _convert(options: Options, out: Path) -> Model:

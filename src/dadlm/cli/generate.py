@@ -50,7 +50,9 @@ def run(words: list[str]) -> int:
     if options.picture:
         check_name(options.picture)
     model = open_model(options.model, options.device, options.dtype)
-    if _is_loop(options):
+    # Nobody named a prompt, and somebody sits at the terminal to type one.
+    for_files = options.prompts or options.json or options.picture
+    if not for_files and sys.stdin.isatty() and sys.stdout.isatty():
         return converse(model, options.decoding, options.seed, options.show)
     prompts = list(options.prompts) or _lines()
     seeds = list(options.seed)
@@ -72,12 +74,6 @@ def run(words: list[str]) -> int:
         console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"{cost}; seed {' '.join(map(str, out.seeds))}", style="dim")
     return 0
-
-
-def _is_loop(options: Options) -> bool:
-    """Nobody named a prompt, and somebody sits at the terminal to type one."""
-    for_files = options.prompts or options.json or options.picture
-    return not for_files and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _lines() -> list[str]:

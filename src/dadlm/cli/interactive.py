@@ -78,7 +78,10 @@ def _obey(session: Session, words: list[str]) -> None:
         case ["seed"]:
             session.seed = None
         case ["seed", number]:
-            session.seed = _seed(number)
+            try:
+                session.seed = int(number)
+            except ValueError:
+                raise ConfigError(f"a seed is a whole number, got {number!r}") from None
         case ["show"]:
             session.show = not session.show
             session.console.print(f"steps are {'shown' if session.show else 'not shown'}", style="dim")
@@ -107,10 +110,3 @@ def _value(word: str) -> int | float | str | None:
         with suppress(ValueError):
             return number(word)
     return word
-
-
-def _seed(word: str) -> int:
-    try:
-        return int(word)
-    except ValueError:
-        raise ConfigError(f"a seed is a whole number, got {word!r}") from None
