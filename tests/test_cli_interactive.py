@@ -155,7 +155,7 @@ def test_quitting_and_showing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_text_took_is_what_generate_counts(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = silence_eot(tiny(family, tokenizer=word_level(WORDS)))
     out = generate(model, "w1 w2", max_new_tokens=11, seed=3)
-    printed = spoken(model, ["/set max_new_tokens 11", "w1 w2"], monkeypatch)
+    printed = spoken(model, ["/set max_new_tokens 11", "w1 w2"], monkeypatch, seeds=[3])
     [line] = [line for line in printed if "per pass" in line]
     assert line.startswith(f"11 tokens in {out.forward_passes[0]} forward passes: ")
 
