@@ -537,22 +537,6 @@ def test_show_prints_every_step(cli: Cli, trained: Trained) -> None:
     assert both.json == told and "block" in both.err
 
 
-def test_show_fits_a_terminal_of_80_columns(
-    cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The numbers of positions and nodes can be read, also where all are candidates."""
-    monkeypatch.setenv("COLUMNS", "80")
-    words = ["--seed", 2, "--max-new-tokens", 8, "--sampler", "random", "--steps", 1, "--show"]
-    result = cli("generate", "", "--model", trained.runs["dadlm"], *words)
-    assert result.code == 0
-    shown = " ".join(result.out.split())
-    for position in range(8):
-        assert re.search(rf"[┃│|] *{position} *[┃│|]", shown), f"no {position}:\n{result.out}"
-    for node in range(4):
-        assert f"node {node}" in shown
-    assert max(map(len, result.out.splitlines())) <= 80
-
-
 def test_what_is_shown_is_what_is_printed(
     cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,7 @@ def by_orders(model, context: list[int], tokens: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("family", BLOCK_FAMILIES)
-@pytest.mark.parametrize(("known", "asked"), [(3, 1), (5, 1), (6, 4), (8, 3), (9, 3)])
+@pytest.mark.parametrize(("known", "asked"), [(3, 1), (6, 4), (9, 3)])
 def test_every_draw_is_one_order_and_all_orders_come_equally_often(family, known, asked):
     model, draws = tiny(family), 60
     ids = prompt_of(known + asked)
@@ -73,9 +73,8 @@ def test_every_draw_is_one_order_and_all_orders_come_equally_often(family, known
     assert expected <= math.log(sum(map(math.exp, orders)) / len(orders)) + 1e-6  # a bound indeed
 
 
-@pytest.mark.parametrize("family", BLOCK_FAMILIES)
-def test_draws_are_averaged(family):
-    model, ids = tiny(family), prompt_of(10)
+def test_draws_are_averaged():
+    model, ids = tiny("dadlm"), prompt_of(10)
     orders = by_orders(model, ids[:6], ids[6:])
     score = score_continuation(model, ids[:6], ids[6:], draws=2).logp
     pairs = [(one + other) / 2 for one, other in itertools.product(orders, orders)]

@@ -39,23 +39,21 @@ def prepare(
     *,
     text_field: str = "text",
     split: str = "train",
-    documents: int | None = None,
     shard_tokens: int = 1 << 24,
     workers: int = 1,
     progress: bool = True,
 ) -> Shards:
     """The tokens of a source as shards under `folder`, made now or found finished from before.
 
-    `documents` takes only that many from the start; `shard_tokens` is the most that one file holds, and what
-    a kill may cost; `workers` processes tokenise, or this one if it is 1. Each document is followed by
-    end-of-text.
+    `shard_tokens` is the most that one file holds, and what a kill may cost; `workers` processes tokenise, or
+    this one if it is 1. Each document is followed by end-of-text.
     """
-    for name, value in {"documents": documents, "shard_tokens": shard_tokens, "workers": workers}.items():
-        if value is not None and value < 1:
+    for name, value in {"shard_tokens": shard_tokens, "workers": workers}.items():
+        if value < 1:
             raise DataError(f"{name} must be at least 1, got {value}")
     identity = {
         "tokenizer": tokenizer.fingerprint,
-        "options": {"text_field": text_field, "documents": documents, "shard_tokens": shard_tokens},
+        "options": {"text_field": text_field, "documents": None, "shard_tokens": shard_tokens},
         "source": sources.describe(source, split),
     }
     target = Path(folder) / _folder_name(os.fspath(source), identity)
@@ -65,9 +63,8 @@ def prepare(
                 for torn in place.glob(".tokenizer-*"):  # a kill while the tokenizer was being written
                     shutil.rmtree(torn)
                 with ShardWriter(place, tokenizer.vocab_size, shard_tokens) as writer:
-                    left = None if documents is None else documents - writer.place.documents
                     pieces = sources.read_pieces(source, text_field, split, writer.place.anchor)
-                    pieces = _first(islice(pieces, writer.place.pieces, None), left)  # others are written
+                    pieces = islice(pieces, writer.place.pieces, None)  # those before are written
                     encoded = encode_batches(_batches(pieces), tokenizer, tokenizer.save(place), workers)
                     with _progress(target.name, sources.size_of(source), progress) as update:
                         _write_tokens(encoded, tokenizer.eot_id, writer, update)
@@ -104,14 +101,6 @@ def _folder_name(source: str, identity: dict[str, Any]) -> str:
     name = source if source.startswith("hf:") else Path(source).resolve().name.split(".")[0]
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:40] or "text"
     return f"{stem}-{digest[:16]}"
-
-
-def _first(pieces: Iterator[Piece], documents: int | None) -> Iterator[Piece]:
-    """The pieces of the first so many documents, or all."""
-    done = 0
-    while done != documents and (piece := next(pieces, None)) is not None:
-        yield piece
-        done += piece.ends
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
