@@ -1,8 +1,7 @@
 """Decoding: AR, BD3LM and DA-DLM of the same size through the same engine, in one run.
 
-The step is the paper's: a complete denoising update (network, path, tokens, remask), first-hitting, nucleus
-0.9, after a given prefix. The floor counts the arithmetic of the nodes that exist in the step's layout and
-the bytes of weights, keys and values that have to be read once.
+The step is a complete denoising update, first-hitting, nucleus 0.9, after a prefix. The floor counts the
+arithmetic of the nodes that exist and the bytes of weights, keys and values that have to be read once.
 """
 
 import statistics

@@ -1,8 +1,4 @@
-"""Training steps of all families on the same rows, beside the arithmetic they need.
-
-The floor counts matrix products only: six FLOPs per parameter and node for the layers, the vocabulary head
-on the nodes that need it, attention over what is visible; forward and backward, nothing recomputed.
-"""
+"""Training steps of all families on the same rows, beside the matrix products they need (`step_flops`)."""
 
 import statistics
 import tempfile

@@ -1,7 +1,4 @@
-"""The loop of `dadlm generate` at a terminal: a prompt is typed, its text appears block by block.
-
-Ctrl-C stops the text in work, Ctrl-D leaves.
-"""
+"""The loop of `dadlm generate` at a terminal: a prompt is typed, its text appears block by block."""
 
 import secrets
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """A pretrained causal language model of the Llama architecture → the backbone of ours (docs/causal.md).
 
-Its weights and its tokenizer are taken over as they are; a mask token is added. At block size 1, and as
-family ar, the result says exactly what the original said; longer blocks have to be learned by training on.
+Weights and tokenizer are taken over; a mask token is added. At block size 1, and as family ar, the logits are
+those of the original; longer blocks have to be learned by further training.
 """
 
 from pathlib import Path
@@ -20,10 +20,7 @@ from dadlm.tokens import Tokenizer
 
 
 def convert_causal(source: str, out: str | Path, **options: Any) -> Model:
-    """Convert `smollm2`, a folder, a .gguf file or a Hugging Face name to a folder of ours.
-
-    The options are those of `from_causal`.
-    """
+    """Convert `smollm2`, a folder, a .gguf file or a hub name to a folder of ours; options: `from_causal`."""
     place, label = language_model_files.locate(source)
     tokenizer, original, causal = language_model_files.load(place)
     if not causal:

@@ -1,12 +1,11 @@
 """How probable a continuation is after a context: exact for AR, else a lower bound.
 
-A block's tokens are revealed one by one in a random order, and the mean of log p over the orders is at most
-the log of the mean. A draw takes one order for each block and scores every token once, given those
-revealed before it. (Drawing sets of masked tokens, as `evaluate/perplexity.py` does, has the same mean, but
-counts some tokens more often than others, which evens out over long texts only.) What stands in the block
-before the continuation is known; what would come after it stays masked throughout.
+A block's tokens are revealed one by one in a random order; the mean of log p over the orders is at most the
+log of the mean. A draw takes one order for each block and scores every token once, given those revealed
+before it; what would come after the continuation stays masked. (Sets of masked tokens, as in perplexity.py,
+have the same mean, but count some tokens more often than others, which matters in short texts.)
 
-J masked copies of blocks, G blocks, N block size, K candidates, V vocabulary.
+J masked copies of blocks, N block size, K candidates, V vocabulary.
 """
 
 from collections.abc import Sequence

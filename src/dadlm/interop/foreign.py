@@ -1,7 +1,7 @@
 """Reads tensors that somebody else stored: safetensors, several of them with an index, or a PyTorch pickle.
 
-Nothing of it is trusted. An index may name plain files of its own folder only, a pickle is read by the
-restricted loader that builds tensors and runs nothing, and what comes out are plain tensors of numbers.
+Nothing is trusted: an index may name files of its own folder only, and a pickle is read by the restricted
+loader, which builds tensors and runs nothing.
 """
 
 import zipfile

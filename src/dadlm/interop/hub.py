@@ -18,10 +18,7 @@ def check_name(name: str) -> None:
 
 
 def push(folder: Path, name: str, private: bool = False) -> str:
-    """Upload all files of a folder to the repository `name`, made if it is not there; its address.
-
-    Who you are is known to huggingface_hub (hf auth login, or HF_TOKEN).
-    """
+    """Upload all files of a folder to the repository `name`, made if it is not there; its address."""
     from huggingface_hub import HfApi  # here, because it takes a second to import
 
     check_name(name)

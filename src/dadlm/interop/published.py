@@ -1,7 +1,4 @@
-"""BD3LM's and MDLM's published Hugging Face folders: read into our models, and written back bit for bit.
-
-Their network is our architecture "bd3lm", tensor by tensor, so that reading is renaming.
-"""
+"""BD3LM's and MDLM's published Hugging Face folders: read into our models, and written back bit for bit."""
 
 import re
 from collections.abc import Mapping
@@ -38,11 +35,7 @@ Expected = Mapping[str, tuple[str, torch.Size]]  # published name: our name, sha
 def read_published(
     folder: Path, family: str | None = None, block_size: int | None = None
 ) -> tuple[Model, Notes | None]:
-    """The model in a published folder, and what writing it back needs.
-
-    Another family or block size than the published one makes a new model that starts from these weights:
-    there is nothing to write back then.
-    """
+    """The model in a published folder, and what writing it back needs: nothing, if family or block change."""
     their = read_json(folder / CONFIG)
     published = shape_of(their, folder / CONFIG)
     tensors = read_weights(folder)

@@ -1,7 +1,6 @@
 """The folders that BD3LM and MDLM published: names of weights, config.json, and what else is there.
 
-What our own format has no place for is kept in `published.json` beside the weights. With it a folder is
-written back bit for bit; a model without it is written as its authors would have.
+What our own format has no place for is kept in `published.json`, to write a folder back bit for bit.
 """
 
 from collections.abc import Collection, Mapping

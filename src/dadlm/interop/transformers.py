@@ -1,8 +1,4 @@
-"""Our models as classes of `transformers`: importing this file registers them with AutoConfig and AutoModel.
-
-The weights have the same names as in our own folders, so that transformers reads those, and dadlm reads what
-transformers saves.
-"""
+"""Our models as classes of `transformers`: importing this registers them with AutoConfig and AutoModel."""
 
 import dataclasses
 from dataclasses import asdict
@@ -129,10 +125,7 @@ class DadlmForMaskedLM(PreTrainedModel):
         seed: int | list[int] | None = None,
         **options: Any,
     ) -> Tensor:
-        """The rows of input_ids [B, L] and what follows them, filled up with end-of-text.
-
-        Padding is what `attention_mask` says. Options are those of `dadlm.generate`.
-        """
+        """The rows of input_ids [B, L] and what follows them, filled up with end-of-text."""
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         prompts = [row[there.bool()].tolist() for row, there in zip(input_ids, real, strict=True)]
         written = generate(self.core, prompts, seed=seed, **options).tokens

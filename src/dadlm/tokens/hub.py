@@ -1,7 +1,4 @@
-"""Datasets of the Hugging Face hub as documents, streamed: nothing is downloaded that is not read.
-
-A dataset is written `hf:NAME` or `hf:NAME:CONFIG`.
-"""
+"""Datasets of the Hugging Face hub as documents (`hf:NAME`, `hf:NAME:CONFIG`), streamed."""
 
 import functools
 import itertools
@@ -22,10 +19,7 @@ def is_dataset(source: str) -> bool:
 
 
 def read(source: str, text_field: str, split: str, anchor: Any = None) -> Iterator[Piece]:
-    """The documents of one split in order, of the revision that `describe` names.
-
-    From an anchor on, whole files before it are not downloaded again.
-    """
+    """The documents of one split in order; whole files before an anchor are not downloaded again."""
     try:
         import datasets
     except ImportError as error:

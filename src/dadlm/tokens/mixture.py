@@ -1,7 +1,6 @@
 """Which rows training sees when, of one source or of several in given shares: `0.7:a.jsonl.zst,0.3:b/`.
 
-The order is a function of (seed, step) alone, however a step is split into micro-batches or processes. Shares
-are mixed row by row while training reads, so the shards of a source serve every mixture. B rows of a batch.
+The order is a function of (seed, step) alone, however a step is split into micro-batches or processes.
 """
 
 import re
@@ -21,10 +20,7 @@ _WEIGHT = r"(\d+\.?\d*|\.\d+):"
 
 
 def parse_mixture(source: str) -> list[tuple[float, str]]:
-    """(weight, source) of each part; a plain source is a mixture of one.
-
-    A file whose own name begins with a number and a colon is written with a path: ./2024:notes.txt.
-    """
+    """(weight, source) of each part; a plain source is a mixture of one (./2:a.txt is a file)."""
     if not re.match(_WEIGHT, source):
         return [(1.0, source)]
     parts = [part.partition(":") for part in re.split(rf",(?={_WEIGHT})", source)[::2]]
@@ -36,9 +32,8 @@ def parse_mixture(source: str) -> list[tuple[float, str]]:
 class Mixture(Rows):
     """Rows of several sources, numbered one source after another.
 
-    Training's samples are dealt out in rounds of 1,000: each has every source's share exactly, in an order
-    of its own. A source gives its rows epoch after epoch, each in a new order, at its own pace: one that is
-    small for its share comes round more often. All of it follows from seed and sample number.
+    Training's samples are dealt out in rounds of 1,000: each has every source's share exactly, in an order of
+    its own. A source gives its rows epoch after epoch, at its own pace.
     """
 
     def __init__(self, parts: Sequence[Rows], weights: Sequence[float]):
@@ -84,11 +79,7 @@ def _slots(weights: Sequence[float]) -> list[int]:
 
 
 def training_rows(rows: Sized, step: int, batch_size: int, seed: int) -> Tensor:
-    """Which rows training step `step` takes, int64 [B]; each epoch has every row once, in its own order.
-
-    Epochs follow one another without a gap: a batch may end one and begin the next. Each source of a mixture
-    has its own epochs.
-    """
+    """Which rows step `step` takes, int64 [B]; epochs follow one another, each with every row once."""
     place = step * batch_size + torch.arange(batch_size, dtype=torch.int64)
     if isinstance(rows, Mixture):
         return rows.order(place, seed)

@@ -92,10 +92,7 @@ class Rows:
 
 
 class DocumentRows(Rows):
-    """Every document begins a row; its last row is filled up with end-of-text.
-
-    So no token sees another document. The filling is trained on and counted like text.
-    """
+    """Every document begins a row; its last row is filled up with end-of-text, trained on like text."""
 
     def __init__(self, arrays: Sequence[np.ndarray], context: int, eot_id: int):
         self._eot = eot_id

@@ -24,10 +24,7 @@ _KNOWN = ".txt and .jsonl (also with .gz or .zst) and .parquet"
 def read_pieces(
     source: str | os.PathLike[str], text_field: str = "text", split: str = "train", anchor: Any = None
 ) -> Iterator[Piece]:
-    """The documents of a source in order, in bounded pieces; `split` matters to hub datasets only.
-
-    With the `anchor` of a piece, those from that anchor on.
-    """
+    """The documents of a source in order, in bounded pieces, from an `anchor` of a piece on."""
     empty = True
     for piece in _pieces(os.fspath(source), text_field, split, anchor):
         empty = False
@@ -73,8 +70,7 @@ def find_files(source: str | os.PathLike[str]) -> list[Path]:
 def describe(source: str | os.PathLike[str], split: str = "train") -> list[dict[str, object]]:
     """What identifies a source: for each file its full name, size and content hash; a dataset's revision.
 
-    The hash covers all content up to 256 MiB; of larger files the first and last MiB, size and time of last
-    change (so touching a large file counts as changing it).
+    Files above 256 MiB are known by their first and last MiB, size and time of last change.
     """
     name = os.fspath(source)
     if hub.is_dataset(name):

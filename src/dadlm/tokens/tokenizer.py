@@ -90,10 +90,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, source: str | os.PathLike[str]) -> "Tokenizer":
-        """From a folder with tokenizer.json, such a file, the name "gpt2", or an id on the Hugging Face hub.
-
-        "gpt2" always means GPT-2's own; a local folder of that name is "./gpt2".
-        """
+        """A folder with tokenizer.json, such a file, "gpt2" (a folder of that name: ./gpt2), or a hub id."""
         from dadlm.tokens import vocabularies  # here, because it needs this class
 
         return vocabularies.load(source)

@@ -1,8 +1,7 @@
-"""A folder that takes its name when it is finished; until then it can be resumed.
+"""A folder that is built as `.NAME.partial` and takes its name when it is finished; it can be resumed.
 
-It is built beside its place, as `.NAME.partial`. One process at a time works there; others wait for it and
-then find the folder finished, or resume where the first one was killed. Where the file system has no locks,
-the process that came first notices at the end, and leaves the folder to the one that came last.
+One process at a time works there; others wait. Where the file system has no locks, the process that came
+first notices at the end, and leaves the folder to the one that came last.
 """
 
 import errno

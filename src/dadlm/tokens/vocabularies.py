@@ -16,10 +16,7 @@ _GPT2_IDS = 50_257
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, show_progress: bool = True) -> Tokenizer:
-    """Learn a byte-level BPE of `vocab_size` ids (fewer when the text has not that many repeated pairs).
-
-    All 256 bytes are in it, so any text survives exactly; the result depends on the texts only.
-    """
+    """A byte-level BPE of `vocab_size` ids, all 256 bytes included (fewer where too few pairs repeat)."""
     if vocab_size < 257:
         raise DataError(f"vocab_size {vocab_size} is too small: 256 bytes and {EOT} need 257")
     inner = _byte_level(models.BPE())
@@ -58,10 +55,7 @@ def gpt2() -> Tokenizer:
 
 
 def word_level(words: Sequence[str]) -> Tokenizer:
-    """A closed vocabulary of whitespace-separated words, in the given order, then end-of-text.
-
-    Decoding joins words by one space; a word outside the list is a `DataError` that names it.
-    """
+    """A closed vocabulary of whitespace-separated words, in the given order, then end-of-text."""
     if bad := [word for word in words if word.split() != [word] or word == EOT]:
         raise DataError(
             f"{bad[0]!r} cannot be a word: words are not empty, hold no whitespace and are not {EOT}"

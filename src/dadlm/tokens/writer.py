@@ -1,8 +1,4 @@
-"""Ids into shard files of bounded size, in order, with a journal of the finished ones.
-
-The journal has a line for each whole shard, written when the shard is on the disk; a killed run resumes after
-the last one. Reading it stops at the first line that is torn, or whose shard is not what the line says.
-"""
+"""Ids into shard files of bounded size, in order, with a journal of the finished ones to resume from."""
 
 import hashlib
 import json

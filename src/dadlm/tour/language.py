@@ -1,8 +1,7 @@
 """A small language whose true distribution is known: a Markov chain over phrases.
 
-Each phrase is one block long. After a phrase, K others follow with equal probability, and these differ
-from each other at *every* position: knowing one word of the next phrase tells all the others, while a
-model that draws its words independently is right only once in K^(N-1) times.
+Each phrase is one block long. After it, K others follow with equal probability, which differ at *every*
+position: a model that draws the words independently is right only once in K^(N-1) times.
 
 N words per phrase, K successors.
 """

@@ -1,7 +1,4 @@
-"""The models that ship with the package complete one prompt, side by side: AR, BD3LM, DA-DLM.
-
-The judge of quality is the AR model: the perplexity that it gives to what the others, and itself, wrote.
-"""
+"""The models that ship with the package complete one prompt, side by side; AR judges by its perplexity."""
 
 import math
 import time
