@@ -125,30 +125,6 @@ def test_steps_are_those_of_all_stages(tmp_path: Path) -> None:
     assert rows["`mdlm-base`"] == ["–", "17,000", "17,000", "4.250", "–", "–"]
 
 
-def test_tries_say_what_they_changed_and_how_fast_the_candidates_part(tmp_path: Path) -> None:
-    put(tmp_path, "runs/a.json", curve("probe-lr-2", 300, "base-16", 0.01, 0.049, 0.06))
-    put(tmp_path, "runs/b.json", curve("probe-gated", 300, "base-16", 0.01, 0.05))
-    put(tmp_path, "runs/c.json", curve("dadlm-16-k8", 1200, "base-16", 0.2))
-    results = files.read_results(tmp_path)
-    assert cells(page.probes(results)) == [
-        ["`probe-lr-2`", "lr 0.002", "0.010", "0.049", "–", "–", "3.940"],
-        ["`probe-gated`", "transition gated", "0.010", "0.050", "–", "–", "3.950"],
-    ]
-    assert cells(page.ablations(results)) == [["`dadlm-16-k8`", "candidates 8", "3.800", "4.000", "0.200"]]
-    assert list(verdicts(tmp_path).values()) == ["**does not hold**", "holds"]
-    assert not cells(page.training(results))
-
-
-def test_small_files_of_runs_are_taken(tmp_path: Path) -> None:
-    put(tmp_path, "runs/ar/curve.json", curve("ar", 12_000, "ar-base"))
-    put(tmp_path, "runs/measured/x.json", pair("dadlm-4", "bd3lm-4", (-0.1, -0.2, 0.1)))
-    put(tmp_path, "runs/ar/last/large.json", {})
-    files.take(tmp_path / "runs", tmp_path / "results")
-    results = files.read_results(tmp_path / "results")
-    assert list(results.runs) == ["ar"] and list(results.pairs) == [("dadlm-4", "bd3lm-4")]
-    assert len(list((tmp_path / "results").rglob("*.json"))) == 2
-
-
 # Texts
 
 

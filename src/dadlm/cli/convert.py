@@ -8,7 +8,7 @@ from typing import Literal
 
 import tyro
 
-from dadlm.cli.options import parse
+from dadlm.cli.options import JsonOption, parse
 from dadlm.errors import ConfigError
 from dadlm.interop.convert import Form, convert
 from dadlm.interop.hub import check_name, push
@@ -16,7 +16,7 @@ from dadlm.model import Model
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(JsonOption):
     source: tyro.conf.Positional[str]
     """A folder as BD3LM or MDLM published it, or a model of ours: a folder, a training run, one that ships
     with dadlm, a Hugging Face name."""
@@ -36,8 +36,6 @@ class Options:
     """OWNER/NAME on the Hugging Face hub to upload to, in the form that transformers and dadlm both load."""
     private: bool = False
     """With --push: nobody else sees it."""
-    json: bool = False
-    """Print one JSON object."""
 
 
 def run(words: list[str]) -> int:

@@ -4,13 +4,13 @@ import json
 import secrets
 import sys
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 
 from dadlm.cli.interactive import converse
-from dadlm.cli.options import numbers_last, open_model, parse
+from dadlm.cli.options import ModelOptions, numbers_last, open_model, parse
 from dadlm.cli.writing import cost_line, show
 from dadlm.decode import DecodeSettings, generate, stream
 from dadlm.decode.picture import check_name, draw_step
@@ -20,7 +20,7 @@ from dadlm.model.pretrained import DEFAULT
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(ModelOptions):
     prompts: tyro.conf.Positional[tuple[str, ...]] = ()
     """Prompts to complete ("": the empty one); none: a loop at the terminal, or lines of standard input."""
     model: str = DEFAULT
@@ -32,10 +32,6 @@ class Options:
     """Prompts decoded side by side; changes speed, not texts."""
     device: str = "cpu"
     """Where to run, e.g. cuda."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 is several times faster on a GPU; only float32 gives the same text in every batch."""
-    json: bool = False
-    """Print one JSON object."""
     show: bool = False
     """Print every denoising step of the first prompt with its graph."""
     picture: str | None = None

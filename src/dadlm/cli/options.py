@@ -2,8 +2,9 @@
 
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import tyro
 
@@ -13,6 +14,18 @@ from dadlm.model.pretrained import shipped
 
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonOption:
+    json: bool = False
+    """Print one JSON object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(JsonOption):
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 is several times faster on a GPU; only float32 gives the same text in every batch."""
 
 
 def parse(kind: type[T], words: list[str], command: str, **more: Any) -> T:

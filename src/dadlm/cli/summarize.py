@@ -5,14 +5,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tyro
 from rich.console import Console
 from rich.progress import track
 from rich.text import Text
 
-from dadlm.cli.options import numbers_last, open_model, parse
+from dadlm.cli.options import ModelOptions, numbers_last, open_model, parse
 from dadlm.cli.writing import cost_line, show
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
@@ -26,7 +26,7 @@ _STDIN, _LINES = "-", (".jsonl", ".jsonl.zst")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(ModelOptions):
     files: tyro.conf.Positional[tuple[str, ...]] = ()
     """Texts, one document each; .jsonl (also .zst), a "document" (or "prompt") in each line; - or none:
     standard input, one document."""
@@ -48,12 +48,8 @@ class Options:
     """Documents side by side; changes speed, not summaries."""
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 is several times faster on a GPU; only float32 gives the same text in every batch."""
     strict: bool = False
     """Stop at the first document that cannot be read, instead of leaving it out."""
-    json: bool = False
-    """Print one JSON object."""
     pairs: str | None = None
     """A .jsonl file: documents and summaries go there instead, a pair a line, for `dadlm finetune` to learn
     from. Summaries that are empty or were cut off are left out."""

@@ -13,6 +13,7 @@ from dadlm.evaluate.untrusted import read_json
 from dadlm.interop.foreign import read_weights
 from dadlm.interop.published_form import (
     CONSTANTS,
+    EMBEDDING,
     FAMILIES,
     INV_FREQ,
     LAYERS,
@@ -79,12 +80,12 @@ def write_published(folder: Path, model: Model, notes: Notes | None = None) -> N
 def _check_size(config: ModelConfig, tensors: Mapping[str, Tensor], origin: object) -> None:
     """Before an absurd configuration takes all memory or time: as many layers and ids as the tensors have."""
     found = {match[1] for name in tensors if (match := re.match(re.escape(LAYERS) + r"(\d+)\.", name))}
-    embedding, shape = published_name("backbone.embedding.weight"), (config.vocab_size, config.width)
-    size = tuple(tensors[embedding].shape) if embedding in tensors else "missing"
+    shape = (config.vocab_size, config.width)
+    size = tuple(tensors[EMBEDDING].shape) if EMBEDDING in tensors else "missing"
     if len(found) != config.layers or size != shape:
         raise CheckpointError(
             f"the weights of {origin} do not fit its config.json:\n  layers: {len(found)}, expected "
-            f"{config.layers}\n  shape: {embedding} is {size}, expected {shape}"
+            f"{config.layers}\n  shape: {EMBEDDING} is {size}, expected {shape}"
         )
 
 

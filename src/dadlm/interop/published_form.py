@@ -26,11 +26,9 @@ _FIELDS = {  # theirs: ours
     "dropout": "dropout",
 }
 _WANTED = {"cond_dim": 128, "time_conditioning": False, "causal": False, "adaln": True}
+EMBEDDING = "backbone.vocab_embed.embedding"
 _ROOT = {
-    "backbone.embedding.weight": "backbone.vocab_embed.embedding",
-    "backbone.norm.weight": "backbone.output_layer.norm_final.weight",
-}
-_LINEAR = {
+    "backbone.norm": "backbone.output_layer.norm_final",
     "backbone.condition.first": "backbone.sigma_map.mlp.0",
     "backbone.condition.second": "backbone.sigma_map.mlp.2",
     "backbone.modulation.linear": "backbone.output_layer.adaLN_modulation",
@@ -52,11 +50,11 @@ CONSTANTS = (INV_FREQ, "sampling_eps_min", "sampling_eps_max")  # stored there, 
 
 def published_name(name: str) -> str:
     """The published name of one of our weights."""
-    if name in _ROOT:
-        return _ROOT[name]
     part, kind = name.rsplit(".", 1)
-    if part in _LINEAR:
-        return f"{_LINEAR[part]}.{kind}"
+    if part == "backbone.embedding":
+        return EMBEDDING
+    if part in _ROOT:
+        return f"{_ROOT[part]}.{kind}"
     _, _, index, part = part.split(".", 3)  # backbone.layers.INDEX.PART
     return f"{LAYERS}{index}.{_LAYER[part]}.{kind}"
 

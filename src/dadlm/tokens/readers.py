@@ -144,7 +144,8 @@ def field_of(record: object, text_field: str, where: str) -> str:
     if not isinstance(text, str):
         raise DataError(f"{where}: field {text_field!r} holds {type(text).__name__}, expected text")
     try:
-        text.isascii() or text.encode()
+        if not text.isascii():
+            text.encode()
     except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
         reason = f"holds half a character ({text[error.start]!a}), not valid Unicode"
         raise DataError(f"{where}: field {text_field!r} {reason}") from error

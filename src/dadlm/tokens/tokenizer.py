@@ -7,6 +7,7 @@ a model's vocabulary is `tokenizer.vocab_size + 1`.
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -96,10 +97,8 @@ class Tokenizer:
         return vocabularies.load(source)
 
     def _why_not(self, texts: Sequence[str], error: Exception) -> str:
-        for text in texts:
-            surrogate = next((char for char in text if "\ud800" <= char <= "\udfff"), None)
-            if surrogate is not None:
-                return f"text holds half a character ({surrogate!a}), which is not valid Unicode"
+        if surrogate := re.search("[\ud800-\udfff]", "".join(texts)):
+            return f"text holds half a character ({surrogate[0]!a}), which is not valid Unicode"
         vocabulary, split = self._inner.get_vocab(), self._inner.pre_tokenizer
         if isinstance(self._inner.model, tokenizers.models.WordLevel) and split is not None:
             words = (word for text in texts for word, _ in split.pre_tokenize_str(text))
