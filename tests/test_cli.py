@@ -20,9 +20,7 @@ from tests.train.runs import metrics, progress
 import dadlm
 from dadlm.cli import main
 from dadlm.cli.options import numbers_last
-from dadlm.errors import CheckpointError
 from dadlm.model import load
-from dadlm.model.checkpoint import weights
 from dadlm.recipes import RECIPES
 from dadlm.tokens import Piece
 from dadlm.train import Trainer
@@ -134,11 +132,8 @@ def test_help_and_version(words: list[str], told: str, cli: Cli) -> None:
     result = cli(*words)
     assert (result.code, result.err) == (0, "")
     assert told in result.out
-
-
-def test_no_command_prints_the_usage(cli: Cli) -> None:
-    result = cli()
-    assert result.code == 2 and "usage: dadlm COMMAND" in result.out + result.err
+    alone = cli()
+    assert alone.code == 2 and "usage: dadlm COMMAND" in alone.out + alone.err
 
 
 # Training
@@ -324,24 +319,6 @@ def test_damaged_weights(kind: str, cli: Cli, model: Path, trained: Trained) -> 
     refused(cli("generate", "a", "--model", model), re.escape(str(model)))
 
 
-def test_any_flipped_bit_of_the_header_is_refused_or_harmless(model: Path) -> None:
-    file = model / "model.safetensors"
-    whole, true = file.read_bytes(), weights(load(model))
-    length = 8 + int.from_bytes(whole[:8], "little")
-    refusals = 0
-    for place in range(0, length, 7):
-        data = bytearray(whole)
-        data[place] ^= 1 << (place % 8)
-        file.write_bytes(data)
-        try:
-            loaded = weights(load(model))
-        except CheckpointError:
-            refusals += 1
-            continue
-        assert all(torch.equal(loaded[name], true[name]) for name in true), f"byte {place} went unnoticed"
-    assert refusals > length // 7 * 0.9
-
-
 def test_a_dangling_last_does_not_start_from_nothing(cli: Cli, trained: Trained, tmp_path: Path) -> None:
     """Somebody removed the checkpoint: starting over would silently throw away the log and the best model."""
     assert cli(*trained.train("bd3lm", "run")).code == 0
@@ -367,16 +344,6 @@ def test_generate_prints_json_that_follows_the_seed(cli: Cli, trained: Trained) 
     assert cli(*words, "--seed", 6).json["texts"] != told["texts"]
     alone = cli("generate", "An import", *words[4:], "--seed", 6).json
     assert alone["texts"] == told["texts"][1:2]  # row i has seed + i
-
-
-@pytest.mark.parametrize("family", ["ar", "mdlm", "bd3lm", "dadlm"])
-def test_generate_with_every_family(family: str, cli: Cli, trained: Trained) -> None:
-    words = ["generate", "a", "--model", trained.runs[family], "--json", "--max-new-tokens", 9]
-    result = cli(*words)
-    assert result.code == 0
-    told = result.json
-    assert len(told["texts"]) == 1 and told["forward_passes"][0] >= 1
-    assert cli(*words, "--seed", told["seeds"][0]).json == told  # the seed that was drawn, once more
 
 
 def test_numbers_before_the_prompt(cli: Cli, trained: Trained) -> None:
@@ -493,7 +460,7 @@ def test_text_is_printed_as_it_is(cli: Cli, trained: Trained) -> None:
     assert result.out.startswith(prompt + cli(*words, "--json").json["texts"][0])
 
 
-def test_show_prints_every_step(cli: Cli, trained: Trained) -> None:
+def test_show_prints_every_step(cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["generate", "The class statement", "--model", trained.runs["dadlm"], "--seed", 2]
     words += ["--max-new-tokens", 8, "--sampler", "random", "--steps", 3]
     result = cli(*words, "--show")
@@ -504,15 +471,11 @@ def test_show_prints_every_step(cli: Cli, trained: Trained) -> None:
     assert "▸" in result.out and "▢" in result.out
     both = cli(*words, "--show", "--json")
     assert both.json == told and "block" in both.err
-
-
-def test_what_is_shown_is_what_is_printed(
-    cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without --seed one is drawn, and it holds for both."""
-    monkeypatch.setattr("secrets.randbits", lambda bits: 12345)
-    words = ["generate", "The class", "--model", trained.runs["dadlm"], "--max-new-tokens", 8, "--show"]
-    assert cli(*words).out == cli(*words, "--seed", 12345).out
+    monkeypatch.setattr(
+        "secrets.randbits", lambda bits: 2
+    )  # without --seed one is drawn, and it holds for both
+    del words[4:6]
+    assert cli(*words, "--show").out == result.out
 
 
 def test_picture_saves_one_steps_graph(cli: Cli, trained: Trained, tmp_path: Path) -> None:
