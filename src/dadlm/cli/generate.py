@@ -10,8 +10,7 @@ import tyro
 from rich.console import Console
 
 from dadlm.cli.interactive import converse
-from dadlm.cli.options import ModelOptions, numbers_last, open_model, parse
-from dadlm.cli.writing import cost_line, show
+from dadlm.cli.options import ModelOptions, cost_line, numbers_last, open_model, parse, show
 from dadlm.decode import DecodeSettings, generate, stream
 from dadlm.decode.picture import check_name, draw_step
 from dadlm.decode.show import show_step

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.text import Text
 
-from dadlm.cli.options import ModelOptions, numbers_last, open_model, parse
-from dadlm.cli.writing import cost_line, show
+from dadlm.cli.options import ModelOptions, cost_line, numbers_last, open_model, parse, show
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import lines_of, object_of, text_of
