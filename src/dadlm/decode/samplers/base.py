@@ -17,7 +17,7 @@ from dadlm import counter
 from dadlm.model.kernels import HAS_TRITON
 
 if TYPE_CHECKING:
-    from dadlm.decode.settings import BatchedSettings
+    from dadlm.decode.batched_settings import BatchedSettings
 
 
 @dataclass(frozen=True)
