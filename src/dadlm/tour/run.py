@@ -38,9 +38,7 @@ def take_tour(out: Path, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
     language, console = make_language(seed), Console(quiet=quiet)
     introduce(language, console)
     _clear(out)
-    # The text that training validates on, for `dadlm evaluate`: its tokens are these rows in order.
-    lines = [language.tokenizer.decode(row.tolist()) for row in _validation(language, seed)]
-    (out / "valid.txt").write_text("\n".join(lines), encoding="utf-8")
+    _write_text(out / "valid.txt", language, seed)
     start = _train("bd3lm", COMMON_STEPS, out / "common", None, language, seed, quiet)
     origin = out / "common" / "last"
     models = {
@@ -87,6 +85,12 @@ def _clear(out: Path) -> None:
 
 def _validation(language: Language, seed: int) -> Tensor:
     return language.rows(256, BLOCKS, seed + 2)
+
+
+def _write_text(file: Path, language: Language, seed: int) -> None:
+    """The text that training validates on, for `dadlm evaluate`: its tokens are these rows in order."""
+    lines = [language.tokenizer.decode(row.tolist()) for row in _validation(language, seed)]
+    file.write_text("\n".join(lines), encoding="utf-8")
 
 
 def _train(
