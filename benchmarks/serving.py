@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import dadlm
-from dadlm.bench.machine import describe_machine, measure_ceilings
+from dadlm.bench.machine import Machine
 
 PROMPTS = ["The history of the town", "In physics,", "She was born in", "The river", "A computer is", "Music"]
 PATIENCE = 600.0  # seconds without an answer that count as an error
@@ -199,7 +199,7 @@ def main() -> None:
     want = Solo().run(model, asked).texts
     device, dtype = model.device, model.backbone.embedding.weight.dtype
     result = {
-        "machine": describe_machine(device, dtype, measure_ceilings(device, dtype)),
+        "machine": Machine(device, dtype).describe(),
         "model": options.model,
         "family": model.config.family,
         "questions": {"count": len(asked), "tokens": options.tokens},

@@ -1,6 +1,5 @@
 """The command line: what people type, what they get, and that bad input ends in a clear error and code 2."""
 
-import errno
 import io
 import json
 import os
@@ -21,12 +20,10 @@ from tests.train.runs import metrics, progress
 import dadlm
 from dadlm.cli import main
 from dadlm.cli.options import numbers_last
-from dadlm.errors import CheckpointError
-from dadlm.model import files, load
-from dadlm.model.checkpoint import weights
+from dadlm.model import load
 from dadlm.recipes import RECIPES
 from dadlm.tokens import Piece
-from dadlm.train import Trainer, gradients, loop
+from dadlm.train import Trainer
 
 ENGLISH = "\n\n".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
 
@@ -135,11 +132,8 @@ def test_help_and_version(words: list[str], told: str, cli: Cli) -> None:
     result = cli(*words)
     assert (result.code, result.err) == (0, "")
     assert told in result.out
-
-
-def test_no_command_prints_the_usage(cli: Cli) -> None:
-    result = cli()
-    assert result.code == 2 and "usage: dadlm COMMAND" in result.out + result.err
+    alone = cli()
+    assert alone.code == 2 and "usage: dadlm COMMAND" in alone.out + alone.err
 
 
 # Training
@@ -217,9 +211,6 @@ def bad_files(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("hello", encoding="utf-8")
     (tmp_path / "row.txt").write_text("x " * 20, encoding="utf-8")
     (tmp_path / "latin.txt").write_bytes(b"one\ntwo\nthr\xe9e\nfour\n")
-    (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n\n{"text": "b"\n', encoding="utf-8")
-    (tmp_path / "field.jsonl").write_text('{"content": "a"}\n', encoding="utf-8")
-    (tmp_path / "book.doc").write_text("words", encoding="utf-8")
     (tmp_path / "text.txt").write_text(ENGLISH[:5000], encoding="utf-8")
 
 
@@ -228,14 +219,9 @@ BAD_TRAINING: dict[str, tuple[list[str], list[str]]] = {
     "missing file": (["--data.train", "nowhere.txt"], ["nowhere.txt", "found"]),
     "empty file": (["--data.train", "empty.txt"], ["empty.txt is empty"]),
     "blank file": (["--data.train", "blank.txt"], ["fewer than one row"]),
-    "shorter than a block": (["--data.train", "short.txt"], [r"\d+ tokens are fewer than one row of 128"]),
     "shorter than a row": (["--data.train", "row.txt"], [r"\d+ tokens are fewer than one row of 128"]),
     "not UTF-8": (["--data.train", "latin.txt"], ["latin.txt is not UTF-8: line 3"]),
-    "malformed line": (["--data.train", "broken.jsonl"], ["broken.jsonl, line 3: not valid JSON"]),
-    "missing field": (["--data.train", "field.jsonl"], ["field.jsonl, line 1", "text"]),
-    "unknown format": (["--data.train", "book.doc"], ["book.doc", "jsonl"]),
     "missing validation": (["--data.train", "text.txt", "--data.valid", "gone.txt"], ["gone.txt"]),
-    "short validation": (["--data.train", "text.txt", "--data.valid", "short.txt"], ["fewer than one row"]),
     "all held out": (["--data.train", "text.txt", "--data.valid-share", "0.999"], ["valid_share|held? out"]),
     "tokenizer size": (["--data.train", "text.txt", "--data.tokenizer", "bpe:9"], ["at least 257"]),
     "tokenizer word": (["--data.train", "text.txt", "--data.tokenizer", "bpe:many"], ["bpe:SIZE"]),
@@ -298,34 +284,6 @@ def test_an_unknown_command_is_answered_with_those_there_are(words: list[str], c
     refused(cli(*words), "usage", "prepare" if words[0] == "data" else "tour")
 
 
-def test_a_folder_with_a_run_of_other_settings(cli: Cli, trained: Trained, tmp_path: Path) -> None:
-    first = trained.train("bd3lm", "run")
-    assert cli(*first).code == 0
-    before = progress(tmp_path / "run" / "last"), metrics(tmp_path / "run")
-    refused(
-        cli(*first, "--train.lr", "0.5"), "run holds a run with other settings", r"train\.lr: 0\.002 there"
-    )
-    refused(cli(*first, "--model.context", "64"), r"model\.context: 128 there, 64 now")
-    refused(cli(*first, "--model.width", "64"), "width|shape")
-    refused(cli(*first, "--data.tokenizer", "bpe:300"), r"data\.tokenizer")
-    refused(cli(*trained.train("mdlm", "run")), "family")
-    refused(cli(*trained.train("dadlm", "run")), "family")
-    assert (progress(tmp_path / "run" / "last"), metrics(tmp_path / "run")) == before
-    assert cli(*first, "--train.steps", "5").code == 0  # more steps are no other run
-
-
-@pytest.mark.parametrize(
-    ("family", "origin"),
-    [("bd3lm", "ar"), ("bd3lm", "dadlm"), ("mdlm", "bd3lm"), ("dadlm", "ar"), ("ar", "mdlm")],
-)
-def test_a_checkpoint_of_another_family(
-    family: str, origin: str, cli: Cli, trained: Trained, tmp_path: Path
-) -> None:
-    words = trained.train(family, "run", "--init-from", trained.runs[origin])
-    refused(cli(*words), f"model of family {origin}", f"{family} can start from")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_checkpoint_of_another_vocabulary(cli: Cli, trained: Trained, tmp_path: Path) -> None:
     """A tokenizer that was asked for by name must not be left aside in silence."""
     assert cli("data", "tokenizer", trained.text, "--size", 300, "--out", "other").code == 0
@@ -336,72 +294,14 @@ def test_a_checkpoint_of_another_vocabulary(cli: Cli, trained: Trained, tmp_path
     assert cli(*words, "--data.tokenizer", own).code == 0  # the very one it was trained with
 
 
-def test_a_folder_whose_tokenizer_has_another_size(cli: Cli, model: Path, trained: Trained) -> None:
-    assert cli("data", "tokenizer", trained.text, "--size", 300, "--out", "other").code == 0
-    shutil.copy("other/tokenizer.json", model)
-    refused(cli("generate", "a", "--model", model), "tokenizer has 300 ids, the model wants 1024")
-
-
-def test_another_width_is_refused_with_the_list(cli: Cli, trained: Trained, tmp_path: Path) -> None:
-    words = trained.train("bd3lm", "run", "--init-from", trained.runs["mdlm"], "--model.width", "64")
-    refused(cli(*words), r"shape: backbone\.embedding\.weight is \(1025, 32\), expected \(1025, 64\)")
-
-
-def test_nan_ends_with_code_2_and_names_the_step(
-    cli: Cli, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    score, calls = gradients.losses, 0
-
-    def third(*arguments: Any, **how: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        parts = score(*arguments, **how)
-        spoilt = parts.train * (float("nan") if calls == 3 else 1.0)
-        return type(parts)(spoilt, parts.reconstruction, parts.bound)
-
-    monkeypatch.setattr(gradients, "losses", third)
-    refused(cli(*trained.train("bd3lm", "run")), "step 3: loss nan", "step-00000002")
-    assert progress(tmp_path / "run" / "last")["step"] == 2
-    assert load(tmp_path / "run" / "last").config.family == "bd3lm"
-
-
-def test_a_full_disk_ends_with_code_2(
-    cli: Cli, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert cli(*trained.train("bd3lm", "run")).code == 0
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    more = trained.train("bd3lm", "run", "--train.steps", "6", "--train.log-every", "1")
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "save_file", full)
-        refused(cli(*more), "No space left on device", "nothing was replaced")
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.Log, "_write", full)
-        refused(cli(*more), "No space left on device")
-    assert progress(tmp_path / "run" / "last")["step"] == 3
-    assert cli(*more).code == 0
-
-
 # Damaged models
 
 
-def spoil_weights(model: Path, change: Callable[[bytes], bytes]) -> None:
-    file = model / "model.safetensors"
-    file.write_bytes(change(file.read_bytes()))
-
-
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda data: b"",
     "half": lambda data: data[: len(data) // 2],
-    "one byte short": lambda data: data[:-1],
     "one byte long": lambda data: data + b"x",
-    "header length": lambda data: bytes([data[0] ^ 1]) + data[1:],
     "huge header length": lambda data: b"\xff" * 8 + data[8:],
-    "header": lambda data: data[:8] + b"[" + data[9:],
     "name": lambda data: data.replace(b'"backbone.norm.weight"', b'"backbone.norm.height"'),
-    "shape": lambda data: data.replace(b'"shape":[1025,32]', b'"shape":[32,1025]'),
     "type": lambda data: data.replace(b'"dtype":"F32"', b'"dtype":"I32"', 1),
     "not weights at all": lambda data: b"PK\x03\x04" + data,
 }
@@ -409,71 +309,13 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damaged_weights(kind: str, cli: Cli, model: Path, trained: Trained) -> None:
-    before = (model / "model.safetensors").read_bytes()
-    spoil_weights(model, DAMAGE[kind])
-    assert (model / "model.safetensors").read_bytes() != before, "the test did not spoil anything"
+    file = model / "model.safetensors"
+    before = file.read_bytes()
+    file.write_bytes(DAMAGE[kind](before))
+    assert file.read_bytes() != before, "the test did not spoil anything"
     refused(cli("generate", "a", "--model", model), "model.safetensors|weights of|" + re.escape(str(model)))
     refused(cli(*trained.train("dadlm", "run", "--init-from", model)), "safetensors|weights of")
-
-
-def test_any_flipped_bit_of_the_header_is_refused_or_harmless(model: Path) -> None:
-    file = model / "model.safetensors"
-    whole, true = file.read_bytes(), weights(load(model))
-    length = 8 + int.from_bytes(whole[:8], "little")
-    refusals = 0
-    for place in range(0, length, 7):
-        data = bytearray(whole)
-        data[place] ^= 1 << (place % 8)
-        file.write_bytes(data)
-        try:
-            loaded = weights(load(model))
-        except CheckpointError:
-            refusals += 1
-            continue
-        assert all(torch.equal(loaded[name], true[name]) for name in true), f"byte {place} went unnoticed"
-    assert refusals > length // 7 * 0.9
-
-
-def test_weights_or_tokenizer_are_missing(cli: Cli, model: Path) -> None:
-    (model / "tokenizer.json").rename(model / "kept")
-    refused(cli("generate", "a", "--model", model), "no tokenizer")
-    (model / "tokenizer.json").write_text("{}", encoding="utf-8")
-    refused(cli("generate", "a", "--model", model), r"tokenizer\.json")
-    (model / "kept").rename(model / "tokenizer.json")
-    (model / "model.safetensors").unlink()
-    refused(cli("generate", "a", "--model", model), "not a model folder")
-
-
-CONFIGS: dict[str, Any] = {
-    "not JSON": "{",
-    "not an object": "[]",
-    "not UTF-8": b"\xff\xfe",
-    "another program's": {"model_type": "llama"},
-    "unknown key": {"wings": 2},
-    "unknown family": {"family": "gpt"},
-    "another family": {"family": "bd3lm"},
-    "word for number": {"layers": "two"},
-    "fraction for number": {"layers": 2.5},
-    "float for number": {"width": 32.0},
-    "null for number": {"heads": None},
-    "list for number": {"context": [128]},
-    "word for fraction": {"track_bias": "three"},
-    "negative": {"candidates": -1},
-    "zero": {"heads": 0},
-    "other vocabulary": {"vocab_size": 999},
-    "other width": {"width": 64},
-    "absurd width": {"width": 2**24},
-    "context and block": {"context": 127},
-    "newer format": {"format": 99},
-}
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_tampered_configuration(kind: str, cli: Cli, model: Path) -> None:
-    file, change = model / "config.json", CONFIGS[kind]
-    if isinstance(change, dict):
-        change = json.dumps(json.loads(file.read_text(encoding="utf-8")) | change)
-    file.write_bytes(change if isinstance(change, bytes) else change.encode())
+    (model / "config.json").write_bytes(b"\xff\xfe")
     refused(cli("generate", "a", "--model", model), re.escape(str(model)))
 
 
@@ -504,16 +346,6 @@ def test_generate_prints_json_that_follows_the_seed(cli: Cli, trained: Trained) 
     assert alone["texts"] == told["texts"][1:2]  # row i has seed + i
 
 
-@pytest.mark.parametrize("family", ["ar", "mdlm", "bd3lm", "dadlm"])
-def test_generate_with_every_family(family: str, cli: Cli, trained: Trained) -> None:
-    words = ["generate", "a", "--model", trained.runs[family], "--json", "--max-new-tokens", 9]
-    result = cli(*words)
-    assert result.code == 0
-    told = result.json
-    assert len(told["texts"]) == 1 and told["forward_passes"][0] >= 1
-    assert cli(*words, "--seed", told["seeds"][0]).json == told  # the seed that was drawn, once more
-
-
 def test_numbers_before_the_prompt(cli: Cli, trained: Trained) -> None:
     words = ["--model", trained.runs["dadlm"], "--json", "--max-new-tokens", 4]
     behind = cli("generate", "The class", *words, "--seed", 1, "--infill", 2, 0.5).json
@@ -536,11 +368,6 @@ def test_numbers_go_behind_what_is_none(words: list[str], moved: list[str]) -> N
     assert numbers_last(words, {"--seed": len(words), "--infill": 2}) == moved
 
 
-def test_tabs_are_printed_as_they_are(cli: Cli, trained: Trained) -> None:
-    words = ["--model", trained.runs["ar"], "--seed", 1, "--max-new-tokens", 2]
-    assert cli("generate", "a\tb\r\fc", *words).out.startswith("a\tb\r\fc")
-
-
 def test_prompts_from_standard_input(cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line each; an empty one is the empty prompt, as "" is on the command line."""
     words = ["--model", trained.runs["dadlm"], "--json", "--seed", 1, "--max-new-tokens", 4]
@@ -557,18 +384,6 @@ def test_no_prompt_at_all(cli: Cli, trained: Trained, monkeypatch: pytest.Monkey
     refused(cli(*words), "no prompt", "standard input")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
     refused(cli(*words), "standard input is not UTF-8")
-
-
-def test_infill_is_understood(cli: Cli, trained: Trained) -> None:
-    """The more gaps may be filled, the fewer passes a block takes."""
-    words = ["generate", *("abcdefgh"), "--model", trained.runs["dadlm"], "--json", "--seed", 3]
-    words += ["--sampler", "random", "--steps", 8, "--max-new-tokens", 63]
-    speeds = [
-        sum(cli(*words, *infill).json["tokens_per_forward"]) / 8
-        for infill in ([], ["--infill", 2, 0.5], ["--infill", 8, 0.0])
-    ]
-    assert speeds[0] == pytest.approx(8 / (8 * (1 - (7 / 8) ** 8)), abs=0.15)  # NOTES §1, without infilling
-    assert speeds[0] < speeds[1] - 0.1 < speeds[2] - 0.3
 
 
 @pytest.mark.parametrize(
@@ -590,24 +405,20 @@ def test_decoding_options_are_understood(words: list[str], cli: Cli, trained: Tr
 BAD_DECODING: dict[str, tuple[list[str], str]] = {
     "more steps than tokens": (["--sampler", "random", "--steps", "9"], "steps is 9.* 8 tokens"),
     "no steps": (["--sampler", "random", "--steps", "0"], "steps must be .*at least 1, got 0"),
-    "negative steps": (["--sampler", "random", "--steps", "-1"], "steps must be .*at least 1"),
     "steps without sampler": (["--steps", "4"], "random sampler"),
     "no tokens": (["--max-new-tokens", "0"], "max_new_tokens must be .*at least 1"),
     "too many tokens": (["--max-new-tokens", "500"], "max_new_tokens is 500.* context of 128"),
     "top_p": (["--top-p", "0"], "top_p"),
     "temperature": (["--temperature", "-1"], "temperature"),
     "threshold": (["--threshold", "1.5"], "threshold"),
-    "infill gap": (["--infill", "0", "0.5"], "infill"),
     "infill ratio": (["--infill", "2", "1.5"], "infill"),
     "infill alone": (["--infill", "2"], "infill"),
     "sampler": (["--sampler", "greedy"], "greedy|sampler"),
     "unknown option": (["--topp", "0.9"], "--topp"),
     "seed": (["--seed", "9" * 20], "seed"),
     "batch size": (["--batch-size", "0"], "batch.size"),
-    "negative batch size": (["--batch-size", "-3"], "batch.size"),
     "device": (["--device", "abacus"], "abacus"),
     "picture format": (["--picture", "x.gif"], r"x\.gif.*svg"),
-    "picture without format": (["--picture", "picture"], "svg"),
     "picture nowhere": (["--picture", "nowhere/x.svg"], "nowhere"),
     "picture step": (["--picture", "x.svg", "--picture-step", "999"], "--picture-step is 999"),
     "negative picture step": (["--picture", "x.svg", "--picture-step", "-1"], "--picture-step is -1"),
@@ -641,15 +452,15 @@ def test_a_prompt_that_is_not_unicode(cli: Cli, trained: Trained) -> None:
 
 
 def test_text_is_printed_as_it_is(cli: Cli, trained: Trained) -> None:
-    """Neither markup nor emoji codes, and a backslash at the end stays what it is."""
-    prompt = r"[bold]x[/bold] :smile: [/] [link=a]b[/link] C:" + "\\"
+    """Neither markup nor emoji codes; tabs and a backslash at the end stay what they are."""
+    prompt = "[bold]x[/bold] :smile: [/]\t[link=a]b[/link]\r\f C:" + "\\"
     words = ["generate", prompt, "--model", trained.runs["dadlm"], "--max-new-tokens", 2, "--seed", 1]
     result = cli(*words)
     assert result.code == 0
     assert result.out.startswith(prompt + cli(*words, "--json").json["texts"][0])
 
 
-def test_show_prints_every_step(cli: Cli, trained: Trained) -> None:
+def test_show_prints_every_step(cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["generate", "The class statement", "--model", trained.runs["dadlm"], "--seed", 2]
     words += ["--max-new-tokens", 8, "--sampler", "random", "--steps", 3]
     result = cli(*words, "--show")
@@ -660,57 +471,22 @@ def test_show_prints_every_step(cli: Cli, trained: Trained) -> None:
     assert "▸" in result.out and "▢" in result.out
     both = cli(*words, "--show", "--json")
     assert both.json == told and "block" in both.err
+    monkeypatch.setattr(
+        "secrets.randbits", lambda bits: 2
+    )  # without --seed one is drawn, and it holds for both
+    del words[4:6]
+    assert cli(*words, "--show").out == result.out
 
 
-def test_show_fits_a_terminal_of_80_columns(
-    cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The numbers of positions and nodes can be read, also where all are candidates."""
-    monkeypatch.setenv("COLUMNS", "80")
-    words = ["--seed", 2, "--max-new-tokens", 8, "--sampler", "random", "--steps", 1, "--show"]
-    result = cli("generate", "", "--model", trained.runs["dadlm"], *words)
-    assert result.code == 0
-    shown = " ".join(result.out.split())
-    for position in range(8):
-        assert re.search(rf"[┃│|] *{position} *[┃│|]", shown), f"no {position}:\n{result.out}"
-    for node in range(4):
-        assert f"node {node}" in shown
-    assert max(map(len, result.out.splitlines())) <= 80
-
-
-def test_what_is_shown_is_what_is_printed(
-    cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without --seed one is drawn, and it holds for both."""
-    monkeypatch.setattr("secrets.randbits", lambda bits: 12345)
-    words = ["generate", "The class", "--model", trained.runs["dadlm"], "--max-new-tokens", 8, "--show"]
-    assert cli(*words).out == cli(*words, "--seed", 12345).out
-
-
-@pytest.mark.parametrize(("ending", "start"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_picture_saves_one_steps_graph(
-    ending: str, start: bytes, cli: Cli, trained: Trained, tmp_path: Path
-) -> None:
+def test_picture_saves_one_steps_graph(cli: Cli, trained: Trained, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     words = ["generate", "price $5 and $6", "--model", trained.runs["dadlm"], "--seed", 1]
-    result = cli(*words, "--max-new-tokens", 8, "--picture", f"step.{ending}", "--json")
+    result = cli(*words, "--max-new-tokens", 8, "--picture", "step.svg", "--json")
     assert result.code == 0 and len(result.json["texts"]) == 1
-    assert (tmp_path / f"step.{ending}").read_bytes().startswith(start)
+    assert (tmp_path / "step.svg").read_bytes().startswith(b"<?xml")
 
 
 # Data
-
-
-def test_prepare_makes_shards_once(cli: Cli, trained: Trained, tmp_path: Path) -> None:
-    words = ["data", "prepare", trained.text, "--tokenizer", "bpe:300", "--out", "shards", "--json"]
-    first = cli(*words)
-    assert first.code == 0
-    told = first.json
-    assert told["vocab_size"] == 300 and told["tokens"] > 10_000
-    stamp = {path: path.stat().st_mtime_ns for path in Path(told["folder"]).iterdir()}
-    assert cli(*words).json == told
-    assert {path: path.stat().st_mtime_ns for path in Path(told["folder"]).iterdir()} == stamp
-    assert "tokens" in cli(*words[:-1]).out
 
 
 def test_tokenizer_can_be_trained_and_used(cli: Cli, trained: Trained, tmp_path: Path) -> None:
@@ -724,12 +500,6 @@ def test_tokenizer_can_be_trained_and_used(cli: Cli, trained: Trained, tmp_path:
     again = cli("data", "tokenizer", trained.text, "--size", 401, "--out", "run/best")
     refused(again, "run/best holds a model")
     assert load(tmp_path / "run").tokenizer == tokenizer
-
-
-def test_a_mixture_is_told_as_one_json_object(cli: Cli, trained: Trained) -> None:
-    words = ["data", "prepare", f"0.5:{trained.text},0.5:{trained.text}", "--tokenizer", "bpe:300", "--json"]
-    told = cli(*words).json
-    assert [one["vocab_size"] for one in told["sources"]] == [300, 300]
 
 
 def test_names_that_look_like_markup(cli: Cli, trained: Trained) -> None:

@@ -16,8 +16,7 @@ from rich.console import Console
 from tests.decode.tiny import FAMILIES, silence_eot, tiny
 
 from dadlm import DecodeSettings, Model, generate, save
-from dadlm.cli.interactive import converse
-from dadlm.cli.writing import write_text
+from dadlm.cli.interactive import converse, write_text
 from dadlm.decode.engine import Committed, StepResult
 from dadlm.decode.request import Row
 from dadlm.tokens import train_bpe, word_level
@@ -174,6 +173,6 @@ def test_a_character_is_printed_when_it_is_whole(monkeypatch: pytest.MonkeyPatch
             rows[0].ids.append(id_)
             yield StepResult(None, {}, [Committed(rows[0], [len(rows[0].ids) - 1])])
 
-    monkeypatch.setattr("dadlm.cli.writing.decode_steps", steps)
+    monkeypatch.setattr("dadlm.cli.interactive.decode_steps", steps)
     write_text(model, "x", DecodeSettings(), seed=1, show=False, console=Console())
     assert [text for text in printed if text][:4] == ["x", "a", "😀", "b"]

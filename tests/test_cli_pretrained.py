@@ -22,7 +22,11 @@ def shipped(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     return ship_tiny(tmp_path_factory.mktemp("package") / "pretrained", monkeypatch)
 
 
-def test_generate_takes_the_shipped_dadlm(cli: Cli, shipped: dict[str, Model]) -> None:  # noqa: F811
+def test_generate_takes_the_shipped_dadlm(
+    cli: Cli,  # noqa: F811
+    shipped: dict[str, Model],
+    tmp_path: Path,
+) -> None:
     result = cli("generate", "w1 w2", "--json", *WRITE)
     assert result.code == 0
     assert result.json["texts"] == generate(load("dadlm"), ["w1 w2"], max_new_tokens=8, seed=3).texts
@@ -30,13 +34,7 @@ def test_generate_takes_the_shipped_dadlm(cli: Cli, shipped: dict[str, Model]) -
     other = cli("generate", "w1 w2", "--json", "--model", "ar", *WRITE)
     assert other.json["texts"] == generate(load("ar"), ["w1 w2"], max_new_tokens=8, seed=3).texts
     assert "model: ar" in other.err
-
-
-def test_a_folder_of_that_name_is_pointed_out(
-    cli: Cli,  # noqa: F811
-    shipped: dict[str, Model],
-    tmp_path: Path,
-) -> None:
+    # A folder of that name is pointed out.
     save(tiny("dadlm", seed=9), tmp_path / "dadlm")
     assert "./dadlm" in cli("generate", "w1", *WRITE).err
     refused(cli("generate", "w1", "--model", "./dadlm", *WRITE), "no tokenizer")  # it has none, so it is it
@@ -103,6 +101,8 @@ def test_side_by_side(
     assert f"{row['judge_perplexity']:.1f}" in shown and "demo/dag.svg" in shown
     assert (tmp_path / "demo" / "dag.svg").read_bytes().startswith(b"<?xml")
     assert (tmp_path / "demo" / "dag.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "tour").write_text("notes")
+    refused(cli("tour", "--prompt", "w1"), "tour is a file")
     again = cli(*words, "--json").json  # the same folder once more, and all but the clock is the same
     for one in (*told["rows"], *again["rows"]):
         del one["seconds"]
@@ -118,13 +118,3 @@ def judged(judge: Model, prompt: list[int], texts: list[list[int]]) -> float:
                 hidden = judge.read(torch.tensor([prompt + text[:place]]))
                 nats.append(-float(judge.head.logits(hidden[0, -1]).log_softmax(-1)[token]))
     return math.exp(sum(nats) / len(nats))
-
-
-def test_side_by_side_is_refused_where_a_file_lies(
-    cli: Cli,  # noqa: F811
-    shipped: dict[str, Model],
-    tmp_path: Path,
-) -> None:
-    pytest.importorskip("matplotlib")
-    (tmp_path / "tour").write_text("notes")
-    refused(cli("tour", "--prompt", "w1"), "tour is a file")

@@ -87,12 +87,6 @@ def test_what_lies_there(folder: Path, hub: Hub, tmp_path: Path) -> None:
     assert card.startswith("---\nlibrary_name: dadlm\n") and f"{count:,} parameters" in card
 
 
-def test_a_card_of_ones_own_is_kept(folder: Path, hub: Hub) -> None:
-    (folder / "README.md").write_text("mine")
-    assert main(["convert", str(folder), "--push", "somebody/model"]) == 0
-    assert (hub.root / "somebody" / "model" / "README.md").read_text() == "mine"
-
-
 def test_a_card_goes_along_through_every_form(tmp_path: Path) -> None:
     shape = {"architecture": "bd3lm", "tie_embedding": False, "tokenizer": published.tokenizer()}
     dadlm.save(tiny("bd3lm", **shape), tmp_path / "ours")

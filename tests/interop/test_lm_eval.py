@@ -14,10 +14,10 @@ from tests.decode.tiny import BLOCK_FAMILIES, prompt_of, tiny
 
 import dadlm
 from dadlm import dag
-from dadlm.decode.predict import UncachedBlockPredictor
 from dadlm.errors import ConfigError
 from dadlm.interop import continuation
 from dadlm.interop.continuation import score_continuation
+from dadlm.model import Context
 from dadlm.objective import losses
 from dadlm.tokens import word_level
 
@@ -25,17 +25,17 @@ WORDS = [f"w{number}" for number in range(28)]
 
 
 def revealed_logp(model, ids: list[int], first: int, masked: list[int]) -> torch.Tensor:
-    """Log-probabilities [N, V] of the block at `first`, so masked, by decoding's slow twin."""
-    N = model.config.block_size
-    predictor = UncachedBlockPredictor(model, 1, first + N)
-    if first:
-        predictor.prefill(torch.tensor([ids[:first]]), torch.tensor([first]))
-    block = torch.tensor([(ids[first:] + [0] * N)[:N]])
-    hidden = torch.tensor([[first + i in masked for i in range(N)]])
+    """Log-probabilities [N, V] of the block at `first`, so masked; one block alone, without a cache."""
+    N, context = model.config.block_size, Context() if first else None
+    block = torch.tensor([[(ids[first:] + [0] * N)[:N]]])
+    hidden = torch.tensor([[[first + i in masked for i in range(N)]]])
     with torch.inference_mode():
-        said = predictor.predict(block, hidden, torch.tensor([first]))
-        logp = said.all_logits(model).log_softmax(-1)
-        return (dag.node_marginals(said.transition_logp)[..., None] + logp)[0].logsumexp(1)
+        if first:
+            model.read(torch.tensor([ids[:first]]), context)
+        said = model.denoise(block, hidden, torch.tensor([[first]]), context, packed=False)
+        states = said.nodes.groups(said.nodes.to_slots(said.hidden))[0, 0]
+        logp = model.head.logits(states, torch.arange(states.shape[1])).log_softmax(-1)
+        return (dag.node_marginals(model.transition_logp(said))[0, 0, ..., None] + logp).logsumexp(1)
 
 
 def by_orders(model, context: list[int], tokens: list[int]) -> list[float]:
@@ -58,7 +58,7 @@ def by_orders(model, context: list[int], tokens: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("family", BLOCK_FAMILIES)
-@pytest.mark.parametrize(("known", "asked"), [(3, 1), (5, 1), (6, 4), (8, 3), (9, 3)])
+@pytest.mark.parametrize(("known", "asked"), [(3, 1), (6, 4), (9, 3)])
 def test_every_draw_is_one_order_and_all_orders_come_equally_often(family, known, asked):
     model, draws = tiny(family), 60
     ids = prompt_of(known + asked)
@@ -67,19 +67,12 @@ def test_every_draw_is_one_order_and_all_orders_come_equally_often(family, known
     seen = [min(range(len(orders)), key=lambda n: abs(orders[n] - value)) for value in values]
     assert max(abs(orders[n] - value) for n, value in zip(seen, values, strict=True)) < 1e-4
     assert set(seen) == set(range(len(orders)))
+    twice = score_continuation(model, ids[:known], ids[known:], draws=2).logp  # the mean of two draws
+    assert min(abs(twice - (one + other) / 2) for one in orders for other in orders) < 1e-4
     mean, expected = sum(values) / draws, sum(orders) / len(orders)
     variance = sum((value - expected) ** 2 for value in orders) / len(orders)
     assert abs(mean - expected) < 1e-4 + 4 * (variance / draws) ** 0.5
     assert expected <= math.log(sum(map(math.exp, orders)) / len(orders)) + 1e-6  # a bound indeed
-
-
-@pytest.mark.parametrize("family", BLOCK_FAMILIES)
-def test_draws_are_averaged(family):
-    model, ids = tiny(family), prompt_of(10)
-    orders = by_orders(model, ids[:6], ids[6:])
-    score = score_continuation(model, ids[:6], ids[6:], draws=2).logp
-    pairs = [(one + other) / 2 for one, other in itertools.product(orders, orders)]
-    assert min(abs(score - pair) for pair in pairs) < 1e-4
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 128])

@@ -68,15 +68,17 @@ def test_transformers_reads_our_folders(family: str, tmp_path: Path) -> None:
     assert tied and loaded.core.head.linear.weight is loaded.head.linear.weight
 
 
-def test_weights_of_eight_bits_are_refused_with_advice(tmp_path: Path) -> None:
+def test_what_is_refused(tmp_path: Path) -> None:
     dadlm.save(tiny("dadlm"), tmp_path / "model", bits=8)
     with pytest.raises(ConfigError, match="dadlm convert FOLDER --to transformers"):
         AutoModel.from_pretrained(tmp_path / "model")
-
-
-def test_an_impossible_configuration_is_refused() -> None:
     with pytest.raises(ConfigError, match="not divisible"):
         DadlmConfig(context=18, block_size=4)
+    model, ids = DadlmForMaskedLM.of(tiny("bd3lm")), torch.tensor(ROWS)
+    with pytest.raises(ConfigError, match="one length"):
+        model(ids, attention_mask=torch.tensor([[0] + [1] * 5] * 3))
+    with pytest.raises(ConfigError, match="num_beams"):
+        model.generate(ids, num_beams=4)
 
 
 def test_in_bfloat16(tmp_path: Path) -> None:
@@ -197,18 +199,6 @@ def test_padding_on_either_side_changes_nothing() -> None:
         out = DadlmForMaskedLM.of(model).generate(ids, attention_mask=attention, **options)
         assert torch.equal(out[:, :6], ids)
         assert cut(out[:, 6:], expected) == expected
-
-
-def test_forward_refuses_padding() -> None:
-    with pytest.raises(ConfigError, match="one length"):
-        DadlmForMaskedLM.of(tiny("bd3lm"))(
-            torch.tensor(ROWS), attention_mask=torch.tensor([[0] + [1] * 5] * 3)
-        )
-
-
-def test_an_option_that_our_decoder_does_not_know_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="num_beams"):
-        DadlmForMaskedLM.of(tiny("bd3lm")).generate(torch.tensor(ROWS), num_beams=4)
 
 
 def test_without_transformers_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,14 +86,6 @@ def test_numbers_by_hand(numbers: dict[str, Any]) -> None:
     assert numbers["tuning"]["ar"] == [{"step": 50, "valid_loss": 2.5, "valid_rouge": 7.0}]
 
 
-def test_systems_of_two_runs_pair_by_pair(tmp_path: Path) -> None:
-    for run, system in (("one", "dadlm"), ("two", "ar")):
-        for count, name in enumerate(page.SETS, start=2):
-            write_pieces(tmp_path / run / system / name, system, count)
-    found = page.difference(tmp_path / "one" / "dadlm", tmp_path / "two" / "ar")
-    assert found == pytest.approx({"mean": -1.0, "low": -1.0, "high": -1.0})
-
-
 def test_what_is_shown_is_chosen_by_the_held_out_pairs(numbers: dict[str, Any]) -> None:
     chosen = page.choose(numbers["held-out"])
     assert {family: one.label for family, one in chosen.best.items()} == {
@@ -148,20 +140,8 @@ def test_claims_that_hold_and_those_that_do_not(numbers: dict[str, Any]) -> None
     assert "| DA-DLM - AR: ROUGE | ≥ -0.5 | -1.00 [-1.00, -1.00] | **no** |" in text
     assert f"| {fast}: TPF | ≥ +25% | +25% | yes |" in text
     assert f"| {fast}: ms per summary, served | below AR's | not measured | – |" in text
-    assert "### CNN/DailyMail, 2 pairs" in text and "### All sets, 9 pairs" in text
-    assert "27.17, 1.73 |" in text, "the paper's DA-DLM on CNN/DailyMail"
     assert text.count("| 12.0 | 60 | 30 |") == 1, "times stand once, beside all pairs"
-    assert (
-        f"Chosen as best: {theirs} and DA-DLM; as best of those of DA-DLM with a TPF of at least 1.5: "
-        f"{fast}; as best of those whose infilling gains 25% where DA-DLM is best without: {filled}." in text
-    )
-    assert "for 4,000 steps of 64 pairs, each masked 4 times; AR for 1,600." in text
-    assert "| 50 | 2.500, 7.00 | 2.500, 7.00 | 2.500, 7.00 |" in text
     assert "none can summarise" not in text
-
-
-def test_where_the_first_sentence_is_as_good_it_is_said(numbers: dict[str, Any]) -> None:
-    numbers = deepcopy(numbers)
-    for system in numbers["xsum"]["systems"].values():
-        system["average"]["mean"] = numbers["xsum"]["lead"]["average"]["mean"] + 0.5
-    assert page.tables(numbers).count("none can summarise") == 1
+    for system in (worse := deepcopy(numbers))["xsum"]["systems"].values():  # as good as the first sentence
+        system["average"]["mean"] = worse["xsum"]["lead"]["average"]["mean"] + 0.5
+    assert page.tables(worse).count("none can summarise") == 1

@@ -20,7 +20,7 @@ from dadlm.evaluate.quality import distinct, entropy, repetition
 from dadlm.model import save
 from dadlm.tokens import Rows, prepare
 from dadlm.tokens.vocabularies import word_level
-from research import judge, quality, speed
+from research import quality, speed
 from research import texts as study
 
 WORDS = [f"w{number}" for number in range(28)]
@@ -168,26 +168,3 @@ def test_tokens_per_second_of_every_model_at_every_batch() -> None:
     assert seen == [(*one, batch) for batch in (32, 1) for one in grid]
     for row in result["rows"]:
         assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
-
-
-def test_another_nucleus_is_another_system_with_a_name_of_its_own(
-    options: argparse.Namespace, tmp_path: Path
-) -> None:
-    options.configurations = ["FH/nucleus=position", "FH"]
-    study.write(options)
-    file = Path(options.out) / "dadlm-4-FH-nucleus-position.npz"
-    known = quality.system_of(quality.from_array(np.load(file)["facts"]))
-    assert known["configuration"] == "FH" and known["nucleus"] == known["settings"]["nucleus"] == "position"
-    assert known["model"] == known["model_facts"]["name"] == "dadlm-4-position"
-    # And its kept texts are the judge's samples, beside those of the others in the same configuration.
-    judge.samples(Path(options.out), tmp_path, 3)
-    lines = {
-        name: [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
-        for name in ("dadlm-4", "dadlm-4-position")
-    }
-    kept = quality.unpacked(np.load(file)["texts"])
-    assert [line["text"] for line in lines["dadlm-4-position"]] == kept[:3]
-    places = [
-        [(line["configuration"], line["index"], line["prompt"]) for line in some] for some in lines.values()
-    ]
-    assert places[0] == places[1] and len(places[0]) == 3

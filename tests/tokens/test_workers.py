@@ -68,8 +68,5 @@ def test_worker_that_dies_is_reported(source, bpe, tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"has died \(exit code -9\).*run again"):
         prepare(source, bpe, tmp_path, workers=2, progress=False)
     assert helpers() == []
-
-
-def test_number_is_checked(source, bpe, tmp_path):
     with pytest.raises(DataError, match="workers must be at least 1, got 0"):
         prepare(source, bpe, tmp_path, workers=0)

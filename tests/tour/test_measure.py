@@ -99,11 +99,3 @@ def test_validity_counts_true_successors(language: Language, monkeypatch: pytest
     how = asked["settings"]
     assert (how.steps, how.sampler, how.top_p, how.max_new_tokens) == (2, "random", 1.0, LENGTH)
     assert asked["seed"] == 7
-
-
-@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
-def test_validity_of_a_model_is_between_nothing_and_all(family: str, language: Language) -> None:
-    walks = language.walks(64, 3, seed=2)
-    one = validity(untrained(family, language), language, walks, 1, seed=0)
-    assert LENGTH - 1 < one.tokens_per_forward <= LENGTH and one.valid < 0.2  # some end early
-    assert validity(untrained(family, language), language, walks, 4, seed=0).tokens_per_forward < 2

@@ -1,8 +1,7 @@
 """Decoding: AR, BD3LM and DA-DLM of the same size through the same engine, in one run.
 
-The step is the paper's: a complete denoising update (network, path, tokens, remask), first-hitting, nucleus
-0.9, after a given prefix. The floor counts the arithmetic of the nodes that exist in the step's layout and
-the bytes of weights, keys and values that have to be read once.
+The step is a complete denoising update, first-hitting, nucleus 0.9, after a prefix. The floor counts the
+arithmetic of the nodes that exist and the bytes of weights, keys and values that have to be read once.
 """
 
 import statistics
@@ -11,18 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from dadlm.bench.machine import (
-    Ceilings,
-    describe_machine,
-    log,
-    measure_ceilings,
-    peak_mib,
-    reset_peak,
-    synchronise,
-)
-from dadlm.decode import DecodeSettings, generate, release_engine
+from dadlm.bench.machine import Machine, log
+from dadlm.decode import DecodeSettings, Generated, generate, release_engine
 from dadlm.decode.generate import completions, decode_steps
 from dadlm.model import Model, ModelConfig
 from dadlm.recipes import recipe
@@ -49,41 +38,40 @@ def bench_decode(
     device: str = "cuda",
 ) -> dict[str, Any]:
     """Milliseconds per step for each system and batch; whole texts at batch 1 and the largest batch."""
-    place = torch.device(device)
-    dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
-    ceilings = measure_ceilings(place, dtype)
+    machine = Machine(device)
     rows: list[dict[str, Any]] = []
     whole: list[dict[str, Any]] = []
     for name, config in systems(scale, block_sizes):
-        model = Model(config).to(place, dtype).eval()
+        model = Model(config).to(machine.device, machine.dtype).eval()
         for batch in batches:
-            rows.append({"system": name, "batch": batch} | _step(model, batch, prefix, steps, ceilings))
+            rows.append({"system": name, "batch": batch} | _step(model, batch, prefix, steps, machine))
             log(rows[-1])
         if texts and (config.family == "ar" or config.block_size == block_sizes[0]):
             for batch in sorted({batches[0], batches[-1]}):
-                for settings in _text_settings(config):
-                    whole.append({"system": name, "batch": batch} | _text(model, batch, settings))
+                for decoding, settings in _text_settings(config).items():
+                    row = {"system": name, "batch": batch, "decoding": decoding}
+                    whole.append(row | _text(model, batch, settings, machine))
                     log(whole[-1])
         del model
-    machine = describe_machine(place, dtype, ceilings)
-    return {"kind": "decode", **machine, "scale": scale, "prefix": prefix, "steps": rows, "texts": whole}
+    described = machine.describe()
+    return {"kind": "decode", **described, "scale": scale, "prefix": prefix, "steps": rows, "texts": whole}
 
 
-def _step(model: Model, batch: int, prefix: int, count: int, ceilings: Ceilings) -> dict[str, Any]:
+def _step(model: Model, batch: int, prefix: int, count: int, machine: Machine) -> dict[str, Any]:
     """The median over `count` steps inside blocks, after two blocks (or 20 tokens) of warm-up."""
-    device, N = model.device, model.config.block
+    N = model.config.block
     release_engine(model)
-    reset_peak(device)
+    machine.reset_peak()
     warmup = max(20, 2 * N + 1)
     tokens = min(model.config.context - prefix, (warmup + 2 * count) // N * N + 2 * N)
     warmup = min(warmup, tokens // 2)
     settings = DecodeSettings(max_new_tokens=tokens)
     texts = completions(model, _prompts(model, batch, prefix), settings, seed=0)
     times: list[float] = []
-    synchronise(device)
+    machine.synchronise()
     start = time.perf_counter()
     for index, _ in enumerate(decode_steps(model, texts)):
-        synchronise(device)
+        machine.synchronise()
         now = time.perf_counter()
         # The first step of a block waits for the cache write before it, and the last one commits.
         inside = N == 1 or 0 < index % N < N - 1
@@ -92,9 +80,8 @@ def _step(model: Model, batch: int, prefix: int, count: int, ceilings: Ceilings)
         if len(times) == count:
             break
         start = time.perf_counter()
-    floor = ceilings.floor_ms(*_work(model, batch, prefix))
-    ms = statistics.median(times)
-    return {"ms": ms, "floor_ms": floor, "ratio_to_floor": ms / floor, "peak_mib": peak_mib(device)}
+    floor, ms = machine.floor_ms(*_work(model, batch, prefix)), statistics.median(times)
+    return {"ms": ms, "floor_ms": floor, "ratio_to_floor": ms / floor, "peak_mib": machine.peak_mib()}
 
 
 def _work(model: Model, batch: int, prefix: int) -> tuple[float, float]:
@@ -119,35 +106,33 @@ def _prompts(model: Model, rows: int, length: int) -> list[list[int]]:
     return [[(row * 7919 + place * 104729) % words for place in range(length)] for row in range(rows)]
 
 
-def _text_settings(config: ModelConfig) -> list[tuple[str, DecodeSettings]]:
+def _text_settings(config: ModelConfig) -> dict[str, DecodeSettings]:
     if config.family == "ar":
-        return [("nucleus", DecodeSettings())]
-    T = sorted({max(1, config.block // part) for part in (1, 2, 4)}, reverse=True)
-    few = [(f"T={steps}", DecodeSettings(sampler="random", steps=steps)) for steps in T]
-    return [("FH", DecodeSettings()), *few]
+        return {"nucleus": DecodeSettings()}
+    steps = sorted({max(1, config.block // part) for part in (1, 2, 4)}, reverse=True)
+    few = {f"T={T}": DecodeSettings(sampler="random", steps=T) for T in steps}
+    return {"FH": DecodeSettings()} | few
 
 
-def _text(model: Model, batch: int, named: tuple[str, DecodeSettings]) -> dict[str, Any]:
+def _text(model: Model, batch: int, settings: DecodeSettings, machine: Machine) -> dict[str, Any]:
     """Complete texts after a prompt of a sixteenth of the context (64 tokens in the paper)."""
-    name, settings = named
-    context = model.config.context
-    length = context // 16
-    settings = replace(settings, max_new_tokens=context - length)
+    length = model.config.context // 16
+    most = model.config.context - length
     prompts = _prompts(model, batch, length)
-    short = replace(settings, max_new_tokens=min(4 * model.config.block, context - length))
-    generate(model, prompts, seed=1, batch_size=batch, settings=short)  # warm-up
-    reset_peak(model.device)
-    synchronise(model.device)
-    start = time.perf_counter()
-    out = generate(model, prompts, seed=0, batch_size=batch, settings=settings)
-    synchronise(model.device)
-    seconds = time.perf_counter() - start
-    tokens = sum(map(len, out.tokens))
+
+    def write(seed: int, tokens: int) -> Generated:
+        how = replace(settings, max_new_tokens=tokens)
+        return generate(model, prompts, seed=seed, batch_size=batch, settings=how)
+
+    write(1, min(4 * model.config.block, most))  # warm-up
+    machine.reset_peak()
+    texts: list[Generated] = []
+    seconds = machine.timed_ms(lambda: texts.append(write(0, most))) / 1e3
+    tokens = sum(map(len, texts[0].tokens))
     return {
-        "decoding": name,
         "seconds": seconds,
         "tokens": tokens,
         "tokens_per_second": tokens / seconds,
-        "tokens_per_forward": out.mean_tokens_per_forward,
-        "peak_mib": peak_mib(model.device),
+        "tokens_per_forward": texts[0].mean_tokens_per_forward,
+        "peak_mib": machine.peak_mib(),
     }

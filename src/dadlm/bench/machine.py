@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,76 +15,68 @@ from typing import Any
 import torch
 
 
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+class Machine:
+    """A device with its dtype and what it reaches on the two things everything is made of.
 
+    `tflops`: TFLOP/s of a large matrix product; `gbytes`: GB/s read and written by copying a large tensor.
+    """
 
-def timed_ms(work: Callable[[], object], device: torch.device) -> float:
-    synchronise(device)
-    start = time.perf_counter()
-    work()
-    synchronise(device)
-    return (time.perf_counter() - start) * 1e3
+    def __init__(self, device: str | torch.device, dtype: torch.dtype | None = None) -> None:
+        self.device = torch.device(device)
+        self.is_cuda = self.device.type == "cuda"
+        self.dtype = dtype or (torch.bfloat16 if self.is_cuda else torch.float32)
+        size = 8192 if self.is_cuda else 1024
+        a, b = (torch.randn(size, size, device=self.device, dtype=self.dtype) for _ in range(2))
+        out = torch.empty_like(a)
+        self.tflops = 2 * size**3 / self.median_ms(lambda: torch.matmul(a, b, out=out)) / 1e9
+        x = torch.empty((1 << 30) if self.is_cuda else (1 << 26), device=self.device, dtype=torch.uint8)
+        y = torch.empty_like(x)
+        self.gbytes = 2 * x.numel() / self.median_ms(lambda: y.copy_(x)) / 1e6
 
+    def synchronise(self) -> None:
+        if self.is_cuda:
+            torch.cuda.synchronize(self.device)
 
-def median_ms(work: Callable[[], object], device: torch.device, runs: int = 10, warmup: int = 3) -> float:
-    for _ in range(warmup):
+    def timed_ms(self, work: Callable[[], object]) -> float:
+        self.synchronise()
+        start = time.perf_counter()
         work()
-    return statistics.median(timed_ms(work, device) for _ in range(runs))
+        self.synchronise()
+        return (time.perf_counter() - start) * 1e3
 
-
-def reset_peak(device: torch.device) -> None:
-    """Memory of earlier measurements must not count."""
-    if device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_mib(device: torch.device) -> float | None:
-    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """What the device reaches on the two things everything is made of."""
-
-    tflops: float
-    """TFLOP/s of a large matrix product in the benchmark's dtype."""
-    gbytes: float
-    """GB/s read and written by copying a large tensor."""
+    def median_ms(self, work: Callable[[], object], runs: int = 10, warmup: int = 3) -> float:
+        for _ in range(warmup):
+            work()
+        return statistics.median(self.timed_ms(work) for _ in range(runs))
 
     def floor_ms(self, flops: float, bytes_: float) -> float:
         """The time that arithmetic or memory alone would take, whichever is longer."""
         return max(flops / self.tflops / 1e9, bytes_ / self.gbytes / 1e6)
 
+    def reset_peak(self) -> None:
+        """Memory of earlier measurements must not count."""
+        if self.is_cuda:
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
 
-def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    size = 8192 if device.type == "cuda" else 1024
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    out = torch.empty_like(a)
-    product = median_ms(lambda: torch.matmul(a, b, out=out), device)
-    x = torch.empty((1 << 30) if device.type == "cuda" else (1 << 26), device=device, dtype=torch.uint8)
-    y = torch.empty_like(x)
-    copy = median_ms(lambda: y.copy_(x), device)
-    return Ceilings(tflops=2 * size**3 / product / 1e9, gbytes=2 * x.numel() / copy / 1e6)
+    def peak_mib(self) -> float | None:
+        return torch.cuda.max_memory_allocated(self.device) / 2**20 if self.is_cuda else None
 
-
-def describe_machine(device: torch.device, dtype: torch.dtype, ceilings: Ceilings) -> dict[str, Any]:
-    """Device, versions, commit and ceilings, for the head of a result file."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
-    with suppress(PackageNotFoundError):
-        versions["triton"] = version("triton")
-    return {
-        "device": name,
-        "threads": torch.get_num_threads(),
-        "dtype": str(dtype).removeprefix("torch."),
-        "versions": versions,
-        "commit": _commit(),
-        "ceilings": {key: float(f"{value:.4g}") for key, value in asdict(ceilings).items()},
-    }
+    def describe(self) -> dict[str, Any]:
+        """Device, versions, commit and ceilings, for the head of a result file."""
+        versions = {"torch": torch.__version__, "python": platform.python_version()}
+        with suppress(PackageNotFoundError):
+            versions["triton"] = version("triton")
+        ceilings = {"tflops": self.tflops, "gbytes": self.gbytes}
+        return {
+            "device": torch.cuda.get_device_name(self.device) if self.is_cuda else _processor(),
+            "threads": torch.get_num_threads(),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "versions": versions,
+            "commit": _commit(),
+            "ceilings": {key: float(f"{value:.4g}") for key, value in ceilings.items()},
+        }
 
 
 def _processor() -> str:

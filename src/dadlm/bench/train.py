@@ -1,8 +1,4 @@
-"""Training steps of all families on the same rows, beside the arithmetic they need.
-
-The floor counts matrix products only: six FLOPs per parameter and node for the layers, the vocabulary head
-on the nodes that need it, attention over what is visible; forward and backward, nothing recomputed.
-"""
+"""Training steps of all families on the same rows, beside the matrix products they need (`step_flops`)."""
 
 import statistics
 import tempfile
@@ -12,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dadlm.bench.machine import describe_machine, log, measure_ceilings, peak_mib, reset_peak, timed_ms
+from dadlm.bench.machine import Machine, log
 from dadlm.model import Model, ModelConfig
 from dadlm.recipes import recipe
 from dadlm.threads import one_thread
@@ -43,35 +39,35 @@ def bench_train(
     device: str = "cuda",
 ) -> dict[str, Any]:
     """Median milliseconds of a whole optimiser step, and the share of the matrix ceiling it reaches."""
-    place = torch.device(device)
-    dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
-    ceilings = measure_ceilings(place, dtype)
+    machine = Machine(device)
     table: list[dict[str, Any]] = []
     for name, run in systems(scale):
         if only and not any(word in name for word in only):
             continue
         train = replace(run.train, batch_size=rows, accumulate=1, compile=compile, device=device)
-        reset_peak(place)
+        machine.reset_peak()
         with tempfile.TemporaryDirectory() as folder:
-            ms = _step_ms(replace(run, train=train, out=folder), groups, warmup, place)
-        flops = step_flops(run.model, rows)
-        row = {"system": name, "family": run.model.family, "ms": ms}
-        row["tokens_per_second"] = rows * run.model.context / ms * 1e3
-        row["flop_use"] = flops / (ms * 1e9) / ceilings.tflops
-        row["floor_ms"] = ceilings.floor_ms(flops, 0)
-        peak = peak_mib(place)
-        row["peak_gib"] = None if peak is None else peak / 1024
+            ms = _step_ms(replace(run, train=train, out=folder), groups, warmup, machine)
+        flops, peak = step_flops(run.model, rows), machine.peak_mib()
+        row = {
+            "system": name,
+            "family": run.model.family,
+            "ms": ms,
+            "tokens_per_second": rows * run.model.context / ms * 1e3,
+            "flop_use": flops / (ms * 1e9) / machine.tflops,
+            "floor_ms": machine.floor_ms(flops, 0),
+            "peak_gib": None if peak is None else peak / 1024,
+        }
         table.append(row)
         log(row)
-    machine = describe_machine(place, dtype, ceilings)
-    return {"kind": "train", **machine, "scale": scale, "rows": rows, "compile": compile, "steps": table}
+    described = machine.describe()
+    return {"kind": "train", **described, "scale": scale, "rows": rows, "compile": compile, "steps": table}
 
 
-def _step_ms(run: RunConfig, groups: int, warmup: int, place: torch.device) -> float:
+def _step_ms(run: RunConfig, groups: int, warmup: int, machine: Machine) -> float:
     """The median over groups of steps in a row: while the device works, the CPU draws the next batch."""
-    ids = torch.randint(
-        0, run.model.eot_id or run.model.mask_id, (8 * run.train.batch_size * run.model.context,)
-    )
+    size = 8 * run.train.batch_size * run.model.context
+    ids = torch.randint(0, run.model.eot_id or run.model.mask_id, (size,))
     data = Rows.from_ids(ids, run.model.context)
     trainer = Trainer(run, Model(run.model), data, data, quiet=True)
 
@@ -79,10 +75,10 @@ def _step_ms(run: RunConfig, groups: int, warmup: int, place: torch.device) -> f
         for _ in range(_TOGETHER):
             trainer.step()
 
-    with one_thread(place.type == "cuda"):  # as in training
+    with one_thread(machine.is_cuda):  # as in training
         for _ in range(warmup):
             trainer.step()
-        return statistics.median(timed_ms(together, place) / _TOGETHER for _ in range(groups))
+        return statistics.median(machine.timed_ms(together) / _TOGETHER for _ in range(groups))
 
 
 def step_flops(config: ModelConfig, rows: int) -> float:

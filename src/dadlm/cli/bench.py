@@ -73,7 +73,6 @@ def run(words: list[str]) -> int:
     options = tyro.cli(kind, args=words[1:], prog=f"dadlm bench {words[0]}")
     result = _measure(options)
     if options.out:
-        Path(options.out).parent.mkdir(parents=True, exist_ok=True)
         write_result(Path(options.out), result)
     if options.json:
         print(json.dumps(result))
@@ -91,7 +90,7 @@ def _measure(options: _Common) -> dict[str, Any]:
     on_gpu = place.startswith("cuda")
     if isinstance(options, _Kernels):
         return bench_kernels(options.rows, device=place)
-    assert isinstance(options, _Models)
+    assert isinstance(options, _Decode | _Train)
     scale = options.scale or ("paper" if on_gpu else "small")
     if isinstance(options, _Decode):
         own = recipe(f"{scale}-dadlm").model.block_size
@@ -99,7 +98,6 @@ def _measure(options: _Common) -> dict[str, Any]:
         batches = options.batches or ((32, 1) if on_gpu else (4, 1))
         prefix = {"paper": 512, "lab": 512, "small": 64, "tour": 8}.get(scale, 64)
         return bench_decode(scale, sizes, batches, prefix, texts=options.texts, device=place)
-    assert isinstance(options, _Train)
     compile_, rows = options.compile and on_gpu, options.rows or (32 if on_gpu else 4)
     return bench_train(scale, rows, compile=compile_, only=options.only, device=place)
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import tyro
 
-from dadlm.cli.options import parse
+from dadlm.cli.options import JsonOption, parse
 from dadlm.errors import ConfigError
 from dadlm.interop.convert import Form, convert
 from dadlm.interop.hub import check_name, push
@@ -16,7 +16,7 @@ from dadlm.model import Model
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(JsonOption):
     source: tyro.conf.Positional[str]
     """A folder as BD3LM or MDLM published it, or a model of ours: a folder, a training run, one that ships
     with dadlm, a Hugging Face name."""
@@ -36,13 +36,20 @@ class Options:
     """OWNER/NAME on the Hugging Face hub to upload to, in the form that transformers and dadlm both load."""
     private: bool = False
     """With --push: nobody else sees it."""
-    json: bool = False
-    """Print one JSON object."""
 
 
 def run(words: list[str]) -> int:
     options = parse(Options, words, "convert")
-    _check(options)
+    if options.out is None and options.push is None:
+        raise ConfigError("where to? Name a folder with --out, or OWNER/NAME on the hub with --push")
+    if options.push is not None:
+        check_name(options.push)
+        if options.to not in (None, "transformers") or options.from_causal:
+            raise ConfigError("--push uploads the form that transformers loads: convert first, then push")
+    if options.private and options.push is None:
+        raise ConfigError("--private belongs to --push")
+    if options.lora and not options.from_causal:
+        raise ConfigError("--lora belongs to --from-causal")
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(options.out or Path(scratch) / "model")
         model = _convert(options, out)
@@ -61,19 +68,6 @@ def run(words: list[str]) -> int:
         places = " and ".join(place for place in (options.out, address) if place)
         print(f"{config.family}, blocks of {config.block}, {result['parameters']:,} parameters: {places}")
     return 0
-
-
-def _check(options: Options) -> None:
-    if options.out is None and options.push is None:
-        raise ConfigError("where to? Name a folder with --out, or OWNER/NAME on the hub with --push")
-    if options.push is not None:
-        check_name(options.push)
-        if options.to not in (None, "transformers") or options.from_causal:
-            raise ConfigError("--push uploads the form that transformers loads: convert first, then push")
-    if options.private and options.push is None:
-        raise ConfigError("--private belongs to --push")
-    if options.lora and not options.from_causal:
-        raise ConfigError("--lora belongs to --from-causal")
 
 
 def _convert(options: Options, out: Path) -> Model:

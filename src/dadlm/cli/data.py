@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from dadlm.cli.options import parse, subcommand
+from dadlm.cli.options import JsonOption, parse, subcommand
 from dadlm.errors import ConfigError
 from dadlm.tokens import parse_mixture, prepare, verify
 from dadlm.train import DataConfig
@@ -26,7 +26,7 @@ dadlm data KIND --help lists the options."""
 
 
 @dataclass(frozen=True)
-class _Prepare:
+class _Prepare(JsonOption):
     """Turn text into token shards, which training finds in its cache (--data.cache)."""
 
     source: tyro.conf.Positional[str]
@@ -39,22 +39,18 @@ class _Prepare:
     """Field that holds the text in records."""
     workers: int = 1
     """Processes that tokenise; changes speed, not results."""
-    json: bool = False
-    """Print one JSON object."""
 
 
 @dataclass(frozen=True)
-class _Verify:
+class _Verify(JsonOption):
     """Read every byte of a folder of shards and compare it with its checksums."""
 
     folder: tyro.conf.Positional[str]
     """A folder that `dadlm data prepare` has made."""
-    json: bool = False
-    """Print one JSON object."""
 
 
 @dataclass(frozen=True)
-class _TrainTokenizer:
+class _TrainTokenizer(JsonOption):
     """Train a byte-level BPE tokenizer on text."""
 
     source: tyro.conf.Positional[str]
@@ -65,8 +61,6 @@ class _TrainTokenizer:
     """Folder for tokenizer.json."""
     text_field: str = "text"
     """Field that holds the text in records."""
-    json: bool = False
-    """Print one JSON object."""
 
 
 def run(words: list[str]) -> int:

@@ -4,14 +4,13 @@ import json
 import secrets
 import sys
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 
 from dadlm.cli.interactive import converse
-from dadlm.cli.options import numbers_last, open_model, parse
-from dadlm.cli.writing import cost_line, show
+from dadlm.cli.options import ModelOptions, cost_line, numbers_last, open_model, parse, show
 from dadlm.decode import DecodeSettings, generate, stream
 from dadlm.decode.picture import check_name, draw_step
 from dadlm.decode.show import show_step
@@ -20,7 +19,7 @@ from dadlm.model.pretrained import DEFAULT
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(ModelOptions):
     prompts: tyro.conf.Positional[tuple[str, ...]] = ()
     """Prompts to complete ("": the empty one); none: a loop at the terminal, or lines of standard input."""
     model: str = DEFAULT
@@ -32,10 +31,6 @@ class Options:
     """Prompts decoded side by side; changes speed, not texts."""
     device: str = "cpu"
     """Where to run, e.g. cuda."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 is several times faster on a GPU; only float32 gives the same text in every batch."""
-    json: bool = False
-    """Print one JSON object."""
     show: bool = False
     """Print every denoising step of the first prompt with its graph."""
     picture: str | None = None
@@ -50,7 +45,9 @@ def run(words: list[str]) -> int:
     if options.picture:
         check_name(options.picture)
     model = open_model(options.model, options.device, options.dtype)
-    if _is_loop(options):
+    # Nobody named a prompt, and somebody sits at the terminal to type one.
+    for_files = options.prompts or options.json or options.picture
+    if not for_files and sys.stdin.isatty() and sys.stdout.isatty():
         return converse(model, options.decoding, options.seed, options.show)
     prompts = list(options.prompts) or _lines()
     seeds = list(options.seed)
@@ -72,12 +69,6 @@ def run(words: list[str]) -> int:
         console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"{cost}; seed {' '.join(map(str, out.seeds))}", style="dim")
     return 0
-
-
-def _is_loop(options: Options) -> bool:
-    """Nobody named a prompt, and somebody sits at the terminal to type one."""
-    for_files = options.prompts or options.json or options.picture
-    return not for_files and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _lines() -> list[str]:

@@ -1,9 +1,7 @@
-"""The loop of `dadlm generate` at a terminal: a prompt is typed, its text appears block by block.
-
-Ctrl-C stops the text in work, Ctrl-D leaves.
-"""
+"""The loop of `dadlm generate` at a terminal: a prompt is typed, its text appears block by block."""
 
 import secrets
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,8 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from dadlm.cli.writing import write_text
+from dadlm.cli.options import cost_line
 from dadlm.decode import DecodeSettings
+from dadlm.decode.events import event_of
+from dadlm.decode.generate import completions, decode_steps
+from dadlm.decode.show import show_step
 from dadlm.errors import ConfigError, DadlmError
 from dadlm.model import Model
 
@@ -78,7 +79,10 @@ def _obey(session: Session, words: list[str]) -> None:
         case ["seed"]:
             session.seed = None
         case ["seed", number]:
-            session.seed = _seed(number)
+            try:
+                session.seed = int(number)
+            except ValueError:
+                raise ConfigError(f"a seed is a whole number, got {number!r}") from None
         case ["show"]:
             session.show = not session.show
             session.console.print(f"steps are {'shown' if session.show else 'not shown'}", style="dim")
@@ -109,8 +113,31 @@ def _value(word: str) -> int | float | str | None:
     return word
 
 
-def _seed(word: str) -> int:
+def write_text(
+    model: Model, prompt: str, settings: DecodeSettings, seed: int, show: bool, console: Console
+) -> None:
+    """Complete a prompt in front of the reader, until Ctrl-C at the latest; then print what it took."""
+    [row] = completions(model, [prompt], settings, seed)
+    console.print(Text(prompt, style="dim"), end="\n" if show else "")
+    tokens, passes, printed, stopped, start = [], 0, 0, "", time.perf_counter()
     try:
-        return int(word)
-    except ValueError:
-        raise ConfigError(f"a seed is a whole number, got {word!r}") from None
+        for result in decode_steps(model, [row]):
+            finished = [row.ids[position] for new in result.committed for position in new.positions]
+            tokens, passes = tokens + finished, passes + bool(result.rows)
+            if show and result.step:
+                show_step(event_of(model, result.step, tokens=1), console)
+            elif finished and not show:
+                # Without a character whose last bytes are still to come.
+                text = _text(model, tokens).rstrip("\N{REPLACEMENT CHARACTER}")
+                console.print(Text(text[printed:]), end="")
+                printed = len(text)
+    except KeyboardInterrupt:
+        stopped = "stopped after "
+    seconds = time.perf_counter() - start
+    console.print(Text(_text(model, tokens)[printed:]))
+    console.print(f"{stopped}{cost_line(len(tokens), passes)}, {seconds:.1f} s, seed {seed}", style="dim")
+
+
+def _text(model: Model, tokens: list[int]) -> str:
+    assert model.tokenizer is not None, "the prompt was a text"
+    return model.tokenizer.decode(tokens)

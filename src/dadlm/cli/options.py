@@ -1,11 +1,14 @@
-"""What the commands share: how words become options, and models by the names people type."""
+"""What the commands share: how words become options, models by the names people type, texts for people."""
 
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import tyro
+from rich.console import Console
+from rich.text import Text
 
 from dadlm.errors import ConfigError
 from dadlm.model import Model, load
@@ -13,6 +16,18 @@ from dadlm.model.pretrained import shipped
 
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonOption:
+    json: bool = False
+    """Print one JSON object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(JsonOption):
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 is several times faster on a GPU; only float32 gives the same text in every batch."""
 
 
 def parse(kind: type[T], words: list[str], command: str, **more: Any) -> T:
@@ -54,3 +69,16 @@ def open_model(name: str, device: str, dtype: str) -> Model:
         here = f"; the folder {name} that lies here is ./{name}" if Path(name).is_dir() else ""
         print(f"model: {name}, which ships with dadlm (--model for another{here})", file=sys.stderr)
     return model
+
+
+def cost_line(tokens: int, passes: int) -> str:
+    """Tokens and passes of texts, in words."""
+    return f"{tokens} tokens in {passes} forward passes: {tokens / max(1, passes):.2f} per pass"
+
+
+def show(text: str, console: Console, before: str = "") -> None:
+    """To a reader with what was there before in grey; into a pipe or a file as it is, tabs and all."""
+    if console.is_terminal:
+        console.print(Text.assemble((before, "dim"), text))
+    else:
+        print(before + text)

@@ -5,15 +5,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 from rich.text import Text
 
-from dadlm.cli.options import numbers_last, open_model, parse
-from dadlm.cli.writing import cost_line, show
+from dadlm.cli.options import ModelOptions, cost_line, numbers_last, open_model, parse, show
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import lines_of, object_of, text_of
@@ -22,11 +21,11 @@ from dadlm.evaluate.work import whole_file
 from dadlm.model import Model
 from dadlm.train.finetune import learned_lengths, lengths_as_learned
 
-_STDIN = "-"
+_STDIN, _LINES = "-", (".jsonl", ".jsonl.zst")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(ModelOptions):
     files: tyro.conf.Positional[tuple[str, ...]] = ()
     """Texts, one document each; .jsonl (also .zst), a "document" (or "prompt") in each line; - or none:
     standard input, one document."""
@@ -48,12 +47,8 @@ class Options:
     """Documents side by side; changes speed, not summaries."""
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 is several times faster on a GPU; only float32 gives the same text in every batch."""
     strict: bool = False
     """Stop at the first document that cannot be read, instead of leaving it out."""
-    json: bool = False
-    """Print one JSON object."""
     pairs: str | None = None
     """A .jsonl file: documents and summaries go there instead, a pair a line, for `dadlm finetune` to learn
     from. Summaries that are empty or were cut off are left out."""
@@ -77,7 +72,7 @@ def run(words: list[str]) -> int:
             "no model: pass --model FOLDER, one that was fine-tuned on summaries (dadlm finetune makes it)"
         )
     if options.pairs is not None:  # now, not when all is summarised
-        _check_target(Path(options.pairs), options)
+        _check_pairs(Path(options.pairs), options)
     documents, skipped = _read(options)
     model = open_model(options.model, options.device, options.dtype)
     learned = learned_lengths(options.model)
@@ -87,11 +82,19 @@ def run(words: list[str]) -> int:
     sizes = lengths_as_learned(model, learned, options.document_tokens, options.summary_tokens)
     chosen = {"paper": options.paper, "threshold": options.threshold, "infill": options.infill}
     how = replace(summary_settings(model.config.family, **chosen), max_new_tokens=sizes[1])
-    written = []
-    for batch in _batches(documents, options.batch_size, options.json):
+    written, size, console = [], options.batch_size, Console(stderr=True)
+    batches = [documents[first : first + size] for first in range(0, len(documents), size)]
+    quiet = options.json or not console.is_terminal
+    for batch in track(batches, "summarising", console=console, transient=True, disable=quiet):
         written += _write(model, batch, how, sizes[0])
         if not options.json and not options.pairs:
-            _show(written[-len(batch) :], alone=len(documents) == 1)
+            out = Console(highlight=False, soft_wrap=True)
+            if len(documents) == 1:
+                show(written[0]["summary"], out)
+                continue
+            for piece in written[-len(batch) :]:
+                out.print(Text(piece["source"], style="dim"))
+                show(piece["summary"] + "\n", out)
     if options.pairs:
         _save_pairs(Path(options.pairs), documents, written)
     if options.json:
@@ -101,7 +104,7 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def _check_target(target: Path, options: Options) -> None:
+def _check_pairs(target: Path, options: Options) -> None:
     if options.json:
         raise ConfigError("give --json or --pairs, not both")
     if target.suffix != ".jsonl" or (target.exists() and not target.is_file()):
@@ -135,18 +138,14 @@ def _contents(name: str) -> Iterator[tuple[str, bytes]]:
         if sys.stdin.isatty():
             print("a document; Ctrl-D ends it", file=sys.stderr)
         yield "standard input", sys.stdin.buffer.read()
-    elif _has_lines(name):
+    elif name.endswith(_LINES):
         yield from ((f"{shown}, line {number}", line) for number, line in lines_of(Path(name)))
     else:
         yield shown, Path(name).read_bytes()
 
 
-def _has_lines(name: str) -> bool:
-    return name.endswith((".jsonl", ".jsonl.zst"))
-
-
 def _text(content: bytes, source: str, name: str) -> str:
-    if _has_lines(name):
+    if name.endswith(_LINES):
         record = object_of(content, source)
         return text_of(record, "prompt" if "prompt" in record else "document", source)
     try:
@@ -156,17 +155,6 @@ def _text(content: bytes, source: str, name: str) -> str:
     if not text.strip():
         raise DataError(f"{source}: the document is empty")
     return text
-
-
-def _batches(documents: list[Document], size: int, quiet: bool) -> Iterator[list[Document]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task("summarising", total=len(documents))
-        for first in range(0, len(documents), size):
-            batch = documents[first : first + size]
-            yield batch
-            bar.advance(task, len(batch))
 
 
 def _write(
@@ -204,24 +192,18 @@ def _save_pairs(file: Path, documents: list[Document], written: list[dict[str, A
     print(f"{len(pairs)} pairs in {file}{rest}", file=sys.stderr)
 
 
-def _show(written: list[dict[str, Any]], alone: bool) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    for piece in written:
-        if not alone:
-            console.print(Text(piece["source"], style="dim"))
-        show(piece["summary"] + ("" if alone else "\n"), console)
-
-
 def _report(written: list[dict[str, Any]], skipped: list[str], document_tokens: int) -> None:
     """What it took and what was left out, beside the summaries: on standard error."""
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     tokens, passes = (sum(piece[name] for piece in written) for name in ("tokens", "forward_passes"))
     console.print(cost_line(tokens, passes))
-    if cut := sum(piece["truncated"] for piece in written):
-        console.print(f"{cut} of {len(written)} documents were cut to {document_tokens} tokens")
-    if unended := sum(not piece["ended"] for piece in written):
-        console.print(f"{unended} of {len(written)} summaries were cut off before their end")
-    if empty := sum(not piece["summary"] for piece in written):
-        console.print(f"{empty} of {len(written)} summaries are empty")
+    counts = {
+        f"documents were cut to {document_tokens} tokens": sum(piece["truncated"] for piece in written),
+        "summaries were cut off before their end": sum(not piece["ended"] for piece in written),
+        "summaries are empty": sum(not piece["summary"] for piece in written),
+    }
+    for what, count in counts.items():
+        if count:
+            console.print(f"{count} of {len(written)} {what}")
     for line in skipped:
         console.print(f"left out: {line}")

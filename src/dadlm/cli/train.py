@@ -59,8 +59,7 @@ def _plan(run, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"parameters": parts, "run": asdict(run)}))
         return 0
-    table = Table(title=f"{run.model.family}: {run.model.layers} layers, width {run.model.width}")
-    table.add_column("part")
+    table = Table("part", title=f"{run.model.family}: {run.model.layers} layers, width {run.model.width}")
     table.add_column("parameters", justify="right")
     for name, count in parts.items():
         table.add_row(name, f"{count:,}")

@@ -1,7 +1,7 @@
 """A pretrained causal language model of the Llama architecture → the backbone of ours (docs/causal.md).
 
-Its weights and its tokenizer are taken over as they are; a mask token is added. At block size 1, and as
-family ar, the result says exactly what the original said; longer blocks have to be learned by training on.
+Weights and tokenizer are taken over; a mask token is added. At block size 1, and as family ar, the logits are
+those of the original; longer blocks have to be learned by further training.
 """
 
 from pathlib import Path
@@ -19,25 +19,13 @@ from dadlm.model.files import whole_folder
 from dadlm.tokens import Tokenizer
 
 
-def convert_causal(
-    source: str,
-    out: str | Path,
-    *,
-    family: Literal["ar", "bd3lm"] = "bd3lm",
-    block_size: int = 16,
-    context: int = 1024,
-    lora: int = 0,
-) -> Model:
-    """Convert `smollm2`, a folder, a .gguf file or a Hugging Face name to a folder of ours.
-
-    `context` is cut to what the original was made for; `lora` is the rank of adapters that learn in place of
-    its weights, 0 for none.
-    """
+def convert_causal(source: str, out: str | Path, **options: Any) -> Model:
+    """Convert `smollm2`, a folder, a .gguf file or a hub name to a folder of ours; options: `from_causal`."""
     place, label = language_model_files.locate(source)
     tokenizer, original, causal = language_model_files.load(place)
     if not causal:
         raise ConfigError(f"{label} is not a causal language model")
-    model = from_causal(original, tokenizer, family=family, block_size=block_size, context=context, lora=lora)
+    model = from_causal(original, tokenizer, **options)
     with whole_folder(Path(out)) as folder:
         write_model(folder, model)  # not `save`, which would merge the adapters before they have learned
     return model
@@ -52,15 +40,21 @@ def from_causal(
     context: int = 1024,
     lora: int = 0,
 ) -> Model:
-    """Our model from the model and the tokenizer of `transformers`."""
+    """Our model from the model and the tokenizer of `transformers`.
+
+    `context` is cut to what the original was made for; `lora` is the rank of adapters that learn in place of
+    its weights, 0 for none.
+    """
     if family not in ("ar", "bd3lm"):
         raise ConfigError(f"a causal model becomes ar or bd3lm, not {family}; train a dadlm from the bd3lm")
     _check_architecture(original.config)
-    ours = _tokenizer(tokenizer)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise CheckpointError("the model's tokenizer has no tokenizer.json form, which ours are kept in")
+    ours = Tokenizer(tokenizers.Tokenizer.from_str(backend.to_str()))  # a copy: ours changes its settings
     shape = _shape(original.config, family, block_size, context)
-    model = Model(
-        ModelConfig(**shape, vocab_size=ours.vocab_size + 1, eot_id=ours.eot_id, lora=lora), ours
-    ).eval()
+    config = ModelConfig(**shape, vocab_size=ours.vocab_size + 1, eot_id=ours.eot_id, lora=lora)
+    model = Model(config, ours).eval()
     tensors = _tensors(original.state_dict(), model.config)
     own = weights(model)
     tensors |= {name: own[name] for name in own if ".lora_" in name or name == "backbone.mask_change"}
@@ -79,18 +73,16 @@ def _check_architecture(config: Any) -> None:
     if (kind := _rope(config).get("rope_type", "default")) != "default":
         differences.append(f"rotary positions are scaled ({kind}), expected plain ones")
     if differences:
-        raise CheckpointError(
-            "only plain Llama-architecture models can be converted:\n  " + "\n  ".join(differences)
-        )
+        listing = "\n  ".join(differences)
+        raise CheckpointError(f"only plain Llama-architecture models can be converted:\n  {listing}")
 
 
 def _rope(config: Any) -> dict[str, Any]:
     """Rotary settings, which transformers keeps in one field since release 5 and in two before."""
     if together := getattr(config, "rope_parameters", None):
         return dict(together)
-    return {"rope_theta": getattr(config, "rope_theta", 10000.0)} | (
-        getattr(config, "rope_scaling", None) or {}
-    )
+    scaling = getattr(config, "rope_scaling", None) or {}
+    return {"rope_theta": getattr(config, "rope_theta", 10000.0)} | scaling
 
 
 def _shape(config: Any, family: str, block_size: int, context: int) -> dict[str, Any]:
@@ -113,13 +105,6 @@ def _shape(config: Any, family: str, block_size: int, context: int) -> dict[str,
         "norm_eps": config.rms_norm_eps,
         "tie_embedding": bool(config.tie_word_embeddings),
     }
-
-
-def _tokenizer(tokenizer: Any) -> Tokenizer:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise CheckpointError("the model's tokenizer has no tokenizer.json form, which ours are kept in")
-    return Tokenizer(tokenizers.Tokenizer.from_str(backend.to_str()))  # a copy: ours changes its settings
 
 
 def _tensors(theirs: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:

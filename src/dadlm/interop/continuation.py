@@ -1,15 +1,14 @@
 """How probable a continuation is after a context: exact for AR, else a lower bound.
 
-A block's tokens are revealed one by one in a random order, and the mean of log p over the orders is at most
-the log of the mean. A draw takes one order for each block and scores every token once, given those
-revealed before it. (Drawing sets of masked tokens, as `evaluate/perplexity.py` does, has the same mean, but
-counts some tokens more often than others, which evens out over long texts only.) What stands in the block
-before the continuation is known; what would come after it stays masked throughout.
+A block's tokens are revealed one by one in a random order; the mean of log p over the orders is at most the
+log of the mean. A draw takes one order for each block and scores every token once, given those revealed
+before it; what would come after the continuation stays masked. (Sets of masked tokens, as in perplexity.py,
+have the same mean, but count some tokens more often than others, which matters in short texts.)
 
-J masked copies of blocks, G blocks, N block size, K candidates, V vocabulary.
+J masked copies of blocks, N block size, K candidates, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,41 +69,35 @@ def _bound(model: Model, ids: Tensor, known: int, draws: int, seed: int) -> Scor
     model.read(padded[None], clean, only_context=True)
     position = torch.arange(len(padded), device=ids.device)
 
-    def copies(rank: Tensor) -> Iterator[tuple[_Copies, Tensor]]:
-        """For each token of the continuation its block, with it and all of later rank masked; its place."""
+    def scored(rank: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of the continuation, and the likeliest token in place of each of its tokens [J].
+
+        A token is scored with itself and all of later rank masked.
+        """
         rank = rank.masked_fill(position < known, -1).masked_fill(position >= len(ids), _NEVER).view(-1, N)
         block, place = ((rank >= 0) & (rank < _NEVER)).nonzero(as_tuple=True)
-        masked = rank[block] >= rank[block, place][:, None]
+        masked, logp, best = rank[block] >= rank[block, place][:, None], [], []
         for b, p, m in zip(*(tensor.split(_COPIES) for tensor in (block, place, masked)), strict=True):
-            yield _Copies(model, clean, padded.view(-1, N)[b], m, b), p
+            blocks = padded.view(-1, N)[b]
+            said = _logp(model, clean, blocks, m, b, p)
+            logp.append(said.gather(1, blocks.gather(1, p[:, None])).double())
+            best.append(said.argmax(-1))
+        return torch.cat(logp).sum(), torch.cat(best)
 
-    logp = []
+    total = torch.zeros((), dtype=torch.float64, device=ids.device)
     for draw in range(draws):  # by seed and position alone: the same for all continuations of a context
         lot = counter.hash_counters(seed, counter.ORDER, draw, position) & (_NEVER - 1)
-        logp += [block.logp(place) for block, place in copies(lot)]
-    value = finite(torch.cat(logp).double().sum() / draws)
-    best = torch.cat([block.best(place) for block, place in copies(position)])  # from left to right
-    return Score(float(value), bool((best == ids[known:]).all()))
+        total += scored(lot)[0]
+    best = scored(position)[1]  # from left to right
+    return Score(float(finite(total / draws)), bool((best == ids[known:]).all()))
 
 
-class _Copies:
-    """Blocks ids [J, N] of one text, number `block` [J] of it, masked where `masked` [J, N] and denoised."""
-
-    def __init__(self, model: Model, clean: Context, ids: Tensor, masked: Tensor, block: Tensor):
-        first = block * model.config.block_size
-        self.model, self.ids = model, ids[None]
-        self.denoised = model.denoise(self.ids, masked[None], first[None], clean)
-        self.prior = dag.node_marginals(model.transition_logp(self.denoised))  # [1, J, N, K]
-
-    def logp(self, place: Tensor) -> Tensor:
-        """[J]: log-probability of the token at the place [J] of each copy, by its own marginal."""
-        logp = (self.prior + self.model.emission_logp(self.denoised, self.ids)).logsumexp(-1)[0]
-        return logp.gather(1, place[:, None])[:, 0]
-
-    def best(self, place: Tensor) -> Tensor:
-        """[J]: the most probable token at the place [J] of each copy."""
-        nodes, copy = self.denoised.nodes, torch.arange(len(place), device=place.device)
-        hidden = nodes.groups(nodes.to_slots(self.denoised.hidden))[0, copy, place]  # [J, K, D]
-        candidate = torch.arange(hidden.shape[1], device=place.device)
-        logp = self.model.head.logits(hidden, candidate).log_softmax(-1)  # [J, K, V]
-        return (self.prior[0, copy, place][..., None] + logp).logsumexp(1).argmax(-1)
+def _logp(model: Model, clean: Context, ids: Tensor, masked: Tensor, block: Tensor, place: Tensor) -> Tensor:
+    """[J, V] at the place [J] of blocks ids [J, N] of one text, number `block` [J] of it, masked so."""
+    first = block * model.config.block_size
+    denoised = model.denoise(ids[None], masked[None], first[None], clean)
+    nodes, copy = denoised.nodes, torch.arange(len(place), device=place.device)
+    hidden = nodes.groups(nodes.to_slots(denoised.hidden))[0, copy, place]  # [J, K, D]
+    logp = model.head.logits(hidden, torch.arange(hidden.shape[1], device=place.device)).log_softmax(-1)
+    prior = dag.node_marginals(model.transition_logp(denoised))[0, copy, place]  # [J, K]
+    return (prior[..., None] + logp).logsumexp(1)

@@ -1,7 +1,7 @@
 """Reads tensors that somebody else stored: safetensors, several of them with an index, or a PyTorch pickle.
 
-Nothing of it is trusted. An index may name plain files of its own folder only, a pickle is read by the
-restricted loader that builds tensors and runs nothing, and what comes out are plain tensors of numbers.
+Nothing is trusted: an index may name files of its own folder only, and a pickle is read by the restricted
+loader, which builds tensors and runs nothing.
 """
 
 import zipfile
@@ -35,8 +35,10 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map")
     kind = Path(index.name.removesuffix(".index.json")).suffix
-    for name in places.values():
-        _check_name(index, name, kind)
+    for name in places.values():  # no way out of the folder on any system, and no pickle for safetensors
+        plain = isinstance(name, str) and PurePosixPath(name).name == name == PureWindowsPath(name).name
+        if not plain or not name.endswith(kind):
+            raise CheckpointError(f"{index} names {name!r}, no {kind} file of its folder: nothing was read")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(places.values())):
         part = _read_file(index.with_name(name))
@@ -46,18 +48,9 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _check_name(index: Path, name: object, kind: str) -> None:
-    """Only a plain file name: no way out of the folder on any system, and no pickle for safetensors."""
-    plain = isinstance(name, str) and PurePosixPath(name).name == name == PureWindowsPath(name).name
-    if not plain or not str(name).endswith(kind):
-        raise CheckpointError(f"{index} names {name!r}, no {kind} file of its folder: nothing was read")
-
-
 def _read_file(file: Path) -> dict[str, Tensor]:
-    return load_tensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
-
-
-def _read_pickle(file: Path) -> dict[str, Tensor]:
+    if file.suffix == ".safetensors":
+        return load_tensors(file)
     _check_archive(file)
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)

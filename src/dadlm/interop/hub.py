@@ -18,10 +18,7 @@ def check_name(name: str) -> None:
 
 
 def push(folder: Path, name: str, private: bool = False) -> str:
-    """Upload all files of a folder to the repository `name`, made if it is not there; its address.
-
-    Who you are is known to huggingface_hub (hf auth login, or HF_TOKEN).
-    """
+    """Upload all files of a folder to the repository `name`, made if it is not there; its address."""
     from huggingface_hub import HfApi  # here, because it takes a second to import
 
     check_name(name)
@@ -31,8 +28,8 @@ def push(folder: Path, name: str, private: bool = False) -> str:
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload by dadlm")
     except Exception as error:  # of half a dozen libraries, all meaning that the hub did not take it
         reason = str(error).strip().split("\n")[0]
-        reason = f"the hub did not take {name}: {reason} (hf auth login says who you are)"
-        raise CheckpointError(reason) from error
+        message = f"the hub did not take {name}: {reason} (hf auth login says who you are)"
+        raise CheckpointError(message) from error
     return str(address)
 
 

@@ -101,7 +101,9 @@ class HarnessModel(TemplateLM):
                 options: dict[str, Any] = dict(normalize_gen_kwargs(requests[numbers[0]].args[1]))
                 texts = self._generate([requests[number].args[0] for number in numbers], options)
                 for number, text in zip(numbers, texts, strict=True):
-                    answers[number] = _until(text, options["until"])
+                    for stop in filter(None, options["until"]):
+                        text = text.split(stop)[0]
+                    answers[number] = text
                     self.cache_hook.add_partial("generate_until", requests[number].args, answers[number])
                 bar.update(len(numbers))
         return answers
@@ -133,13 +135,6 @@ class HarnessModel(TemplateLM):
             seeds.append(self._seed + zlib.crc32(prompt.encode(errors="replace")) + (seen[prompt] << 32))
             seen[prompt] += 1
         return generate(self._model, ids, seed=seeds, batch_size=self._batch, **(how | self._decoding)).texts
-
-
-def _until(text: str, stops: Sequence[str]) -> str:
-    """The text before the first of the stops."""
-    for stop in filter(None, stops):
-        text = text.split(stop)[0]
-    return text
 
 
 if __name__ == "__main__":

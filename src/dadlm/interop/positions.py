@@ -15,9 +15,8 @@ from dadlm.noise import Noise
 def position_logp(model: Model, ids: Tensor, clean: Tensor | None = None) -> Tensor:
     """Log-probabilities [B, L, V] of ids [B, L] in which unknown tokens are the mask; the mask has -inf.
 
-    Of the token at each position, or of the next one (ar). Blocks see the blocks before them as `clean` says
-    they are, or as they stand. Of a graph they are the marginals: what its nodes say, weighted by how likely
-    a path meets them.
+    Of the token at each position, or of the next one (ar); of a graph the marginals. Blocks see the blocks
+    before them as `clean` has them, or as they stand.
     """
     if model.config.family in ("ar", "mdlm"):
         scores = model(ids, Noise.of(ids == model.config.mask_id), emissions=False)

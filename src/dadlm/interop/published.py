@@ -1,7 +1,4 @@
-"""BD3LM's and MDLM's published Hugging Face folders: read into our models, and written back bit for bit.
-
-Their network is our architecture "bd3lm", tensor by tensor, so that reading is renaming.
-"""
+"""BD3LM's and MDLM's published Hugging Face folders: read into our models, and written back bit for bit."""
 
 import re
 from collections.abc import Mapping
@@ -16,6 +13,7 @@ from dadlm.evaluate.untrusted import read_json
 from dadlm.interop.foreign import read_weights
 from dadlm.interop.published_form import (
     CONSTANTS,
+    EMBEDDING,
     FAMILIES,
     INV_FREQ,
     LAYERS,
@@ -38,19 +36,22 @@ Expected = Mapping[str, tuple[str, torch.Size]]  # published name: our name, sha
 def read_published(
     folder: Path, family: str | None = None, block_size: int | None = None
 ) -> tuple[Model, Notes | None]:
-    """The model in a published folder, and what writing it back needs.
-
-    Another family or block size than the published one makes a new model that starts from these weights:
-    there is nothing to write back then.
-    """
+    """The model in a published folder, and what writing it back needs: nothing, if family or block change."""
     their = read_json(folder / CONFIG)
     published = shape_of(their, folder / CONFIG)
     tensors = read_weights(folder)
     _check_size(published, tensors, folder)
     tokenizer = _tokenizer(folder, published)
     published = replace(published, eot_id=tokenizer.eot_id)
-    config = _changed(published, family, block_size)
-    expected = _expected(config)
+    family = family or published.family
+    if family not in FAMILIES:
+        raise ConfigError(f"unknown family {family!r}; choose one of {', '.join(FAMILIES)}")
+    if family == "mdlm" and block_size is not None:
+        raise ConfigError("an mdlm has one block as long as its context: leave the block size out")
+    config = replace(published, family=family, block_size=block_size or published.block_size)
+    with torch.device("meta"):
+        own = weights(Model(config))
+    expected = {published_name(name): (name, tensor.shape) for name, tensor in own.items()}
     _check_tensors(expected, tensors, config, folder)
     model = Model(config, tokenizer)
     set_weights(model, {own: tensors[name] for name, (own, _) in expected.items()}, folder)
@@ -66,8 +67,7 @@ def write_published(folder: Path, model: Model, notes: Notes | None = None) -> N
             "models of architecture 'bd3lm' have the published form"
         )
     tensors = {published_name(name): tensor for name, tensor in weights(model).items()}
-    if notes is None:
-        notes = new_notes(config)
+    notes = notes or new_notes(config)
     notes.check(config, tensors)
     tensors |= notes.tensors()
     tensors |= {name: tensors[name].bfloat16() for name in notes.bfloat16}
@@ -77,30 +77,15 @@ def write_published(folder: Path, model: Model, notes: Notes | None = None) -> N
         model.tokenizer.save(folder)
 
 
-def _changed(config: ModelConfig, family: str | None, block_size: int | None) -> ModelConfig:
-    family = family or config.family
-    if family not in FAMILIES:
-        raise ConfigError(f"unknown family {family!r}; choose one of {', '.join(FAMILIES)}")
-    if family == "mdlm" and block_size is not None:
-        raise ConfigError("an mdlm has one block as long as its context: leave the block size out")
-    return replace(config, family=family, block_size=block_size or config.block_size)
-
-
-def _expected(config: ModelConfig) -> Expected:
-    with torch.device("meta"):
-        own = weights(Model(config))
-    return {published_name(name): (name, tensor.shape) for name, tensor in own.items()}
-
-
 def _check_size(config: ModelConfig, tensors: Mapping[str, Tensor], origin: object) -> None:
     """Before an absurd configuration takes all memory or time: as many layers and ids as the tensors have."""
     found = {match[1] for name in tensors if (match := re.match(re.escape(LAYERS) + r"(\d+)\.", name))}
-    embedding, shape = published_name("backbone.embedding.weight"), (config.vocab_size, config.width)
-    size = tuple(tensors[embedding].shape) if embedding in tensors else "missing"
+    shape = (config.vocab_size, config.width)
+    size = tuple(tensors[EMBEDDING].shape) if EMBEDDING in tensors else "missing"
     if len(found) != config.layers or size != shape:
         raise CheckpointError(
             f"the weights of {origin} do not fit its config.json:\n  layers: {len(found)}, expected "
-            f"{config.layers}\n  shape: {embedding} is {size}, expected {shape}"
+            f"{config.layers}\n  shape: {EMBEDDING} is {size}, expected {shape}"
         )
 
 
@@ -121,17 +106,13 @@ def _check_tensors(
             differences.append(f"type: {name} is {tensor.dtype}, expected float32 or bfloat16")
         elif not bool(tensor.isfinite().all()):
             differences.append(f"values: {name} has some that are not finite")
-    if INV_FREQ in tensors and not _rotates_as_ours(tensors[INV_FREQ], config):
+    stored_speeds, own_speeds = tensors.get(INV_FREQ, speeds(config)).float(), speeds(config)
+    same_shape = stored_speeds.shape == own_speeds.shape
+    if not same_shape or not torch.allclose(stored_speeds, own_speeds, rtol=2**-8, atol=0.0):  # bfloat16
         differences.append(f"values: {INV_FREQ} is not that of rotary positions with base 10000")
     if differences:
         listing = "\n  ".join(sorted(differences))
         raise CheckpointError(f"the weights of {origin} do not fit its config.json:\n  {listing}")
-
-
-def _rotates_as_ours(stored: Tensor, config: ModelConfig) -> bool:
-    """Up to what bfloat16 rounds away."""
-    own = speeds(config)
-    return stored.shape == own.shape and torch.allclose(stored.float(), own, rtol=2**-8, atol=0.0)
 
 
 def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:

@@ -1,11 +1,10 @@
 """The folders that BD3LM and MDLM published: names of weights, config.json, and what else is there.
 
-What our own format has no place for is kept in `published.json` beside the weights. With it a folder is
-written back bit for bit; a model without it is written as its authors would have.
+What our own format has no place for is kept in `published.json`, to write a folder back bit for bit.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.evaluate.untrusted import read_json
 from dadlm.model import ModelConfig
-from dadlm.model.files import write_json
 
 NOTES = "published.json"
 FAMILIES = ("bd3lm", "mdlm")
@@ -28,11 +26,9 @@ _FIELDS = {  # theirs: ours
     "dropout": "dropout",
 }
 _WANTED = {"cond_dim": 128, "time_conditioning": False, "causal": False, "adaln": True}
+EMBEDDING = "backbone.vocab_embed.embedding"
 _ROOT = {
-    "backbone.embedding.weight": "backbone.vocab_embed.embedding",
-    "backbone.norm.weight": "backbone.output_layer.norm_final.weight",
-}
-_LINEAR = {
+    "backbone.norm": "backbone.output_layer.norm_final",
     "backbone.condition.first": "backbone.sigma_map.mlp.0",
     "backbone.condition.second": "backbone.sigma_map.mlp.2",
     "backbone.modulation.linear": "backbone.output_layer.adaLN_modulation",
@@ -54,11 +50,11 @@ CONSTANTS = (INV_FREQ, "sampling_eps_min", "sampling_eps_max")  # stored there, 
 
 def published_name(name: str) -> str:
     """The published name of one of our weights."""
-    if name in _ROOT:
-        return _ROOT[name]
     part, kind = name.rsplit(".", 1)
-    if part in _LINEAR:
-        return f"{_LINEAR[part]}.{kind}"
+    if part == "backbone.embedding":
+        return EMBEDDING
+    if part in _ROOT:
+        return f"{_ROOT[part]}.{kind}"
     _, _, index, part = part.split(".", 3)  # backbone.layers.INDEX.PART
     return f"{LAYERS}{index}.{_LAYER[part]}.{kind}"
 
@@ -72,10 +68,12 @@ def shape_of(their: Mapping[str, Any], origin: object) -> ModelConfig:
             "(dadlm convert --from-causal reads Llama-like models)"
         )
     fields = _FIELDS | ({"block_size": "block_size"} if family == "bd3lm" else {})
+    single_block = their.get("block_size") == their.get("model_length")  # needs no clean text before it
+    wanted = _WANTED if single_block else _WANTED | {"cross_attn": True}
     differences = [f"{name} is missing" for name in fields if name not in their]
     differences += [
         f"{name} is {their[name]!r}, expected {value!r}"
-        for name, value in _wanted(their).items()
+        for name, value in wanted.items()
         if name in their and their[name] != value
     ]
     if differences:
@@ -87,30 +85,6 @@ def shape_of(their: Mapping[str, Any], origin: object) -> ModelConfig:
         return ModelConfig(family=family, architecture="bd3lm", tie_embedding=False, **shape)
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{origin} is not a valid configuration: {error}") from error
-
-
-def config_of(config: ModelConfig) -> dict[str, Any]:
-    """Their config.json of a model that we trained."""
-    their = {"model_type": config.family, "architectures": [config.family.upper()], "torch_dtype": "float32"}
-    their |= {name: getattr(config, ours) for name, ours in _FIELDS.items()}
-    their |= {"cond_dim": 128, "time_conditioning": False}
-    if config.family == "bd3lm":
-        their |= {"block_size": config.block_size, "cross_attn": True, "adaln": True, "causal": False}
-        their |= {"attn_backend": "sdpa", "var_min": False}
-    return their
-
-
-def is_same(one: ModelConfig, other: ModelConfig) -> bool:
-    """The same network: fields that only training or other families use may differ."""
-    names = ("family", "vocab_size", "context", "block", "layers", "width", "heads", "rope_theta")
-    return all(getattr(one, name) == getattr(other, name) for name in names)
-
-
-def _wanted(their: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be so where it is said; only several blocks need the clean text before them."""
-    if their.get("block_size") == their.get("model_length"):
-        return _WANTED
-    return _WANTED | {"cross_attn": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +110,11 @@ class Notes:
         known = set(names).union(self.values)
         if not self.values.keys() <= set(CONSTANTS) or not all(name in known for name in self.bfloat16):
             raise CheckpointError(f"{NOTES} names tensors that this model lacks: remove it to write float32")
-        if not is_same(shape_of(self.config, NOTES), config):
+        shape = shape_of(self.config, NOTES)
+        # Fields that only training or other families use may differ.
+        same = ("family", "vocab_size", "context", "block", "layers", "width", "heads", "rope_theta")
+        if any(getattr(shape, name) != getattr(config, name) for name in same):
             raise CheckpointError(f"{NOTES} belongs to another model: remove it to write float32")
-
-    def write(self, folder: Path) -> None:
-        write_json(folder / NOTES, asdict(self))
 
 
 def take_notes(their: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Notes:
@@ -159,8 +133,7 @@ def read_notes(folder: Path) -> Notes | None:
         return None
     content = read_json(file)
     kinds = {"config": dict, "bfloat16": list, "values": dict}
-    names = {field.name for field in fields(Notes)}
-    if content.keys() != names or not all(isinstance(content[name], kinds[name]) for name in names):
+    if {name: type(value) for name, value in content.items()} != kinds:
         raise CheckpointError(f"{file} is damaged: remove it to write float32")
     return Notes(**content)
 
@@ -168,10 +141,14 @@ def read_notes(folder: Path) -> Notes | None:
 def new_notes(config: ModelConfig) -> Notes:
     """What the authors would have written beside a model that we trained."""
     values: dict[str, Any] = {INV_FREQ: speeds(config).tolist()}
-    their = config_of(config)
+    their = {"model_type": config.family, "architectures": [config.family.upper()], "torch_dtype": "float32"}
+    their |= {name: getattr(config, ours) for name, ours in _FIELDS.items()}
+    their |= {"cond_dim": 128, "time_conditioning": False}
     if config.family == "bd3lm":
         interval = {"sampling_eps_min": 1e-3, "sampling_eps_max": 1.0}
-        their, values = their | interval, values | interval
+        their |= {"block_size": config.block_size, "cross_attn": True, "adaln": True, "causal": False}
+        their |= {"attn_backend": "sdpa", "var_min": False} | interval
+        values |= interval
     return Notes(config=their, bfloat16=[], values=values)
 
 

@@ -1,10 +1,7 @@
-"""Our models as classes of `transformers`: importing this file registers them with AutoConfig and AutoModel.
+"""Our models as classes of `transformers`: importing this registers them with AutoConfig and AutoModel."""
 
-The weights have the same names as in our own folders, so that transformers reads those, and dadlm reads what
-transformers saves.
-"""
-
-from dataclasses import asdict, fields
+import dataclasses
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +30,7 @@ from dadlm.interop.transformers import DadlmConfig, DadlmForMaskedLM
 __all__ = ["DadlmConfig", "DadlmForMaskedLM"]
 '''
 MASK = "<|mask|>"  # how AutoTokenizer spells the mask; in our own tokenizer.json it has no text
-_SHAPE = tuple(field.name for field in fields(ModelConfig))
+_SHAPE = tuple(field.name for field in dataclasses.fields(ModelConfig))
 
 
 class DadlmConfig(PretrainedConfig):
@@ -50,19 +47,19 @@ class DadlmConfig(PretrainedConfig):
         "pad_token_id": "eot_id",
     }
 
-    def __init__(self, **facts: Any) -> None:
-        if facts.pop("format", 1) != 1:
+    def __init__(self, **fields: Any) -> None:
+        if fields.pop("format", 1) != 1:
             raise ConfigError(
                 "these weights have 8 bits, which transformers does not read: "
                 "dadlm convert FOLDER --to transformers --out ANOTHER"
             )
-        facts.pop("weights_sha256", None)  # of the weights that were there, not of those that will be saved
-        for name, value in asdict(ModelConfig(**{k: facts.pop(k) for k in _SHAPE if k in facts})).items():
+        fields.pop("weights_sha256", None)  # of the weights that were there, not of those that will be saved
+        for name, value in asdict(ModelConfig(**{k: fields.pop(k) for k in _SHAPE if k in fields})).items():
             setattr(self, name, value)
         modules = {"AutoConfig": "DadlmConfig", "AutoModel": "DadlmForMaskedLM"}
         modules["AutoModelForMaskedLM"] = modules["AutoModel"]
         self.auto_map = {auto: f"{Path(REMOTE).stem}.{own}" for auto, own in modules.items()}
-        super().__init__(**{name: value for name, value in facts.items() if name != "auto_map"})
+        super().__init__(**{name: value for name, value in fields.items() if name != "auto_map"})
 
     @property
     def shape(self) -> ModelConfig:
@@ -70,9 +67,9 @@ class DadlmConfig(PretrainedConfig):
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json holds: complete, and nothing that dadlm would not know."""
-        facts = super().to_diff_dict()
+        fields = super().to_diff_dict()
         kept = ("model_type", "architectures", "auto_map", "dtype", "transformers_version")
-        return {"format": 1} | {k: facts[k] for k in kept if k in facts} | asdict(self.shape)
+        return {"format": 1} | {k: fields[k] for k in kept if k in fields} | asdict(self.shape)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
@@ -128,10 +125,7 @@ class DadlmForMaskedLM(PreTrainedModel):
         seed: int | list[int] | None = None,
         **options: Any,
     ) -> Tensor:
-        """The rows of input_ids [B, L] and what follows them, filled up with end-of-text.
-
-        Padding is what `attention_mask` says. Options are those of `dadlm.generate`.
-        """
+        """The rows of input_ids [B, L] and what follows them, filled up with end-of-text."""
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         prompts = [row[there.bool()].tolist() for row, there in zip(input_ids, real, strict=True)]
         written = generate(self.core, prompts, seed=seed, **options).tokens
@@ -158,27 +152,22 @@ class DadlmForMaskedLM(PreTrainedModel):
 def write_transformers(folder: Path, model: Model) -> None:
     """Write a model into an existing folder, with a card that says what can be known from it."""
     DadlmForMaskedLM.of(model).save_pretrained(folder)
-    if model.tokenizer is not None:
-        model.tokenizer.save(folder)
-        _describe_tokenizer(folder, model)
+    if (tokenizer := model.tokenizer) is not None:
+        tokenizer.save(folder)
+        mask = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+        mask |= {"content": MASK, "special": True}
+        eot = tokenizer.token_text(tokenizer.eot_id)
+        # From this AutoTokenizer learns what tokenizer.json leaves open.
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": model.config.context,
+            "eos_token": eot,
+            "pad_token": eot,
+            "mask_token": MASK,
+            "added_tokens_decoder": {str(tokenizer.mask_id): mask},
+        }
+        write_json(folder / "tokenizer_config.json", settings)
     (folder / CARD).write_text(card_of(model), encoding="utf-8")
-
-
-def _describe_tokenizer(folder: Path, model: Model) -> None:
-    """tokenizer_config.json, from which AutoTokenizer learns what tokenizer.json leaves open."""
-    tokenizer, mask = model.tokenizer, {"content": MASK, "special": True}
-    plain = ("lstrip", "rstrip", "single_word", "normalized")
-    assert tokenizer is not None
-    eot = tokenizer.token_text(tokenizer.eot_id)
-    facts = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": model.config.context,
-        "eos_token": eot,
-        "pad_token": eot,
-        "mask_token": MASK,
-        "added_tokens_decoder": {str(tokenizer.mask_id): mask | dict.fromkeys(plain, False)},
-    }
-    write_json(folder / "tokenizer_config.json", facts)
 
 
 AutoConfig.register("dadlm", DadlmConfig, exist_ok=True)

@@ -1,10 +1,10 @@
 """Pieces of text to ids, here or in several processes, always in the order they came.
 
-One process reads, `workers` processes tokenise, and at most two batches for each of them are in memory. What
-comes out does not depend on how many there are.
+At most two batches for each process are in memory; the result does not depend on how many there are.
 """
 
 import os
+import pickle
 import subprocess
 import sys
 from collections import deque
@@ -14,14 +14,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 
-import numpy as np
-
 from dadlm.errors import DataError
 from dadlm.tokens import worker
 from dadlm.tokens.pieces import Piece
 from dadlm.tokens.tokenizer import Tokenizer
 
-Ids = Sequence[Sequence[int]] | Sequence[np.ndarray]
+Ids = Sequence[Sequence[int]]
 Encoded = Generator[tuple[list[Piece], Ids]]
 
 
@@ -69,18 +67,14 @@ class _Worker:
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         try:
-            worker.send(process.stdin, [text.encode() for text in texts])
-            parts = worker.receive(process.stdout)
-        except BrokenPipeError:
-            parts = None
-        if parts is None:
+            worker.send(process.stdin, texts)
+            ids = pickle.load(process.stdout)
+        except (BrokenPipeError, EOFError, pickle.UnpicklingError):
             raise DataError(
                 f"a process that tokenises has died (exit code {process.wait()}); with little memory, take "
                 "fewer workers. Finished shards are kept: run again to resume"
-            )
-        if not parts:
-            return tokenizer.encode_batch(texts)  # which fails as it did there, and says why
-        return [np.frombuffer(part, dtype=np.uint32) for part in parts]
+            ) from None
+        return tokenizer.encode_batch(texts) if ids is None else ids  # to fail as it did there, and say why
 
     def __enter__(self) -> "_Worker":
         return self

@@ -1,11 +1,9 @@
-"""Datasets of the Hugging Face hub as documents, streamed: nothing is downloaded that is not read.
-
-A dataset is written `hf:NAME` or `hf:NAME:CONFIG`. Knows nothing of local files.
-"""
+"""Datasets of the Hugging Face hub as documents (`hf:NAME`, `hf:NAME:CONFIG`), streamed."""
 
 import functools
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dadlm.errors import DataError
@@ -21,28 +19,24 @@ def is_dataset(source: str) -> bool:
 
 
 def read(source: str, text_field: str, split: str, anchor: Any = None) -> Iterator[Piece]:
-    """The documents of one split in order, of the very revision that `describe` names.
-
-    From an anchor on, whole files before it are not downloaded again.
-    """
+    """The documents of one split in order; whole files before an anchor are not downloaded again."""
     try:
         import datasets
     except ImportError as error:
         raise DataError(f"{source}: this needs datasets: pip install 'dadlm[train]'") from error
     name, config = _parts(source)
-    with_revision = functools.partial(datasets.load_dataset, name, config, revision=_revision(name))
-    try:
-        dataset = with_revision(split=split, streaming=True)
+    revision = _revision(name)
+    with _from_hub(source):
+        dataset = datasets.load_dataset(name, config, revision=revision, split=split, streaming=True)
         if anchor is not None:
             dataset.load_state_dict(anchor["state"])
         rows = iter(dataset)
-    except Exception as error:  # a dozen types from four libraries: unknown name, config or split, no network
-        raise _unreachable(source, error) from error
     begin = anchor["row"] if anchor else 0
     for number in itertools.count(begin):
         if number % _EVERY == 0 and number > begin:  # before its first row a dataset has no position
             anchor = {"row": number, "state": dataset.state_dict()}
-        row = _next(rows, source)
+        with _from_hub(source):  # the network may fail between any two rows
+            row: Any = next(rows, None)
         if row is None:
             return
         document = field_of(row, text_field, f"{source}, split {split}, row {number + 1}")
@@ -58,21 +52,11 @@ def describe(source: str, split: str) -> dict[str, object]:
 
 @functools.cache
 def _revision(name: str) -> str | None:
-    """The commit now current; asked once, so that what is named and what is read are the same."""
+    """The current commit; asked once, so that what is named and what is read are the same."""
     import huggingface_hub  # here, because it takes a second to import
 
-    try:
+    with _from_hub(_PREFIX + name):
         return huggingface_hub.HfApi().dataset_info(name).sha
-    except Exception as error:  # as above
-        raise _unreachable(_PREFIX + name, error) from error
-
-
-def _next(rows: Iterator[Any], source: str) -> Any:
-    """The next row; None after the last one."""
-    try:
-        return next(rows, None)
-    except Exception as error:  # the network may fail between any two rows
-        raise _unreachable(source, error) from error
 
 
 def _parts(source: str) -> tuple[str, str | None]:
@@ -82,6 +66,11 @@ def _parts(source: str) -> tuple[str, str | None]:
     return name, config or None
 
 
-def _unreachable(source: str, error: Exception) -> DataError:
-    reason = str(error).strip().split("\n")[0]
-    return DataError(f"{source} cannot be read from the Hugging Face hub ({type(error).__name__}: {reason})")
+@contextmanager
+def _from_hub(source: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a dozen types from four libraries: unknown name, config or split, no network
+        reason = str(error).strip().split("\n")[0]
+        message = f"{source} cannot be read from the Hugging Face hub ({type(error).__name__}: {reason})"
+        raise DataError(message) from error

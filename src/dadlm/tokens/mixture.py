@@ -1,8 +1,6 @@
 """Which rows training sees when, of one source or of several in given shares: `0.7:a.jsonl.zst,0.3:b/`.
 
-The order is a function of (seed, step) alone: a resumed run needs nothing remembered, and however a step is
-split into micro-batches or processes, together they see the same rows. Shares are mixed row by row while
-training reads, so the shards of a source serve every mixture it is part of. B rows of a batch.
+The order is a function of (seed, step) alone, however a step is split into micro-batches or processes.
 """
 
 import re
@@ -22,10 +20,7 @@ _WEIGHT = r"(\d+\.?\d*|\.\d+):"
 
 
 def parse_mixture(source: str) -> list[tuple[float, str]]:
-    """(weight, source) of each part; a plain source is a mixture of one.
-
-    A file whose own name begins with a number and a colon is written with a path: ./2024:notes.txt.
-    """
+    """(weight, source) of each part; a plain source is a mixture of one (./2:a.txt is a file)."""
     if not re.match(_WEIGHT, source):
         return [(1.0, source)]
     parts = [part.partition(":") for part in re.split(rf",(?={_WEIGHT})", source)[::2]]
@@ -37,24 +32,18 @@ def parse_mixture(source: str) -> list[tuple[float, str]]:
 class Mixture(Rows):
     """Rows of several sources, numbered one source after another.
 
-    Training's samples are dealt out in rounds of 1,000: each has every source's share exactly, in an order
-    of its own. A source gives its rows epoch after epoch, each in a new order, at its own pace: one that is
-    small for its share comes round more often. All of it follows from seed and sample number.
+    Training's samples are dealt out in rounds of 1,000: each has every source's share exactly, in an order of
+    its own. A source gives its rows epoch after epoch, at its own pace.
     """
 
     def __init__(self, parts: Sequence[Rows], weights: Sequence[float]):
         self.context, self._parts = parts[0].context, list(parts)
-        self._begins = list(accumulate(map(len, parts), initial=0))
-        self._slots = _slots(weights)
+        *self._begins, self._rows = accumulate(map(len, parts), initial=0)
+        self._first, self._slots = 0, _slots(weights)
 
-    def __len__(self) -> int:
-        return self._begins[-1]
-
-    def __getitem__(self, index: int) -> Tensor:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        part = int(np.searchsorted(self._begins, index, side="right")) - 1
-        return self._parts[part][index - self._begins[part]]
+    def _row(self, number: int) -> np.ndarray:
+        part = int(np.searchsorted(self._begins, number, side="right")) - 1
+        return self._parts[part][number - self._begins[part]].numpy()
 
     def cut(self, first: int, last: int) -> Rows:
         raise DataError("the rows of a mixture are not one text: split its sources instead")
@@ -65,7 +54,7 @@ class Mixture(Rows):
         slot = permute(place % _ROUND, _ROUND, seed, ~turn)  # ~: rounds are shuffled unlike epochs
         row = torch.empty_like(place)
         low = 0
-        for part, size, begin in zip(self._parts, self._slots, self._begins, strict=False):
+        for part, size, begin in zip(self._parts, self._slots, self._begins, strict=True):
             own = (slot >= low) & (slot < low + size)
             given = turn[own] * size + slot[own] - low  # by this source before
             row[own] = begin + permute(given % len(part), len(part), seed, given // len(part))
@@ -90,11 +79,7 @@ def _slots(weights: Sequence[float]) -> list[int]:
 
 
 def training_rows(rows: Sized, step: int, batch_size: int, seed: int) -> Tensor:
-    """Which rows training step `step` takes, int64 [B]; each epoch has every row once, in its own order.
-
-    Epochs follow one another without a gap: a batch may end one and begin the next. Each source of a mixture
-    has its own epochs.
-    """
+    """Which rows step `step` takes, int64 [B]; epochs follow one another, each with every row once."""
     place = step * batch_size + torch.arange(batch_size, dtype=torch.int64)
     if isinstance(rows, Mixture):
         return rows.order(place, seed)

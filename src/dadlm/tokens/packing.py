@@ -1,18 +1,17 @@
 """Text to shards: read, tokenise in batches, write, and only then give the folder its name.
 
-The name is a hash over everything that could change the tokens, so two settings never share a folder and a
-finished folder is reused at once. A killed run resumes after its last finished shard; the tokens
-depend neither on that nor on the number of workers. Memory stays constant whatever the source's size. Knows
-nothing of rows.
+The name is a hash over everything that could change the tokens, so a finished folder is reused at once. A
+killed run resumes after its last finished shard. Memory stays constant whatever the source's size.
 """
 
 import hashlib
 import json
 import os
 import re
+import shutil
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,24 +39,21 @@ def prepare(
     *,
     text_field: str = "text",
     split: str = "train",
-    documents: int | None = None,
     shard_tokens: int = 1 << 24,
     workers: int = 1,
     progress: bool = True,
 ) -> Shards:
     """The tokens of a source as shards under `folder`, made now or found finished from before.
 
-    `documents` takes only that many from the start; `shard_tokens` is the most that one file holds, and what
-    a kill may cost; `workers` processes tokenise, or this one if it is 1. Each document is followed by
-    end-of-text.
+    `shard_tokens` is the most that one file holds, and what a kill may cost; `workers` processes tokenise, or
+    this one if it is 1. Each document is followed by end-of-text.
     """
-    for name, value in {"documents": documents, "shard_tokens": shard_tokens, "workers": workers}.items():
-        if value is not None and value < 1:
+    for name, value in {"shard_tokens": shard_tokens, "workers": workers}.items():
+        if value < 1:
             raise DataError(f"{name} must be at least 1, got {value}")
-    options = {"text_field": text_field, "documents": documents, "shard_tokens": shard_tokens}
     identity = {
         "tokenizer": tokenizer.fingerprint,
-        "options": options,
+        "options": {"text_field": text_field, "documents": None, "shard_tokens": shard_tokens},
         "source": sources.describe(source, split),
     }
     target = Path(folder) / _folder_name(os.fspath(source), identity)
@@ -65,41 +61,38 @@ def prepare(
         with unfinished(target, JOURNAL) as place:
             if place is not None:
                 for torn in place.glob(".tokenizer-*"):  # a kill while the tokenizer was being written
-                    torn.unlink()
+                    shutil.rmtree(torn)
                 with ShardWriter(place, tokenizer.vocab_size, shard_tokens) as writer:
-                    left = None if documents is None else documents - writer.place.documents
                     pieces = sources.read_pieces(source, text_field, split, writer.place.anchor)
-                    pieces = _first(islice(pieces, writer.place.pieces, None), left)  # others are written
+                    pieces = islice(pieces, writer.place.pieces, None)  # those before are written
                     encoded = encode_batches(_batches(pieces), tokenizer, tokenizer.save(place), workers)
-                    with _Meter(target.name, sources.size_of(source), progress) as meter:
-                        _write_tokens(encoded, tokenizer.eot_id, writer, meter)
-                _index(writer, tokenizer, identity).write(place)
+                    with _progress(target.name, sources.size_of(source), progress) as update:
+                        _write_tokens(encoded, tokenizer.eot_id, writer, update)
+                Index(
+                    dtype=writer.dtype.str,
+                    shards=[line.tokens for line in writer.lines],
+                    sha256=[line.sha256 for line in writer.lines],
+                    tokens=writer.tokens,
+                    documents=writer.place.documents,
+                    text_bytes=writer.place.text_bytes,
+                    vocab_size=tokenizer.vocab_size,
+                    eot_id=tokenizer.eot_id,
+                    identity=identity,
+                ).write(place)
     return Shards.open(target)
 
 
-def _write_tokens(encoded: Encoded, eot_id: int, writer: ShardWriter, meter: "_Meter") -> None:
+def _write_tokens(
+    encoded: Encoded, eot_id: int, writer: ShardWriter, update: Callable[[int, int, int], None]
+) -> None:
     """Write all pieces, end-of-text after each document."""
     before = writer.place.text_bytes
     with closing(encoded):
         for batch, rows in encoded:
             for piece, ids in zip(batch, rows, strict=True):
                 writer.write(piece, np.append(ids, eot_id) if piece.ends else ids)
-            meter.update(batch[-1].read, writer.tokens, writer.place.text_bytes - before)
+            update(batch[-1].read, writer.tokens, writer.place.text_bytes - before)
     writer.finish()
-
-
-def _index(writer: ShardWriter, tokenizer: Tokenizer, identity: dict[str, Any]) -> Index:
-    return Index(
-        dtype=writer.dtype.str,
-        shards=[line.tokens for line in writer.lines],
-        sha256=[line.sha256 for line in writer.lines],
-        tokens=writer.tokens,
-        documents=writer.place.documents,
-        text_bytes=writer.place.text_bytes,
-        vocab_size=tokenizer.vocab_size,
-        eot_id=tokenizer.eot_id,
-        identity=identity,
-    )
 
 
 def _folder_name(source: str, identity: dict[str, Any]) -> str:
@@ -108,14 +101,6 @@ def _folder_name(source: str, identity: dict[str, Any]) -> str:
     name = source if source.startswith("hf:") else Path(source).resolve().name.split(".")[0]
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:40] or "text"
     return f"{stem}-{digest[:16]}"
-
-
-def _first(pieces: Iterator[Piece], documents: int | None) -> Iterator[Piece]:
-    """The pieces of the first so many documents, or all."""
-    done = 0
-    while done != documents and (piece := next(pieces, None)) is not None:
-        yield piece
-        done += piece.ends
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -131,25 +116,18 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-class _Meter:
-    """Progress bar on standard error: share of the source read, tokens so far, MB of text a second."""
+@contextmanager
+def _progress(name: str, total: int | None, show: bool) -> Iterator[Callable[[int, int, int], None]]:
+    """A bar on standard error; its update takes bytes of the source read, tokens and bytes of text so far."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    counts = TextColumn("{task.fields[tokens]:,} tokens, {task.fields[speed]:.1f} MB/s")
+    start = time.perf_counter()
 
-    def __init__(self, name: str, total: int | None, show: bool):
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-        facts = TextColumn("{task.fields[tokens]:,} tokens, {task.fields[speed]:.1f} MB/s")
-        self._bar = Progress(
-            *columns, facts, TimeRemainingColumn(), console=Console(stderr=True), disable=not show
-        )
-        self._task = self._bar.add_task(f"tokenising {name}", total=total, tokens=0, speed=0.0)
-        self._start = time.perf_counter()
+    def update(read: int, tokens: int, text_bytes: int) -> None:
+        speed = text_bytes / 1e6 / max(1e-9, time.perf_counter() - start)
+        bar.update(task, completed=read, tokens=tokens, speed=speed)
 
-    def update(self, read: int, tokens: int, text_bytes: int) -> None:
-        speed = text_bytes / 1e6 / max(1e-9, time.perf_counter() - self._start)
-        self._bar.update(self._task, completed=read, tokens=tokens, speed=speed)
-
-    def __enter__(self) -> "_Meter":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+    console = Console(stderr=True)
+    with Progress(*columns, counts, TimeRemainingColumn(), console=console, disable=not show) as bar:
+        task = bar.add_task(f"tokenising {name}", total=total, tokens=0, speed=0.0)
+        yield update

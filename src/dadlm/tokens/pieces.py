@@ -1,9 +1,8 @@
 """Long documents in bounded pieces, so that text of any length goes through in constant memory.
 
-Text is split *before* a space (else a newline) that follows a visible character. GPT-2's rule for splitting
-text into words looks forwards only and lets a word begin, never end, with a space: such a boundary lies
-between two words in any case, and the ids of the pieces joined are the ids of the whole. Only where `LIMIT`
-characters have neither is the text split at `LIMIT` itself, which may change the ids around it.
+Text is split before a space (else a newline) that follows a visible character. GPT-2's rule for words looks
+forwards only and lets a word begin, never end, with a space: such a boundary is one in any case, and the ids
+do not change. Only where `LIMIT` characters have none is the text split at `LIMIT` itself.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,6 @@
 """One file to documents: .txt and .jsonl, plain or packed with gzip or zstd, and .parquet.
 
-Every error names the file and the place in it. Texts come out exactly as they are, but for a byte-order
-mark at the start of a file. Knows nothing of tokens, nor which files there are (`sources.py`).
+Texts come out exactly as they are, but for a byte-order mark at the start of a file.
 """
 
 import codecs
@@ -11,7 +10,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from dadlm.errors import DataError
 from dadlm.tokens.pieces import Piece, marked, split_text
@@ -39,7 +38,11 @@ def read_file(path: Path, text_field: str) -> Iterator[Piece]:
             yield from _parquet(path, text_field)
             return
         with path.open("rb") as raw:
-            stream = _unpack(raw, packing)
+            stream: BinaryIO = raw
+            if packing == ".gz":
+                stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+            elif packing == ".zst":
+                stream = cast(BinaryIO, io.BufferedReader(ZstdReader(raw), _CHUNK))
             stretches = _txt(stream, path) if form == ".txt" else _jsonl(stream, path, text_field)
             for text, ends in stretches:
                 yield Piece(text, ends, raw.tell())
@@ -47,12 +50,6 @@ def read_file(path: Path, text_field: str) -> Iterator[Piece]:
         raise DataError(f"{path} is damaged or cut short: {error}; fetch it again") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _unpack(raw: BinaryIO, packing: str) -> BinaryIO:
-    if packing == ".gz":
-        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-    return cast(BinaryIO, io.BufferedReader(ZstdReader(raw), _CHUNK)) if packing == ".zst" else raw
 
 
 def _txt(stream: BinaryIO, path: Path) -> Iterator[tuple[str, bool]]:
@@ -92,16 +89,15 @@ def _jsonl(stream: BinaryIO, path: Path, text_field: str) -> Iterator[tuple[str,
         except UnicodeDecodeError as error:
             raise _not_utf8(path, number, offset + error.start, line, error) from error
         offset += len(line)
-        if text.strip():
-            yield from marked(field_of(_record(text, path, number), text_field, f"{path}, line {number}"))
-
-
-def _record(line: str, path: Path, number: int) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        start = line.strip()[:40]
-        raise DataError(f"{path}, line {number}: not valid JSON ({error}); it begins {start!r}") from error
+        if not text.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            start = text.strip()[:40]
+            raise DataError(f"{where}: not valid JSON ({error}); it begins {start!r}") from error
+        yield from marked(field_of(record, text_field, where))
 
 
 def _not_utf8(path: Path, line: int, offset: int, data: bytes, error: UnicodeDecodeError) -> DataError:
@@ -114,34 +110,26 @@ def _not_utf8(path: Path, line: int, offset: int, data: bytes, error: UnicodeDec
 
 def _parquet(path: Path, text_field: str) -> Iterator[Piece]:
     """The texts of one column in order; `read` goes with the share of rows, as bytes mean little here."""
-    size, rows = path.stat().st_size, 0
-    try:
-        for row, rows, value in _column(path, text_field):
-            document = field_of({text_field: value}, text_field, f"{path}, row {row}")
-            for text, ends in marked(document):
-                yield Piece(text, ends, size * row // rows)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8: column {text_field!r} holds other bytes ({error})") from error
-
-
-def _column(path: Path, text_field: str) -> Iterator[tuple[int, int, object]]:
-    """(row number from 1, number of rows, value)."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
         raise DataError(f"{path}: reading parquet needs pyarrow: pip install 'dadlm[train]'") from error
+    size, row = path.stat().st_size, 0
     try:
         with parquet.ParquetFile(path) as file:
             if text_field not in (names := file.schema_arrow.names):
                 field_of(dict.fromkeys(names), text_field, str(path))
-            row = 0
             for batch in file.iter_batches(_ROWS, columns=[text_field]):
                 for value in batch.column(0):
                     row += 1
-                    yield row, file.metadata.num_rows, value.as_py()
+                    document = field_of({text_field: value.as_py()}, text_field, f"{path}, row {row}")
+                    for text, ends in marked(document):
+                        yield Piece(text, ends, size * row // file.metadata.num_rows)
     except pyarrow.ArrowException as error:
         raise DataError(f"{path} is not a readable parquet file: {error}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8: column {text_field!r} holds other bytes ({error})") from error
 
 
 def field_of(record: object, text_field: str, where: str) -> str:
@@ -150,18 +138,15 @@ def field_of(record: object, text_field: str, where: str) -> str:
         found = type(record).__name__
         raise DataError(f'{where}: expected an object like {{"{text_field}": "..."}}, found {found}')
     if text_field not in record:
-        names = ", ".join(map(str, record)) or "none"
-        raise DataError(
-            f"{where}: no field {text_field!r}; its fields are: {names}. Choose one as text field"
-        )
+        names = f"its fields are: {', '.join(map(str, record)) or 'none'}. Choose one as text field"
+        raise DataError(f"{where}: no field {text_field!r}; {names}")
     text = record[text_field]
     if not isinstance(text, str):
         raise DataError(f"{where}: field {text_field!r} holds {type(text).__name__}, expected text")
-    if not text.isascii():
-        try:
+    try:
+        if not text.isascii():
             text.encode()
-        except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
-            half = ascii(text[error.start])
-            reason = f"field {text_field!r} holds half a character ({half}), not valid Unicode"
-            raise DataError(f"{where}: {reason}") from error
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
+        reason = f"holds half a character ({text[error.start]!a}), not valid Unicode"
+        raise DataError(f"{where}: field {text_field!r} {reason}") from error
     return text

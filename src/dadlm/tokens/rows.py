@@ -1,6 +1,6 @@
 """Tokens as rows of equal length: a stream, or rows that never hold two documents.
 
-Knows nothing of text, masks, models, or the order of training. B rows of a batch, C context (ids in a row).
+B rows of a batch, C context (ids in a row).
 """
 
 import hashlib
@@ -20,18 +20,19 @@ class Rows:
     """Row i is ids [i·C, (i+1)·C) of the stream; documents run across rows, an incomplete row is dropped."""
 
     def __init__(self, arrays: Sequence[np.ndarray], context: int):
-        tokens = sum(map(len, arrays))
         if context < 1:
             raise DataError(f"context {context} must be at least 1")
-        if tokens < context:
+        self.context, self._arrays = context, list(arrays)
+        *self._starts, tokens = accumulate(map(len, arrays), initial=0)  # of each array, in the stream
+        self._first, self._rows = 0, self._count(tokens)
+
+    def _count(self, tokens: int) -> int:
+        if tokens < self.context:
             raise DataError(
-                f"{tokens} tokens are fewer than one row of {context}: "
+                f"{tokens} tokens are fewer than one row of {self.context}: "
                 f"shorten the context to at most {tokens} or give more text"
             )
-        self.context = context
-        self._arrays = list(arrays)
-        self._starts = list(accumulate(map(len, arrays), initial=0))  # of each array, in the stream
-        self._first, self._rows = 0, tokens // context
+        return tokens // self.context
 
     @classmethod
     def from_shards(cls, shards: Shards, context: int) -> "Rows":
@@ -59,8 +60,8 @@ class Rows:
 
     def __getitem__(self, index: int) -> Tensor:
         """Row `index`, int64 [C]."""
-        if not 0 <= index < self._rows:
-            raise IndexError(f"row {index} of {self._rows}")
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
         return torch.from_numpy(self._row(self._first + index))
 
     def _row(self, number: int) -> np.ndarray:
@@ -91,23 +92,19 @@ class Rows:
 
 
 class DocumentRows(Rows):
-    """Every document begins a row; its last row is filled up with end-of-text.
-
-    So no token sees another document. The filling is trained on and counted like text.
-    """
+    """Every document begins a row; its last row is filled up with end-of-text, trained on like text."""
 
     def __init__(self, arrays: Sequence[np.ndarray], context: int, eot_id: int):
-        if context < 1:
-            raise DataError(f"context {context} must be at least 1")
-        self.context, self._eot = context, eot_id
-        self._arrays = list(arrays)
-        self._starts = list(accumulate(map(len, arrays), initial=0))
-        starts_of = zip(self._starts[:-1], arrays, strict=True)
-        ends = [start + np.flatnonzero(array == eot_id) for start, array in starts_of]
+        self._eot = eot_id
+        super().__init__(arrays, context)
+
+    def _count(self, tokens: int) -> int:
+        starts_of = zip(self._starts, self._arrays, strict=True)
+        ends = [start + np.flatnonzero(array == self._eot) for start, array in starts_of]
         self._stops = np.concatenate(ends) + 1  # of each document, its end-of-text included
-        rows = -(-np.diff(self._stops, prepend=0) // context)
+        rows = -(-np.diff(self._stops, prepend=0) // self.context)
         self._rows_before = np.concatenate([[0], np.cumsum(rows)])
-        self._first, self._rows = 0, int(rows.sum())
+        return int(rows.sum())
 
     @classmethod
     def from_shards(cls, shards: Shards, context: int) -> "DocumentRows":

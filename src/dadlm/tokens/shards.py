@@ -5,7 +5,6 @@
     <name>/shard-00000.bin   ids of documents one after another, end-of-text after each
 
 The index holds no names of files: a shard's follows from its number, so no index can point elsewhere.
-Knows neither where text comes from and how it is tokenised (`packing.py`), nor rows (`rows.py`).
 """
 
 import hashlib
@@ -100,16 +99,18 @@ class Shards:
         """Map the shards of a folder, after a check that every file is there in its full size."""
         folder = Path(folder)
         index = Index.read(folder)
-        dtype = np.dtype(index.dtype)
+        dtype, arrays = np.dtype(index.dtype), []
         for number, count in enumerate(index.shards):
-            _check_size(folder / shard_name(number), count * dtype.itemsize)
-        return cls(
-            folder, index, tuple(_map(folder / shard_name(n), dtype) for n in range(len(index.shards)))
-        )
-
-
-def _map(file: Path, dtype: np.dtype) -> np.ndarray:
-    return np.asarray(np.memmap(file, dtype=dtype, mode="r"))  # a plain view: memmap's own slicing is slow
+            file, size = folder / shard_name(number), count * dtype.itemsize
+            if file.is_symlink():
+                raise DataError(f"{file} is a link: shards lie in their folder and nowhere else; {_AGAIN}")
+            if not file.is_file():
+                raise DataError(f"{file} is missing; {_AGAIN}")
+            if (found := file.stat().st_size) != size:
+                raise DataError(f"{file} has {found} bytes where the index says {size}; {_AGAIN}")
+            # A plain view: memmap's own slicing is slow.
+            arrays.append(np.asarray(np.memmap(file, dtype=dtype, mode="r")))
+        return cls(folder, index, tuple(arrays))
 
 
 def verify(folder: str | Path) -> Shards:
@@ -127,12 +128,3 @@ def verify(folder: str | Path) -> Shards:
 def file_hash(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _check_size(file: Path, expected: int) -> None:
-    if file.is_symlink():
-        raise DataError(f"{file} is a link: shards lie in their folder and nowhere else; {_AGAIN}")
-    if not file.is_file():
-        raise DataError(f"{file} is missing; {_AGAIN}")
-    if (size := file.stat().st_size) != expected:
-        raise DataError(f"{file} has {size} bytes where the index says {expected}; {_AGAIN}")

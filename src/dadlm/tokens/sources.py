@@ -2,7 +2,6 @@
 
 A source is a string: `book.txt`, `data/`, `data/part-*.jsonl.zst`, `hf:NAME` or `hf:NAME:CONFIG`. A .txt file
 is one document; so is a line of .jsonl, a row of .parquet or of a dataset, its text under `text_field`.
-Knows which files belong to a source and what identifies them; how a file is read is in `readers.py`.
 """
 
 import glob
@@ -25,10 +24,7 @@ _KNOWN = ".txt and .jsonl (also with .gz or .zst) and .parquet"
 def read_pieces(
     source: str | os.PathLike[str], text_field: str = "text", split: str = "train", anchor: Any = None
 ) -> Iterator[Piece]:
-    """The documents of a source in order, in bounded pieces; `split` matters to hub datasets only.
-
-    With the `anchor` of a piece, those from that anchor on.
-    """
+    """The documents of a source in order, in bounded pieces, from an `anchor` of a piece on."""
     empty = True
     for piece in _pieces(os.fspath(source), text_field, split, anchor):
         empty = False
@@ -63,15 +59,18 @@ def find_files(source: str | os.PathLike[str]) -> list[Path]:
     if not found:
         raise DataError(missing)
     for file in found:
-        _check(file)
+        if not any(file_format(file)):
+            ending = repr(file.suffix or "nothing")
+            raise DataError(f"{file}: files ending in {ending} are unknown; expected {_KNOWN}")
+        if file.stat().st_size == 0:
+            raise DataError(f"{file} is empty")
     return [file.parent.resolve() / file.name for file in found]  # a link's own name tells the format
 
 
 def describe(source: str | os.PathLike[str], split: str = "train") -> list[dict[str, object]]:
     """What identifies a source: for each file its full name, size and content hash; a dataset's revision.
 
-    The hash covers all content up to 256 MiB; of larger files the first and last MiB, size and time of last
-    change (so touching a large file counts as changing it).
+    Files above 256 MiB are known by their first and last MiB, size and time of last change.
     """
     name = os.fspath(source)
     if hub.is_dataset(name):
@@ -107,15 +106,6 @@ def _below(folder: Path) -> Iterator[Path]:
         seen.add(real)
         folders.sort()
         yield from (Path(root, name) for name in names)
-
-
-def _check(file: Path) -> None:
-    if not any(file_format(file)):
-        raise DataError(
-            f"{file}: files ending in {file.suffix or 'nothing'!r} are unknown; expected {_KNOWN}"
-        )
-    if file.stat().st_size == 0:
-        raise DataError(f"{file} is empty")
 
 
 def _content_hash(file: Path) -> str:

@@ -1,13 +1,13 @@
 """Text to token ids and back, over a Hugging Face `tokenizers` pipeline.
 
 The mask token belongs to the diffusion model, not to the text: its id is one past the tokenizer's own ids, so
-a model's vocabulary is `tokenizer.vocab_size + 1`. Where vocabularies come from is in `vocabularies.py`;
-files of text, shards and models are unknown here.
+a model's vocabulary is `tokenizer.vocab_size + 1`.
 """
 
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -83,32 +83,22 @@ class Tokenizer:
         """Write `folder/tokenizer.json` (the Hugging Face layout) in one step: whole or not at all."""
         target = Path(folder) / "tokenizer.json"
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".tokenizer-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self._inner.to_str(pretty=True))
-            os.chmod(name, 0o644)  # mkstemp makes files that nobody else can read
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
+        with tempfile.TemporaryDirectory(prefix=".tokenizer-", dir=target.parent) as scratch:
+            whole = Path(scratch, target.name)
+            whole.write_text(self._inner.to_str(pretty=True), encoding="utf-8")
+            whole.replace(target)
         return target
 
     @classmethod
     def load(cls, source: str | os.PathLike[str]) -> "Tokenizer":
-        """From a folder with tokenizer.json, such a file, the name "gpt2", or an id on the Hugging Face hub.
-
-        "gpt2" always means GPT-2's own; a local folder of that name is "./gpt2".
-        """
+        """A folder with tokenizer.json, such a file, "gpt2" (a folder of that name: ./gpt2), or a hub id."""
         from dadlm.tokens import vocabularies  # here, because it needs this class
 
         return vocabularies.load(source)
 
     def _why_not(self, texts: Sequence[str], error: Exception) -> str:
-        for text in texts:
-            surrogate = next((char for char in text if "\ud800" <= char <= "\udfff"), None)
-            if surrogate is not None:
-                return f"text holds half a character ({surrogate!a}), which is not valid Unicode"
+        if surrogate := re.search("[\ud800-\udfff]", "".join(texts)):
+            return f"text holds half a character ({surrogate[0]!a}), which is not valid Unicode"
         vocabulary, split = self._inner.get_vocab(), self._inner.pre_tokenizer
         if isinstance(self._inner.model, tokenizers.models.WordLevel) and split is not None:
             words = (word for text in texts for word, _ in split.pre_tokenize_str(text))
@@ -128,16 +118,10 @@ class Tokenizer:
 
 
 _SIGNS = {"\n": "↵", "\t": "⇥", "\r": "␍"}  # these would tear a picture or a terminal line apart
-
-
-def _byte_table() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for characters from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_table()
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+# GPT-2's alphabet: printable bytes stand for themselves, the others for characters from 256 on.
+_BYTE_OF = {chr(b): b for b in _PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
 
 
 def _visible(text: str, token: str) -> str:

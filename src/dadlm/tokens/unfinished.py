@@ -1,8 +1,7 @@
-"""A folder that takes its name when it is finished; until then it can be resumed.
+"""A folder that is built as `.NAME.partial` and takes its name when it is finished; it can be resumed.
 
-It is built beside its place, as `.NAME.partial`. One process at a time works there; others wait for it and
-then find the folder finished, or resume where the first one was killed. Where the file system has no locks,
-the process that came first notices at the end, and leaves the folder to the one that came last.
+One process at a time works there; others wait. Where the file system has no locks, the process that came
+first notices at the end, and leaves the folder to the one that came last.
 """
 
 import errno
@@ -12,7 +11,6 @@ import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,60 +26,43 @@ def unfinished(target: Path, journal: str) -> Iterator[Path | None]:
     Whatever stops us, the folder stays if it holds a file `journal`: the next run resumes from there.
     """
     partial = target.with_name(f".{target.name}.partial")
+    mark = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}".encode()
     try:
-        claim = _claim(partial)
+        lock = _claim(partial, mark)
     except OSError as error:
         raise DataError(f"cannot write to {target.parent}: {error.strerror or error}") from error
+
+    def check() -> None:
+        if not _is_ours(partial, mark):
+            raise DataError(
+                f"another process has begun to write {target} as well, and this file system has no locks to "
+                "keep the two apart: wait until that one is done, then run again"
+            )
+
     try:
         if target.exists():  # another process finished it while we waited
             yield None
             return
         yield partial
-        if not claim.holds:
-            raise DataError(_not_alone(target))
+        check()
         partial.rename(target)
-        sync_folder(target.parent)
+        _sync_folder(target.parent)
         for name in (journal, _LOCK):  # after renaming: a kill in between leaves two files that nobody reads
             (target / name).unlink(missing_ok=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             reason = f"disk full while writing to {target.parent}: free space and run again"
             raise DataError(reason) from error
-        if not claim.holds:
-            raise DataError(_not_alone(target)) from error
+        check()
         raise
     finally:
-        if claim.holds and (target.exists() or not (partial / journal).exists()):
+        if _is_ours(partial, mark) and (target.exists() or not (partial / journal).exists()):
             shutil.rmtree(partial, ignore_errors=True)
-        claim.file.close()
+        lock.close()
 
 
-def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@dataclass(frozen=True)
-class _Claim:
-    """Ours is the folder whose lock bears our mark."""
-
-    path: Path
-    file: BinaryIO
-    mark: bytes
-
-    @property
-    def holds(self) -> bool:
-        with suppress(OSError):
-            return self.path.read_bytes() == self.mark
-        return False
-
-
-def _claim(partial: Path) -> _Claim:
-    """Wait until nobody else works in the folder; a kill ends the claim with the process."""
+def _claim(partial: Path, mark: bytes) -> BinaryIO:
+    """Wait until nobody else works in the folder, then leave our mark; a kill ends the claim."""
     while True:
         partial.mkdir(parents=True, exist_ok=True)
         try:
@@ -89,33 +70,32 @@ def _claim(partial: Path) -> _Claim:
         except FileNotFoundError:  # renamed or removed in between
             continue
         _wait(lock)
-        if _still_at(partial / _LOCK, lock):
-            mark = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}".encode()
-            lock.truncate(0)
-            lock.write(mark)
-            lock.flush()
-            return _Claim(partial / _LOCK, lock, mark)
+        with suppress(FileNotFoundError):
+            if os.path.samestat((partial / _LOCK).stat(), os.fstat(lock.fileno())):
+                lock.truncate(0)
+                lock.write(mark)
+                lock.flush()
+                return lock
         lock.close()  # whoever held it has renamed or removed the folder
 
 
-def _not_alone(target: Path) -> str:
-    return (
-        f"another process has begun to write {target} as well, and this file system has no locks to keep the "
-        "two apart: wait until that one is done, then run again"
-    )
+def _is_ours(partial: Path, mark: bytes) -> bool:
+    with suppress(OSError):
+        return (partial / _LOCK).read_bytes() == mark
+    return False
 
 
 def _wait(lock: BinaryIO) -> None:
-    try:
+    with suppress(ImportError, OSError):  # Windows; some network file systems have no locks
         import fcntl
-    except ImportError:  # Windows
-        return
-    with suppress(OSError):  # some network file systems have no locks
+
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def _still_at(path: Path, file: BinaryIO) -> bool:
+def _sync_folder(folder: Path) -> None:
+    """Force the names in a folder to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
+        os.fsync(handle)
+    finally:
+        os.close(handle)

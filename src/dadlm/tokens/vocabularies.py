@@ -1,11 +1,9 @@
-"""Where tokenizers come from: trained byte-level BPE, GPT-2's, a closed list of words, a file, the hub.
-
-Knows nothing of where the training text comes from: it takes any iterable of strings.
-"""
+"""Where tokenizers come from: trained byte-level BPE, GPT-2's, a closed list of words, a file, the hub."""
 
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import tokenizers
@@ -14,17 +12,13 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from dadlm.errors import DataError
 from dadlm.tokens.tokenizer import EOT, Tokenizer
 
-_BYTES = 256
 _GPT2_IDS = 50_257
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, show_progress: bool = True) -> Tokenizer:
-    """Learn a byte-level BPE of `vocab_size` ids (fewer when the text has not that many repeated pairs).
-
-    All 256 bytes are in it, so any text survives exactly; the result depends on the texts only.
-    """
-    if vocab_size < _BYTES + 1:
-        raise DataError(f"vocab_size {vocab_size} is too small: 256 bytes and {EOT} need {_BYTES + 1}")
+    """A byte-level BPE of `vocab_size` ids, all 256 bytes included (fewer where too few pairs repeat)."""
+    if vocab_size < 257:
+        raise DataError(f"vocab_size {vocab_size} is too small: 256 bytes and {EOT} need 257")
     inner = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -33,7 +27,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int, show_progress: bool = True)
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=show_progress,
     )
-    inner.train_from_iterator(_some(texts), trainer)
+    some = (text for text in texts if text)
+    first = next(some, None)
+    if first is None:  # BPE would silently learn nothing
+        raise DataError("no text to train a tokenizer on")
+    inner.train_from_iterator(chain([first], some), trainer)
     return Tokenizer(inner)
 
 
@@ -57,14 +55,10 @@ def gpt2() -> Tokenizer:
 
 
 def word_level(words: Sequence[str]) -> Tokenizer:
-    """A closed vocabulary of whitespace-separated words, in the given order, then end-of-text.
-
-    Decoding joins words by one space; a word outside the list is a `DataError` that names it.
-    """
-    bad = next((w for w in words if w.split() != [w] or w == EOT), None)
-    if bad is not None:
+    """A closed vocabulary of whitespace-separated words, in the given order, then end-of-text."""
+    if bad := [word for word in words if word.split() != [word] or word == EOT]:
         raise DataError(
-            f"{bad!r} cannot be a word: words are not empty, hold no whitespace and are not {EOT}"
+            f"{bad[0]!r} cannot be a word: words are not empty, hold no whitespace and are not {EOT}"
         )
     if not words or len(set(words)) < len(words):
         raise DataError("a word list must hold at least one word, and each word once")
@@ -81,10 +75,10 @@ def load(source: str | os.PathLike[str]) -> Tokenizer:
     if source == "gpt2":
         return gpt2()
     path = Path(source)
-    if path.is_dir() and not (path / "tokenizer.json").is_file():
-        raise DataError(f"folder {path} holds no tokenizer.json")
     if path.is_dir():
         path = path / "tokenizer.json"
+        if not path.is_file():
+            raise DataError(f"folder {path.parent} holds no tokenizer.json")
     elif not path.exists():
         path = _from_hub(os.fspath(source), "tokenizer.json")
     try:
@@ -99,17 +93,6 @@ def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     return inner
-
-
-def _some(texts: Iterable[str]) -> Iterator[str]:
-    """The texts that are not empty; an error when there is none, since BPE would learn nothing in silence."""
-    seen = False
-    for text in texts:
-        if text:
-            seen = True
-            yield text
-    if not seen:
-        raise DataError("no text to train a tokenizer on")
 
 
 def _gpt2_files() -> tuple[Path, Path]:

@@ -1,8 +1,4 @@
-"""Ids into shard files of bounded size, in order, with a journal of the finished ones.
-
-The journal has a line for each whole shard, written when the shard is on the disk; a killed run resumes after
-the last one. Reading it stops at the first line that is torn, or whose shard is not what the line says.
-"""
+"""Ids into shard files of bounded size, in order, with a journal of the finished ones to resume from."""
 
 import hashlib
 import json
@@ -62,12 +58,17 @@ class ShardWriter:
             self.place = replace(self.place, anchor=piece.anchor, pieces=0)
         array = np.asarray(ids, dtype=self.dtype)[self.place.ids :]  # those before went into an earlier shard
         while len(array):
-            part = array[: self._limit - self._held]
-            self._append(part)
+            part, array = np.split(array, [self._limit - self._held])
+            if self._file is None:
+                self._file = _create(self._folder / shard_name(len(self.lines)))
+            data = part.tobytes()
+            self._file.write(data)
+            self._hash.update(data)
+            self._held += len(part)
+            self.tokens += len(part)
             self.place = replace(self.place, ids=self.place.ids + len(part))
             if self._held == self._limit:
-                self._finish()
-            array = array[len(part) :]
+                self.finish()
         self.place = Place(
             anchor=self.place.anchor,
             pieces=self.place.pieces + 1,
@@ -76,27 +77,15 @@ class ShardWriter:
         )
 
     def finish(self) -> None:
-        """End the last file: there is no more text."""
-        if self._file is not None:
-            self._finish()
-
-    def _append(self, part: np.ndarray) -> None:
+        """End the current file; it is on the disk before the journal says so."""
         if self._file is None:
-            self._file = _create(self._folder / shard_name(len(self.lines)))
-        data = part.tobytes()
-        self._file.write(data)
-        self._hash.update(data)
-        self._held += len(part)
-        self.tokens += len(part)
-
-    def _finish(self) -> None:
-        """The file is on the disk before the journal says so."""
-        assert self._file is not None
-        self._file.flush()
-        os.fsync(self._file.fileno())
+            return
+        _sync(self._file)
         self._file.close()
         self.lines.append(Line(self._held, self._hash.hexdigest(), self.place))
-        _add_line(self._folder, self.lines[-1])
+        with (self._folder / JOURNAL).open("ab") as journal:
+            journal.write(json.dumps(asdict(self.lines[-1])).encode() + b"\n")
+            _sync(journal)
         self._file, self._held, self._hash = None, 0, hashlib.sha256()
 
     def __enter__(self) -> "ShardWriter":
@@ -112,38 +101,27 @@ def _create(path: Path) -> BinaryIO:
     return path.open("wb")
 
 
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
 def _read_journal(folder: Path, item_size: int) -> list[Line]:
     """The shards that can be kept; lines after them are dropped from the file."""
-    file, lines, good = folder / JOURNAL, [], 0
-    if not file.exists():
+    journal, lines, good = folder / JOURNAL, [], 0
+    if not journal.exists():
         return []
-    with file.open("r+b") as stream:
+    with journal.open("r+b") as stream:
         for text in stream:
-            line = _parse(text)
-            if line is None or not _is_there(folder / shard_name(len(lines)), line, item_size):
+            try:
+                line = Line(**(json.loads(text) | {"place": Place(**json.loads(text)["place"])}))
+            except (ValueError, TypeError, KeyError):  # torn by a kill
+                break
+            shard = folder / shard_name(len(lines))
+            whole = shard.is_file() and shard.stat().st_size == line.tokens * item_size
+            if not text.endswith(b"\n") or not whole or file_hash(shard) != line.sha256:
                 break
             lines.append(line)
             good += len(text)
         stream.truncate(good)
     return lines
-
-
-def _add_line(folder: Path, line: Line) -> None:
-    with (folder / JOURNAL).open("ab") as stream:
-        stream.write(json.dumps(asdict(line)).encode() + b"\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _parse(text: bytes) -> Line | None:
-    try:
-        content = json.loads(text)
-        return Line(**(content | {"place": Place(**content["place"])})) if text.endswith(b"\n") else None
-    except (ValueError, TypeError, KeyError):  # cut off by a kill
-        return None
-
-
-def _is_there(file: Path, line: Line, item_size: int) -> bool:
-    if not file.is_file() or file.stat().st_size != line.tokens * item_size:
-        return False
-    return file_hash(file) == line.sha256

@@ -1,7 +1,6 @@
-"""Decompress zstd files as a stream, in bounded memory, and notice files that are cut short.
+"""Decompress zstd files as a stream, in bounded memory.
 
-`zstandard.stream_reader` takes a truncated file for a complete one, so frames go through `decompressobj`,
-which knows whether a frame has ended.
+`zstandard.stream_reader` takes a truncated file for a complete one; `decompressobj` knows the end of a frame.
 """
 
 import io

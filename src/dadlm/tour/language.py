@@ -1,8 +1,7 @@
 """A small language whose true distribution is known: a Markov chain over phrases.
 
-Each phrase is one block long. After a phrase, K others follow with equal probability, and these differ
-from each other at *every* position: knowing one word of the next phrase tells all the others, while a
-model that draws its words independently is right only once in K^(N-1) times.
+Each phrase is one block long. After it, K others follow with equal probability, which differ at *every*
+position: a model that draws the words independently is right only once in K^(N-1) times.
 
 N words per phrase, K successors.
 """
@@ -63,8 +62,11 @@ def make_language(seed: int = 0) -> Language:
     """Deal the words out to phrases, and give each phrase K successors that share no word."""
     chance = random.Random(seed)
     while True:
-        columns = [_deal(len(words), chance) for words in WORDS]
-        phrases = [tuple(column[p] for column in columns) for p in range(PHRASES)]
+        # A word for each phrase at every position, every word equally often.
+        columns = [[phrase % len(words) for phrase in range(PHRASES)] for words in WORDS]
+        for column in columns:
+            chance.shuffle(column)
+        phrases = list(zip(*columns, strict=True))
         successors = [_apart(phrases, chance) for _ in range(PHRASES)]
         if len(set(phrases)) == PHRASES and all(successors) and _connected(successors):
             break
@@ -79,13 +81,6 @@ def _connected(successors: list[Any]) -> bool:
     for _ in range(PHRASES):
         reached = [set().union(seen, *(successors[phrase] for phrase in seen)) for seen in reached]
     return all(len(seen) == PHRASES for seen in reached)
-
-
-def _deal(words: int, chance: random.Random) -> list[int]:
-    """A word for each phrase, every word equally often."""
-    column = [phrase % words for phrase in range(PHRASES)]
-    chance.shuffle(column)
-    return column
 
 
 def _apart(phrases: list[tuple[int, ...]], chance: random.Random) -> list[int] | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dadlm.decode.picture import new_figure
 from dadlm.errors import ConfigError
-from dadlm.evaluate import Interval, bootstrap, score_rows
+from dadlm.evaluate import bootstrap, score_rows
 from dadlm.model import Model, load
 from dadlm.model.files import write_json
 from dadlm.recipes import recipe
@@ -31,15 +31,11 @@ STEPS = (1, 2, 4)
 COMMON_STEPS, SIDE_BY_SIDE_STEPS = 500, 800
 
 
+@one_thread()
 def take_tour(out: Path, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
     """Train, measure, draw; returns (and writes to tour.json) every number that is shown."""
     new_figure(1, 1)  # fails before minutes of training where the extra is missing
-    with one_thread():
-        return _tour(out, seed, Console(quiet=quiet), quiet)
-
-
-def _tour(out: Path, seed: int, console: Console, quiet: bool) -> dict[str, Any]:
-    language = make_language(seed)
+    language, console = make_language(seed), Console(quiet=quiet)
     introduce(language, console)
     _clear(out)
     _write_text(out / "valid.txt", language, seed)
@@ -55,7 +51,9 @@ def _tour(out: Path, seed: int, console: Console, quiet: bool) -> dict[str, Any]
         name: [validity(model, language, tests[:, : BLOCKS // 2], steps, seed) for steps in STEPS]
         for name, model in models.items()
     }
-    difference = _paired(models, language, seed)
+    rows = Rows.from_ids(language.rows(512, BLOCKS, seed + 4).flatten(), BLOCKS * LENGTH)
+    scores = {name: score_rows(model, rows, batch_size=128).reconstruction for name, model in models.items()}
+    difference = bootstrap(scores["DA-DLM"] - scores["BD3LM"])
     show_samples(models, language, tests, seed, console)
     report(divergences, shares, difference, language, console)
     result = {
@@ -67,8 +65,8 @@ def _tour(out: Path, seed: int, console: Console, quiet: bool) -> dict[str, Any]
     }
     write_json(out / "tour.json", result)
     draw(out, models["DA-DLM"], language, divergence(start, language, tests), tests[:, : BLOCKS // 2])
-    drawn = f"{out}/divergence.svg (the curve), {out}/dag.svg (one block's graph); also as .png"
-    console.print(f"\npictures: {drawn}", markup=False)
+    drawn = f"\npictures: {out}/divergence.svg (the curve), {out}/dag.svg (one block's graph); also as .png"
+    console.print(drawn, markup=False)
     return result
 
 
@@ -100,10 +98,8 @@ def _train(
 ) -> Model:
     run = recipe(f"tour-{family}", out=str(out), init_from=None if origin is None else str(origin))
     run = replace(run, train=replace(run.train, steps=steps, seed=seed))
-    if origin is None:
-        model = fresh_model(run.model, language.tokenizer, seed)
-    else:
-        model = model_from(origin, run.model, seed)
+    fresh = origin is None
+    model = fresh_model(run.model, language.tokenizer, seed) if fresh else model_from(origin, run.model, seed)
     context = BLOCKS * LENGTH
     rows = Rows.from_ids(language.rows(4096, BLOCKS, seed + 1).flatten(), context)
     valid = Rows.from_ids(_validation(language, seed).flatten(), context)
@@ -115,10 +111,3 @@ def _train(
     if Trainer(run, model, rows, valid, quiet=quiet, probe=probe).run().interrupted:
         raise KeyboardInterrupt  # training saved its state, but a tour has no use for a part of it
     return load(out / "last")
-
-
-def _paired(models: dict[str, Model], language: Language, seed: int) -> Interval:
-    """Reconstruction of DA-DLM minus BD3LM on the same blocks and masks."""
-    rows = Rows.from_ids(language.rows(512, BLOCKS, seed + 4).flatten(), BLOCKS * LENGTH)
-    scores = {name: score_rows(model, rows, batch_size=128).reconstruction for name, model in models.items()}
-    return bootstrap(scores["DA-DLM"] - scores["BD3LM"])

@@ -1,7 +1,4 @@
-"""The models that ship with the package complete one prompt, side by side: AR, BD3LM, DA-DLM.
-
-The judge of quality is the AR model: the perplexity that it gives to what the others, and itself, wrote.
-"""
+"""The models that ship with the package complete one prompt, side by side; AR judges by its perplexity."""
 
 import math
 import time
@@ -29,24 +26,24 @@ SYSTEMS = {"AR": "ar", "BD3LM": "bd3lm", "DA-DLM": "dadlm"}
 LEFT = ("prompt.json", "dag.svg", "dag.png")  # files that it writes
 
 
+@one_thread()
 def complete_side_by_side(out: Path, prompt: str, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
     """Complete, measure, draw; returns (and writes to prompt.json) every number that is shown."""
     new_figure(1, 1)  # fails at once where the extra is missing
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose another --out")
-    with one_thread():
-        return _complete(out, prompt, seed, Console(quiet=quiet, highlight=False))
-
-
-def _complete(out: Path, prompt: str, seed: int, console: Console) -> dict[str, Any]:
+    console = Console(quiet=quiet, highlight=False)
     models = {system: load(name) for system, name in SYSTEMS.items()}
     rows = []
     for row in completions(models, prompt, seed, judge=models["AR"]):
-        _show_text(prompt, row, console)
+        console.print(Text.assemble((row.system, "bold"), f", {row.decoding}"))
+        console.print(Padding(Text.assemble((prompt, "dim"), row.text), (0, 0, 1, 2)))
         rows.append(row)
     _compare(rows, console)
     out.mkdir(parents=True, exist_ok=True)
-    _draw(models["DA-DLM"], prompt, seed, out)
+    event = _instructive(stream(models["DA-DLM"], prompt, seed=seed, sampler="random"))
+    for file in LEFT[1:]:
+        draw_step(event, out / file, title=f"DA-DLM after “{prompt}”")
     result = {"prompt": prompt, "seed": seed, "texts": TEXTS, "rows": [asdict(row) for row in rows]}
     write_json(out / LEFT[0], result)
     console.print(f"\npicture: {out}/dag.svg (one step of DA-DLM, its graph); also as .png", markup=False)
@@ -76,10 +73,14 @@ class Completion:
 def completions(models: Mapping[str, Model], prompt: str, seed: int, judge: Model) -> Iterator[Completion]:
     """Each system under each way of decoding, as soon as it is measured; text i has the seed `seed` + i."""
     for system, model in models.items():
-        ids = _ids(model, prompt)
+        if model.tokenizer is None:
+            raise ConfigError("a model without a tokenizer cannot read a prompt")
+        ids = model.tokenizer.encode(prompt) or [model.config.eot_id]
+        N, context = model.config.block_size, model.config.context
+        # To the end of a block: tokens beyond the end would cost passes and not count.
+        new_tokens = max(1, min(len(ids) + NEW_TOKENS, context) // N * N - len(ids))
         generate(model, [ids], seed=seed, max_new_tokens=1)  # warm-up
         for decoding, options in _ways(model).items():
-            new_tokens = _new_tokens(model, len(ids))
             # Top-p that means the same to all of them: see docs/maths.md, 11.
             settings = DecodeSettings(max_new_tokens=new_tokens, nucleus="position", **options)
             start = time.perf_counter()
@@ -100,12 +101,6 @@ def completions(models: Mapping[str, Model], prompt: str, seed: int, judge: Mode
             )
 
 
-def _ids(model: Model, prompt: str) -> list[int]:
-    if model.tokenizer is None:
-        raise ConfigError("a model without a tokenizer cannot read a prompt")
-    return model.tokenizer.encode(prompt) or [model.config.eot_id]
-
-
 def _ways(model: Model) -> dict[str, dict[str, Any]]:
     """Ways of decoding by name: a token per step, or half and a quarter as many steps as tokens."""
     N = model.config.block
@@ -113,22 +108,11 @@ def _ways(model: Model) -> dict[str, dict[str, Any]]:
     return {"first-hitting" if few else "token by token": {}} | few
 
 
-def _new_tokens(model: Model, prompt: int) -> int:
-    """About NEW_TOKENS, to the end of a block: tokens beyond the end would cost passes and not count."""
-    end = min(prompt + NEW_TOKENS, model.config.context) // model.config.block_size * model.config.block_size
-    return max(1, end - prompt)
-
-
 @torch.inference_mode()
 def _nats(judge: Model, prompt: list[int], tokens: list[int]) -> float:
     """Negative log-likelihood of tokens after a prompt."""
     nll = losses(judge, torch.tensor([prompt + tokens], device=judge.device), None).train
     return float(nll[0, len(prompt) - 1 :].sum())
-
-
-def _show_text(prompt: str, row: Completion, console: Console) -> None:
-    console.print(Text.assemble((row.system, "bold"), f", {row.decoding}"))
-    console.print(Padding(Text.assemble((prompt, "dim"), row.text), (0, 0, 1, 2)))
 
 
 def _compare(rows: Sequence[Completion], console: Console) -> None:
@@ -140,15 +124,9 @@ def _compare(rows: Sequence[Completion], console: Console) -> None:
     for before, row in zip([None, *rows], rows, strict=False):
         if before is not None and before.system != row.system:
             table.add_section()
-        table.add_row(
-            row.system,
-            row.decoding,
-            f"{row.tokens:.1f}",
-            f"{row.forward_passes:.1f}",
-            f"{row.tokens_per_forward:.2f}",
-            f"{row.seconds:.2f}",
-            f"{row.judge_perplexity:.1f}",
-        )
+        counts = f"{row.tokens:.1f}", f"{row.forward_passes:.1f}", f"{row.tokens_per_forward:.2f}"
+        costs = f"{row.seconds:.2f}", f"{row.judge_perplexity:.1f}"
+        table.add_row(row.system, row.decoding, *counts, *costs)
     console.print(table)
     console.print(
         f"Means of {TEXTS} texts after one prompt; seconds: the first text alone, on one core.\n"
@@ -156,13 +134,6 @@ def _compare(rows: Sequence[Completion], console: Console) -> None:
         "AR is the judge of its own texts too, and lenient there.\n"
         "So few texts are a glimpse: `dadlm evaluate generation` measures."
     )
-
-
-def _draw(model: Model, prompt: str, seed: int, out: Path) -> None:
-    """The graph of a step in which some tokens are known and some are not."""
-    event = _instructive(stream(model, prompt, seed=seed, sampler="random"))
-    for ending in ("svg", "png"):
-        draw_step(event, out / f"dag.{ending}", title=f"DA-DLM after “{prompt}”")
 
 
 def _instructive(events: Iterable[StepEvent]) -> StepEvent:
