@@ -1,8 +1,7 @@
 """Ancestral sampling of a path by inverse CDF, one uniform number per group.
 
 A path depends on its own transitions and uniforms only, never on the batch around it, and never takes a node
-of probability zero. `sample_path` refuses to know emissions: `tilted` puts them into the transitions before.
-Tokens, and how uniforms are made when they are given, are no business of either.
+of probability zero.
 
 Shapes: B any leading batch dimensions (also none), N groups, K candidates.
 """
@@ -13,8 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from dadlm.dag import kernels
-from dadlm.dag._recursion import logsumexp, normalise, upcast
-from dadlm.dag._shapes import check_shapes
+from dadlm.dag._recursion import check_shapes, logsumexp, normalise, upcast
 
 
 @torch.no_grad()

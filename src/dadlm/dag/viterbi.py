@@ -2,7 +2,7 @@
 
 Ties: the lowest index among the best nodes of the last group, then, going back, the lowest index among the
 best predecessors. So among the optimal paths it is the one whose reversed indices come first in
-lexicographic order. It refuses to know tokens: emissions are whatever score each node brings.
+lexicographic order.
 
 Shapes: B any leading batch dimensions (also none), N groups, K candidates.
 """
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dadlm.dag import kernels
-from dadlm.dag._recursion import INF, upcast
-from dadlm.dag._shapes import check_shapes
+from dadlm.dag._recursion import INF, check_shapes, upcast
+from dadlm.dag.sampling import sample_path
 
 
 @torch.no_grad()
@@ -33,6 +33,20 @@ def best_path(emission_logp: Tensor, transition_logp: Tensor) -> tuple[Tensor, T
         logp, last = _lowest_argmax(score)
         path = _backtrack(last, predecessors)
     return path.masked_fill((logp == -INF).unsqueeze(-1), 0), logp
+
+
+@torch.no_grad()
+def lookahead_path(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
+    """A path, int64 [B, N], a step at a time: the best transition and emission together, whatever follows.
+
+    Unlike `best_path` it never pays for a step with what that step makes certain later on.
+    """
+    check_shapes(transition_logp, emission_logp)
+    emission, transition = upcast(emission_logp, transition_logp)
+    score = transition + emission.unsqueeze(-2)
+    best = score == score.amax(-1, keepdim=True)
+    certain = torch.where(best & (best.cumsum(-1) == 1), 0.0, -INF)  # then there is nothing left to draw
+    return sample_path(certain, torch.zeros_like(certain[..., 0, 0]))
 
 
 def _max_product(emission: Tensor, transition: Tensor) -> tuple[Tensor, list[Tensor]]:

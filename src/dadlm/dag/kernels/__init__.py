@@ -1,7 +1,6 @@
-"""Triton twins of the algorithms over a chain of groups: one launch each instead of a loop of small ones.
+"""Triton twins of the algorithms over a chain of groups, each in one launch.
 
-The functions of `dag` call them by themselves for fp32 and narrower tensors on CUDA; `usable` says when.
-Everything here works on flat batches: emissions [B, N, K], transitions [B, N, K, K], contiguous.
+They work on flat batches: emissions [B, N, K], transitions [B, N, K, K], contiguous.
 """
 
 from importlib.util import find_spec
