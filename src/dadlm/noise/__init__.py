@@ -1,7 +1,13 @@
 """Clean ids → which positions are masked, at which time, with which weight. Knows nothing of models."""
 
-from dadlm.noise.clipping import best_interval, candidate_intervals
-from dadlm.noise.masking import Noise, NoiseConfig, draw_noise, sample_time
+from dadlm.noise.masking import (
+    Noise,
+    NoiseConfig,
+    best_interval,
+    candidate_intervals,
+    draw_noise,
+    sample_time,
+)
 from dadlm.noise.schedule import SCHEDULES, Schedule
 
 __all__ = [

@@ -175,3 +175,31 @@ def _with_open_blocks(noise: Noise, is_open: Tensor, most: int | None) -> Noise:
         return noise
     blocks = torch.argsort((~is_open).byte(), dim=1, stable=True)[:, :most].sort(1).values
     return Noise(noise.masked, noise.time.gather(1, blocks), noise.weight.gather(1, blocks), blocks)
+
+
+def candidate_intervals() -> list[tuple[float, float]]:
+    """Widths 0.5 to 0.9, slid by 0.05; the lower end is never 0, where the weight diverges."""
+    intervals = []
+    for width in (0.5, 0.6, 0.7, 0.8, 0.9):
+        places = round((1 - width) / 0.05) + 1
+        for place in range(places):
+            low = round(place * 0.05, 2)
+            intervals.append((max(low, FLOOR), round(low + width, 2)))
+    return intervals
+
+
+def best_interval(time: Tensor, fraction: Tensor, loss: Tensor, least: int = 16) -> tuple[float, float]:
+    """The clipped schedule: the interval of times with the smallest variance of the per-block weighted loss.
+
+    time, fraction (masked share) and loss are flat, one entry per block, with times over the whole range: the
+    blocks that fall into an interval stand for those that would be drawn there. Intervals seen fewer than
+    `least` times are not trusted; with none left the whole range is kept.
+    """
+    scores = {}
+    for low, high in candidate_intervals():
+        inside = (time >= low) & (time <= high) & (fraction <= high)
+        if low > FLOOR:
+            inside &= fraction >= low
+        if int(inside.sum()) >= least:
+            scores[low, high] = float(loss[inside].double().var())
+    return min(scores, key=lambda interval: scores[interval]) if scores else (FLOOR, 1.0)

@@ -1,6 +1,4 @@
-"""Rows of a tensor by index, zeros where the index is -1: the move between slots and packed nodes, on CUDA.
-
-Indexing in torch takes an integer-divided path per element there, and the zeros a second pass.
+"""`moves.take` on CUDA: torch divides integers for each element, and makes the zeros in a second pass.
 
 B rows, P places to take from, Q places to fill, F features.
 """
