@@ -10,7 +10,7 @@ from torch import Tensor
 from dadlm import counter, dag
 from dadlm.dag import naive
 from dadlm.decode import remask, sample
-from dadlm.model import rotary
+from dadlm.model import layer as rotary
 from dadlm.model.attention import merge, softmax_average
 from dadlm.nodes import Nodes, lay_out
 from dadlm.nodes.moves import take

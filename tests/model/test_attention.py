@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from dadlm.model import Context, Denoised, Model, attention, attention_dense
-from dadlm.model.rotary import rotate, rotation
+from dadlm.model.layer import rotate, rotation
 from dadlm.nodes import Nodes, lay_out, layout
 from dadlm.noise import Noise
 

@@ -312,7 +312,7 @@ def test_a_full_disk_leaves_the_previous_folder_intact(folder):
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-@pytest.mark.parametrize("function", ["checkpoint.write_json", "files.save_file", "files._flush"])
+@pytest.mark.parametrize("function", ["checkpoint.write_json", "files.save_file", "files.os.fsync"])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "it failed"), KeyboardInterrupt()], ids=str)
 def test_an_error_or_interrupt_while_saving_leaves_the_previous_folder_intact(
     folder, monkeypatch, function, error

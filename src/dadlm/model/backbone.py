@@ -4,7 +4,6 @@
 block as long as the text it is MDLM, and with blocks of N it is the clean half of block diffusion.
 `denoise` runs the nodes of the noisy blocks, which see the keys and values that `read` left behind.
 In a model that began as a causal one (`config.shift`) a masked node takes the place of the token before it.
-Knows nothing of losses or sampling.
 
 B rows, C tokens or nodes, D width, G blocks, N block size, K candidates.
 """
@@ -19,8 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from dadlm.model.attention import NodeAttention, attend_nodes, attend_read, softmax_average
 from dadlm.model.config import ModelConfig
 from dadlm.model.context import Context
-from dadlm.model.layer import Attend, Layer, Modulation, Norm, Shared, refreshed
-from dadlm.model.rotary import rotation
+from dadlm.model.layer import Attend, Condition, Layer, Modulation, Norm, Shared, refreshed, rotation
 from dadlm.nodes import Nodes, expand
 
 
@@ -32,7 +30,8 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = Norm(config)
         self.modulation = Modulation(config, 2)
-        self.condition = config.architecture_class.condition()
+        width = config.architecture_class.condition_width
+        self.condition = Condition(width) if width else None
         self.mask_change = nn.Parameter(torch.zeros(config.width)) if config.lora else None
         self.attend_nodes = attend_nodes
         self.checkpointing = False  # recompute the layers in backward instead of keeping what they made
@@ -116,10 +115,9 @@ class Backbone(nn.Module):
         """Fuse the pure parts with torch.compile: same results up to rounding, fewer and larger kernels.
 
         Only functions from tensors to tensors are compiled, never the layouts and caches between them: there
-        are no graph breaks. Every layer shares the same few shapes: the clean stream, the collapsed nodes and
-        the capacities of packed nodes, each with and without gradients.
+        are no graph breaks.
         """
-        torch._dynamo.config.recompile_limit = 64  # the default of 8 is less than those shapes
+        torch._dynamo.config.recompile_limit = 64  # the default of 8 is less than the shapes that occur
         for layer in self._layers():
             layer.project = torch.compile(layer.project, dynamic=False)
             layer.finish = torch.compile(layer.finish, dynamic=False)

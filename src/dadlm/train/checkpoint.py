@@ -1,8 +1,7 @@
 """Everything needed to resume exactly where training stopped, on disk and back.
 
 A run's folder holds `checkpoints/step-…` folders, each complete in itself, and two links, `last` and
-`best`, that are moved in one atomic step. All randomness is counted from (seed, step), so there is no
-generator state to keep.
+`best`, that are moved in one atomic step.
 """
 
 import json
@@ -24,7 +23,7 @@ from dadlm.train.config import RunConfig
 from dadlm.train.distributed import gather_parts, is_sharded, local_part, local_rows
 from dadlm.train.processes import Ranks
 from dadlm.train.state import TrainState
-from dadlm.train.tensor_files import TensorFiles, save_part, save_whole
+from dadlm.train.tensor_files import TensorFiles, save_rows
 
 # Settings of `train` that may change between two parts of a run without changing what has been done so far.
 _FREE = {
@@ -55,10 +54,9 @@ def save_state(
             progress = {"step": state.step, "best": state.best, "data": state.data}
             progress |= {"noise": asdict(state.noise), "run": asdict(run), **state.metadata}
             write_json(folder / "training" / "state.json", progress)
-        if any(map(is_sharded, state.model.parameters())):
-            save_part(_tensors(state), folder / "training", ranks.rank, ranks.size)
-        elif ranks.first:
-            save_whole(_tensors(state), folder / "training")
+        sharded = any(map(is_sharded, state.model.parameters()))
+        if sharded or ranks.first:
+            save_rows(_tensors(state), folder / "training", ranks.rank, ranks.size if sharded else 1)
     if ranks.first:
         # `best` before `last`: who dies in between repeats the step that was the best, and links it again.
         if is_best:
@@ -96,23 +94,19 @@ def _whole_average(state: TrainState, ranks: Ranks) -> dict[str, torch.Tensor]:
 def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks | None = None) -> None:
     """Bring a freshly built state to where the checkpoint left off; refuse another run's checkpoint."""
     compare_runs(run, folder)
-    progress = read_progress(folder)
+    progress, out = read_progress(folder), folder.parent
     for name, now in state.metadata.items():
-        if progress.get(name, now) != now:
-            raise ConfigError(
-                f"{folder.parent} holds a run with {name} {progress[name]}, now it is {now}: "
-                "choose another --out or keep it"
-            )
+        if (then := progress.get(name, now)) != now:
+            what = f"{name} {then}, now it is {now}"
+            raise ConfigError(f"{out} holds a run with {what}: choose another --out or keep it")
     if progress.get("data") != state.data:
-        raise ConfigError(
-            f"the text is not the one that the run in {folder.parent} began with; choose another --out"
-        )
+        raise ConfigError(f"the text is not the one that the run in {out} began with; choose another --out")
     with TensorFiles(folder / "training") as files:
         expected = _tensors(state).keys()
         if files.names != expected:
             odd = ", ".join(sorted(files.names ^ expected))
             raise CheckpointError(
-                f"{folder}: the training state does not fit this model; it differs in {odd}"
+                f"{folder}: the training state does not fit this model; odd: {odd}"
             )
         _set_tensors(state, files, ranks or Ranks())
     state.step, state.best, state.noise = progress["step"], progress["best"], NoiseConfig(**progress["noise"])

@@ -1,8 +1,7 @@
 """A model over several processes: whole copies that add up their gradients (DDP), or shards (FSDP).
 
 Gradients are summed, not averaged: a loss is already divided by the tokens of the whole batch. All else in
-training works on ordinary tensors: the `local_part` of a sharded one, which is some rows of its first
-dimension. torch's sharded tensors take a second to load and are imported where they are needed.
+training works on the `local_part` of a sharded tensor: some rows of its first dimension.
 """
 
 from contextlib import AbstractContextManager, nullcontext

@@ -13,7 +13,7 @@ from dadlm.model import Model
 from dadlm.nodes import PaddedSizes, padded_sizes
 from dadlm.noise import NoiseConfig
 from dadlm.objective import losses
-from dadlm.train.batches import Batches, PairBatches, StepInputs, parts_of
+from dadlm.train.batches import Batches, StepInputs, parts_of
 from dadlm.train.distributed import no_sync
 from dadlm.train.graphs import StepGraphs, map_tensors
 from dadlm.train.processes import Ranks
@@ -22,9 +22,7 @@ from dadlm.train.processes import Ranks
 class Gradients:
     """Fills the gradients of a model; `wrapped` is what `wrap_distributed` made of it."""
 
-    def __init__(
-        self, wrapped: nn.Module, model: Model, batches: Batches | PairBatches, ranks: Ranks, bf16: bool
-    ) -> None:
+    def __init__(self, wrapped: nn.Module, model: Model, batches: Batches, ranks: Ranks, bf16: bool) -> None:
         self.wrapped, self.model, self.batches, self.ranks, self.bf16 = wrapped, model, batches, ranks, bf16
         self.train, self.device = batches.run.train, model.device
         self.parts = parts_of(batches.run, ranks)
@@ -38,8 +36,9 @@ class Gradients:
         try:
             if self.graphs is not None:
                 loss, gap = self.graphs(*self._draw(step, noise, self.parts[0]))
-                return loss, gap
-            return self._accumulate(step, noise, report)
+            else:
+                loss, gap = self._accumulate(step, noise, report)
+            return loss, gap
         except torch.OutOfMemoryError as error:
             full = error.with_traceback(None)  # whose frames would hold on to the memory
         if self.graphs is not None and self.graphs.captured:  # each holds gradients: continue without them
@@ -47,15 +46,14 @@ class Gradients:
             return self.fill(step, noise, report)
         raise TrainingError(self._what_fits(step, noise)) from full
 
-    def _accumulate(self, step: int, noise: NoiseConfig, report: bool) -> tuple[Tensor, Tensor]:
+    def _accumulate(self, step: int, noise: NoiseConfig, report: bool) -> Tensor:
         self.model.zero_grad(set_to_none=True)
         values = torch.zeros(2, device=self.device)
         for index, part in enumerate(self.parts):
             is_last = index == len(self.parts) - 1
             with nullcontext() if is_last else no_sync(self.wrapped):
                 values += self.backward(*self._inputs(step, noise, part), report)
-        loss, gap = self.ranks.sum(values)
-        return loss, gap
+        return self.ranks.sum(values)
 
     def backward(self, inputs: StepInputs, sizes: PaddedSizes | None, report: bool = True) -> Tensor:
         """Add the share of some rows, on the device, to the gradients; their loss and gap, [2]."""
@@ -98,9 +96,9 @@ class Gradients:
                 f"out of memory: {rows} rows at once do not fit {self.device}: raise --train.accumulate "
                 f"(now {train.accumulate}), or try --train.checkpointing or --train.parallel fsdp"
             )
-        for accumulate in (
-            n for n in range(train.accumulate + 1, train.batch_size + 1) if not train.batch_size % n
-        ):
+        for accumulate in range(train.accumulate + 1, train.batch_size + 1):
+            if train.batch_size % accumulate:
+                continue
             self._free()
             part = torch.arange(train.batch_size // accumulate)
             try:

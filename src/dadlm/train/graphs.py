@@ -1,12 +1,11 @@
 """Forward and backward pass as a CUDA graph: launching thousands of kernels takes longer than running them.
 
-A graph needs shapes that are known before the device begins: `nodes.PaddedSizes`, counted on the CPU from the
-same noise, of which few different ones occur. The first step of each is launched kernel by kernel (which also
-compiles what is to be compiled), the second is captured, and from then on it is replayed.
+A graph needs shapes that are known before the device begins: `nodes.PaddedSizes`, counted on the CPU. The
+first step of each is launched kernel by kernel (which also compiles), the second is captured, later ones
+are replayed.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,11 +25,7 @@ def map_tensors(function: Callable[..., Any], *trees: Any) -> Any:
     return function(*trees) if isinstance(first, Tensor) else first
 
 
-@dataclass
-class _Captured:
-    graph: torch.cuda.CUDAGraph
-    output: Tensor
-    grads: list[Tensor | None]
+_Captured = tuple[torch.cuda.CUDAGraph, Tensor, list[Tensor | None]]  # its output, and the gradients it fills
 
 
 class StepGraphs:
@@ -48,20 +43,18 @@ class StepGraphs:
         """Takes inputs on the CPU; the output is on the device and good until the next call."""
         shapes = map_tensors(lambda x: x.shape, inputs)
         here, which = self._load(inputs, shapes), (shapes, key)
-        if which not in self.seen:
-            self.seen.add(which)
-            self._drop_gradients()
-            return self.compute(here, key)
-        if which not in self.captured:
+        if which in self.seen and which not in self.captured:
             self.captured[which] = self._capture(here, key) if len(self.captured) < _MOST else None
-        captured = self.captured[which]
+        self.seen.add(which)
+        captured = self.captured.get(which)
         if captured is None:
             self._drop_gradients()
             return self.compute(here, key)
-        for parameter, grad in zip(self.parameters, captured.grads, strict=True):
+        graph, output, grads = captured
+        for parameter, grad in zip(self.parameters, grads, strict=True):
             parameter.grad = grad
-        captured.graph.replay()
-        return captured.output
+        graph.replay()
+        return output
 
     def _load(self, inputs: Any, shapes: Any) -> Any:
         """Bring inputs from the CPU to where the graphs of their shapes look for them."""
@@ -78,12 +71,8 @@ class StepGraphs:
         self._drop_gradients()
         # Graphs never run side by side and each one's output is used before the next: they share memory.
         captured = capture("training", lambda: self.compute(inputs, key), self.pool)
-        if captured is None:
-            self.pool = None  # the failed one may hold it for ever
-            return None
-        graph, output = captured
-        self.pool = graph.pool()
-        return _Captured(graph, output, [parameter.grad for parameter in self.parameters])
+        self.pool = None if captured is None else captured[0].pool()  # a failed one may hold it for ever
+        return None if captured is None else (*captured, [parameter.grad for parameter in self.parameters])
 
     def _drop_gradients(self) -> None:
         for parameter in self.parameters:

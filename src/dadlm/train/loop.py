@@ -1,8 +1,7 @@
 """The training loop, on text (`trainer.py`) and on pairs (`finetune.py`), of every family and stage.
 
-A step is a pure function of (weights, seed, step): its rows and noise are counted, not drawn from a state,
-dropout is seeded anew, and the loss is divided by the tokens of the whole batch. So stopping and resuming
-changes nothing, nor does splitting the batch into parts or over processes (unless there is dropout).
+A step is a pure function of (weights, seed, step), so stopping and resuming changes nothing, nor does
+splitting the batch into parts or over processes (unless there is dropout).
 """
 
 import time
@@ -18,7 +17,7 @@ from dadlm.errors import ConfigError, TrainingError
 from dadlm.model import Model, find_device
 from dadlm.model.checkpoint import weights
 from dadlm.threads import one_thread
-from dadlm.train.batches import Batches, PairBatches
+from dadlm.train.batches import Batches
 from dadlm.train.checkpoint import load_state, save_state
 from dadlm.train.config import RunConfig
 from dadlm.train.distributed import full_tensor, local_part, wrap_distributed
@@ -55,7 +54,7 @@ class Loop(ABC):
         self,
         run: RunConfig,
         model: Model,
-        batches: Batches | PairBatches,
+        batches: Batches,
         *,
         data: list[str],
         metadata: dict[str, Any] | None = None,
@@ -100,9 +99,8 @@ class Loop(ABC):
             if ranks.first and not self.quiet:
                 print(f"{self.out} ended at step {state.step}: nothing to do")
             return Finished(self.out, state.step, False, state.best, ranks.first)
-        new_log = NullLogger()
-        if ranks.first:
-            new_log = Log(self.out, self.name, train.steps, state.step, self.quiet)
+        how = (self.out, self.name, train.steps, state.step, self.quiet)
+        new_log = Log(*how) if ranks.first else NullLogger()
         on_cuda = self.device.type == "cuda"  # the host draws small numbers and launches
         with new_log as log, stop_on_signal(patient=ranks.group is not None) as stop, one_thread(on_cuda):
             if state.step:
@@ -111,10 +109,8 @@ class Loop(ABC):
             while not self.is_done() and not ranks.any(stop.asked):
                 tokens += self.batches.tokens_read(state.step)
                 loss = self.step()
-                logs, validates, saves = (
-                    train.is_due(state.step, every)
-                    for every in (train.log_every, train.valid_every, train.save_every)
-                )
+                every = (train.log_every, train.valid_every, train.save_every)
+                logs, validates, saves = (train.is_due(state.step, steps) for steps in every)
                 if logs or validates or saves:
                     self._check_last_step()  # nothing of a spoilt step is shown or kept
                 values = None

@@ -1,8 +1,5 @@
-"""The processes of one run, as torchrun starts them, and what they exchange besides tensors; the lock that
-keeps a second run out of a run's folder; and the signals that ask training to stop.
-
-Knows nothing of models: how weights and gradients are distributed is in `distributed.py`.
-"""
+"""The processes of one run, as torchrun starts them; the lock that keeps a second run out of a run's folder;
+the signals that ask training to stop. How weights and gradients are distributed is in `distributed.py`."""
 
 import os
 import signal
@@ -70,7 +67,7 @@ class Ranks:
         """The first one's text."""
         if self.group is None:
             return text
-        sent: list[str] = [text]
+        sent = [text]
         dist.broadcast_object_list(sent, 0, group=self.group)
         return sent[0]
 

@@ -1,56 +1,37 @@
 """The tensors of a training state as files: one for all, or one for each process with its rows of each.
 
-A tensor in several files is divided between rows of its first dimension, in the order of the files (a
-number counts as one row). So a reader takes the rows it needs: a run saved by four processes
-resumes with two, or one. (torch.distributed.checkpoint keeps its index as a pickle.)
+A tensor in several files is divided between rows of its first dimension (a number counts as one row), so a
+run saved by four processes resumes with two, or one. (torch.distributed.checkpoint keeps a pickle.)
 """
 
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dadlm.errors import CheckpointError
-from dadlm.model.files import save_tensors
+from dadlm.model.files import open_tensors, save_tensors
 
-_WHOLE, _PART = "state.safetensors", re.compile(r"state-(\d{5})-of-(\d{5})\.safetensors")
-
-
-def save_whole(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    save_tensors(tensors, folder / _WHOLE)
+_WHOLE, _PART = "state.safetensors", "state-{:05d}-of-{:05d}.safetensors"
+_PART_NAME = re.compile(r"state-\d{5}-of-(\d{5})\.safetensors")
 
 
-def save_part(tensors: Mapping[str, Tensor], folder: Path, number: int, count: int) -> None:
+def save_rows(tensors: Mapping[str, Tensor], folder: Path, number: int, count: int) -> None:
     """Write this process' rows; what has no rows is the same everywhere, and the first one's to keep."""
     kept = {name: tensor for name, tensor in tensors.items() if tensor.ndim or number == 0}
-    save_tensors(kept, folder / f"state-{number + 1:05d}-of-{count:05d}.safetensors")
+    save_tensors(kept, folder / (_WHOLE if count == 1 else _PART.format(number + 1, count)))
 
 
-class TensorFiles:
-    """The files of a folder, open for reading. A context manager."""
+class TensorFiles(ExitStack):
+    """The files of a folder, open for reading until the end of the `with` block."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._stack = folder, ExitStack()
-        self._files: list[tuple[Any, set[str]]] = []
-
-    def __enter__(self) -> "TensorFiles":
-        for file in _find(self.folder):
-            try:
-                opened = self._stack.enter_context(safe_open(file, "pt"))
-                self._files.append((opened, set(opened.keys())))
-            except FileNotFoundError:
-                raise CheckpointError(f"{file} does not exist") from None
-            except (SafetensorError, OSError, ValueError) as error:
-                raise CheckpointError(f"{file} is truncated or damaged: {error}") from error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        super().__init__()
+        files = [self.enter_context(open_tensors(file)) for file in _find(folder)]
+        self._files = [(file, set(file.keys())) for file in files]
 
     @property
     def names(self) -> set[str]:
@@ -74,8 +55,7 @@ class TensorFiles:
 def _find(folder: Path) -> list[Path]:
     """The file of all, or those of each process, of which none may be missing."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    counts = [int(match[2]) for match in map(_PART.fullmatch, names) if match]
+    counts = [int(match[1]) for match in map(_PART_NAME.fullmatch, names) if match]
     if not counts:
         return [folder / _WHOLE]
-    count = max(counts)
-    return [folder / f"state-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    return [folder / _PART.format(number, max(counts)) for number in range(1, max(counts) + 1)]

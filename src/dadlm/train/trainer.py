@@ -51,13 +51,9 @@ class Trainer(Loop):
 
     def score(self) -> tuple[RowScores, dict[str, float]]:
         """Validation scores of the averaged weights, and what the probe measures."""
-        model, batch = self.state.model, len(self.gradients.parts[0])
-        with (
-            self.state.ema.in_place_of(self.weights),
-            torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16),
-            torch.no_grad(),
-        ):
-            count = self.config.train.valid_rows
+        model, count, batch = self.state.model, self.config.train.valid_rows, len(self.gradients.parts[0])
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+        with self.state.ema.in_place_of(self.weights), autocast, torch.no_grad():
             scores = score_rows(model, self.valid_rows, count=count, batch_size=batch)
             return scores, self.probe(model) if self.probe else {}
 
