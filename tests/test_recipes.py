@@ -50,16 +50,8 @@ def test_the_stages_of_a_scale_fit_each_other(scale: str) -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_families_of_a_scale_differ_in_little(scale: str) -> None:
     """Models that are compared share network, vocabulary, context and block size."""
-    for field in (
-        "vocab_size",
-        "eot_id",
-        "context",
-        "block_size",
-        "layers",
-        "width",
-        "heads",
-        "architecture",
-    ):
+    shape = ("vocab_size", "eot_id", "context", "block_size", "layers", "width", "heads", "architecture")
+    for field in shape:
         assert len({asdict(recipe(f"{scale}-{family}").model)[field] for family in FAMILIES}) == 1, field
 
 

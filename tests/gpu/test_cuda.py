@@ -30,7 +30,7 @@ def small_model(family: str, **changes) -> Model:
     return model
 
 
-def batch(model: Model, rows: int = 4, device: str = "cpu", copies: int = 1):
+def batch(model: Model, rows: int = 4, device: str = "cpu", **how):
     ids = torch.randint(0, 58, (rows, model.config.context), generator=torch.Generator().manual_seed(1))
     noise = None
     if model.config.family != "ar":
@@ -43,7 +43,7 @@ def batch(model: Model, rows: int = 4, device: str = "cpu", copies: int = 1):
             batch_rows=rows,
             length=model.config.context,
             block_size=model.config.block,
-            masks_per_row=copies,
+            **how,
         )
     return ids.to(device), noise
 

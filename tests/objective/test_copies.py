@@ -74,17 +74,3 @@ def test_clipped_copies_stay_inside() -> None:
     noise = draw_noise(NoiseConfig(low=0.3, high=0.7), masks_per_row=C, **how)
     share = noise.masked.view(64, -1, 16).float().mean(-1)[:, C:]  # the first token of a row is never masked
     assert (share >= 0.3).all() and (share <= 0.7).all()
-
-
-def test_a_row_has_the_same_masks_in_any_batch() -> None:
-    how: dict[str, Any] = {
-        "seed": 1,
-        "step": 2,
-        "batch_rows": 8,
-        "length": 16,
-        "block_size": N,
-        "masks_per_row": C,
-    }
-    together = draw_noise(NoiseConfig(), rows=torch.arange(8), **how)
-    alone = draw_noise(NoiseConfig(), rows=torch.tensor([5]), **how)
-    assert torch.equal(together.masked[5:6], alone.masked) and torch.equal(together.time[5:6], alone.time)

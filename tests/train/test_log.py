@@ -33,6 +33,7 @@ def test_validation_is_the_score_of_the_saved_model(family: str, tmp_path: Path)
         assert logged[-1]["valid_bound"] == pytest.approx(float(last.bound.mean()), abs=1e-5)
         assert logged[-1]["valid_gap"] == pytest.approx(last.gap, abs=1e-5)
         assert logged[-1]["valid_gap"] != 0
+        assert all("gap" in entry for entry in metrics(tmp_path) if "loss" in entry)
 
 
 def test_each_validation_line_and_the_bar_are_printed(
