@@ -16,7 +16,7 @@ from dadlm.model.files import load_tensors
 from dadlm.tokens import Rows, Tokenizer, word_level
 from dadlm.train import DataConfig, Finished, RunConfig, TrainConfig, Trainer, gradients
 from dadlm.train.loop import Loop
-from dadlm.train.start import fresh_model
+from dadlm.train.trainer import fresh_model
 
 FAMILIES = ("ar", "mdlm", "bd3lm", "dadlm")
 CONTEXT = 16

@@ -23,7 +23,7 @@ from dadlm.train import TrainConfig
 from dadlm.train import finetune as module
 from dadlm.train.config import FinetuneConfig
 from dadlm.train.finetune import finetune, learned_lengths
-from dadlm.train.start import fresh_model
+from dadlm.train.trainer import fresh_model
 
 LONG, SHORT = "w1 w2 w3 w4 w5", "w7 w8"  # the summary of a document that begins with w10, and with w11
 

@@ -16,10 +16,10 @@ from dadlm.evaluate.summarisation import lengths
 from dadlm.model import Model, load
 from dadlm.noise import draw_noise
 from dadlm.objective import losses
-from dadlm.train import graphs
+from dadlm.train import gradients
 from dadlm.train.config import FinetuneConfig
 from dadlm.train.finetune import Finetuner
-from dadlm.train.graphs import StepGraphs
+from dadlm.train.gradients import StepGraphs
 from dadlm.train.pair_rows import PairRows, encode_pairs
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -111,7 +111,7 @@ def test_replayed_steps_of_all_lengths_are_the_steps(
         made.append(Replay(function, parameters))
         return made[-1], made[-1].outputs
 
-    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(gradients, "capture", capture)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.clone())
     captured.gradients.graphs = StepGraphs(captured.state.model, captured.gradients.backward)
     one, other = ([float(each.step()) for _ in range(16)] for each in (eager, captured))

@@ -12,7 +12,7 @@ from dadlm.model import load
 from dadlm.train import Trainer, loop
 from dadlm.train import log as log_module
 from dadlm.train.log import Log
-from dadlm.train.start import fresh_model
+from dadlm.train.trainer import fresh_model
 
 
 @pytest.mark.parametrize("family", FAMILIES)

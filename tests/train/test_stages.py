@@ -23,7 +23,7 @@ from dadlm.model import load, save
 from dadlm.model.checkpoint import weights
 from dadlm.tokens import word_level
 from dadlm.train import Trainer
-from dadlm.train.start import fresh_model, model_from
+from dadlm.train.trainer import fresh_model, model_from
 
 ALLOWED = {"ar": {"ar"}, "mdlm": {"mdlm"}, "bd3lm": {"mdlm", "bd3lm"}, "dadlm": {"mdlm", "bd3lm", "dadlm"}}
 

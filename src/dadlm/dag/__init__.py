@@ -13,8 +13,7 @@ one active node. All scores are natural-log probabilities, -inf where nothing is
 from dadlm.dag import naive
 from dadlm.dag._recursion import check_shapes
 from dadlm.dag.forward import forward_logp, node_marginals, node_posteriors
-from dadlm.dag.sampling import sample_path, tilted
-from dadlm.dag.viterbi import best_path, lookahead_path
+from dadlm.dag.paths import best_path, lookahead_path, sample_path, tilted
 
 __all__ = [
     "best_path",

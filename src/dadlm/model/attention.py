@@ -1,9 +1,8 @@
 """Attention in two parts merged by log-sum-exp: the clean prefix, and the inside of the block.
 
-The two parts want different shapes. The prefix is long and shared by all blocks of a row: one wide
-product over packed queries. The inside of a block is tiny and dense: a batch of small products over
-slots. Each part returns its output and the log of its softmax normaliser; merging is then exact.
-`attention_dense` is the slow twin. Knows positions and visibility, nothing of tokens or noise.
+The prefix is long and shared by all blocks of a row: one wide product over packed queries. The inside of a
+block is tiny and dense: a batch of small products over slots. Each part returns its output and the log of its
+softmax normaliser; merging is then exact. `attention_dense` is the slow twin.
 
 B rows, C queries, L prefix positions, H heads, E head width, G blocks, M slots.
 """
@@ -38,11 +37,10 @@ def attend_read(
         if attention_flex.fits(q.shape[1], k.shape[1]):
             mask = attention_flex.blockwise_mask(len(q), q.shape[1], block, q.device)
             return attention_flex.prefix_flex(q, k, v, mask)[0]
-    if not whole and kernels.usable(q, grad):
-        from dadlm.model.kernels.attend import attend, fits
+    if not whole and kernels.attends(q, grad):
+        from dadlm.model.kernels.attend import attend
 
-        if fits(q.shape[-1]):
-            return attend(q, k, v, visible)[0]
+        return attend(q, k, v, visible)[0]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if whole:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=block == 1)
@@ -66,11 +64,10 @@ def attend_nodes(
 
     `average` may be a compiled `softmax_average`; `grad`: gradients are wanted.
     """
-    if prefix is not None and nodes.is_one_block and kernels.usable(q, grad):
-        from dadlm.model.kernels.attend import attend, fits
+    if prefix is not None and nodes.is_one_block and kernels.attends(q, grad):
+        from dadlm.model.kernels.attend import attend
 
-        if fits(q.shape[-1]):
-            return attend(q, *prefix, nodes.visible, (k, v, nodes.is_key[:, 0]))[0]
+        return attend(q, *prefix, nodes.visible, (k, v, nodes.is_key[:, 0]))[0]
     seen = None if prefix is None else _prefix(q, *prefix, nodes, grad)
     if kernels.takes(q):
         from dadlm.model.kernels.inside import attend_inside, fits
@@ -117,12 +114,10 @@ def _prefix(q: Tensor, k: Tensor, v: Tensor, nodes: Nodes, grad: bool) -> tuple[
                 "prefix mask", lambda: attention_flex.prefix_mask(nodes.visible, k.shape[1])
             )
             return attention_flex.prefix_flex(q, k, v, mask)
-    if kernels.usable(q, grad):
-        from dadlm.model.kernels.attend import attend, fits
+    if kernels.attends(q, grad):
+        from dadlm.model.kernels.attend import attend
 
-        if fits(q.shape[-1]):
-            out, lse = attend(q, k, v, nodes.visible, normaliser=True)
-            return out, lse  # type: ignore[return-value]
+        return attend(q, k, v, nodes.visible, normaliser=True)  # type: ignore[return-value]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     allowed = torch.arange(k.shape[2], device=k.device) < nodes.visible[:, None, :, None]
     out, lse = softmax_average(q, k, v, allowed)

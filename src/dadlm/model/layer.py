@@ -64,7 +64,8 @@ class Norm(nn.Module):
             normed = F.layer_norm(x.float(), x.shape[-1:], eps=self.eps) * self.weight
         else:
             normed = F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), eps=self.eps)
-        return _modulate(normed.to(self.weight.dtype), shift, scale)
+        normed = normed.to(self.weight.dtype)
+        return normed if shift is None or scale is None else normed * (1 + scale) + shift
 
 
 class Condition(nn.Module):
@@ -116,10 +117,6 @@ def refreshed(
         if here is not None and x is not None:
             here.copy_(x)
     return old
-
-
-def _modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
-    return x if shift is None or scale is None else x * (1 + scale) + shift
 
 
 class Layer(nn.Module):

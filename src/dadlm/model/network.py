@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dadlm.model.attention import NodeAttention, attend_nodes
-from dadlm.model.backbone import Backbone
+from dadlm.model.backbone import Backbone, Context
 from dadlm.model.config import ModelConfig
-from dadlm.model.context import Context
 from dadlm.model.emission import Head
 from dadlm.model.lora import freeze
 from dadlm.model.transition import TRANSITIONS

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dadlm.nodes.capacity import TILE, PaddedSizes, capacity
-from dadlm.nodes.moves import Move, Selection, compact, select, take
+from dadlm.nodes.moves import TILE, Move, PaddedSizes, Selection, capacity, compact, select, take
 
 
 @dataclass(frozen=True)

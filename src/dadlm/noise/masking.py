@@ -6,6 +6,7 @@ split into micro-batches or processes.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,10 +15,30 @@ from torch import Tensor
 
 from dadlm import counter
 from dadlm.errors import ConfigError
-from dadlm.noise.schedule import SCHEDULES
 
 FLOOR = 1e-3  # smallest time of the whole range; the weight diverges at zero
 _REDRAWS = 64  # after so many draws a block is taken as it is: some intervals fit no number of tokens
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The masking probability p(t) at time t in (0, 1], and the weight of the loss there: p'(t) / p(t)."""
+
+    mask_probability: Callable[[Tensor], Tensor]
+    weight: Callable[[Tensor], Tensor]
+
+
+def _cosine_weight(t: Tensor) -> Tensor:
+    # sin(x) / (1 - cos(x)) = cot(x / 2), which stays exact near zero.
+    return (math.pi / 2) / (t * (math.pi / 4)).tan()
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "loglinear": Schedule(lambda t: t, lambda t: 1 / t),
+    "cosine": Schedule(lambda t: 2 * (t * (math.pi / 4)).sin().square(), _cosine_weight),
+    "square": Schedule(lambda t: t.square(), lambda t: 2 / t),
+    "square-root": Schedule(lambda t: t.sqrt(), lambda t: 0.5 / t),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

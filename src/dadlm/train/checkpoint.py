@@ -20,10 +20,9 @@ from dadlm.model.checkpoint import check_finite, weights, write_model
 from dadlm.model.files import read_json, whole_folder, write_json
 from dadlm.noise import NoiseConfig
 from dadlm.train.config import RunConfig
-from dadlm.train.distributed import gather_parts, is_sharded, local_part, local_rows
+from dadlm.train.distributed import TensorFiles, gather_parts, is_sharded, local_part, local_rows, save_rows
 from dadlm.train.processes import Ranks
 from dadlm.train.state import TrainState
-from dadlm.train.tensor_files import TensorFiles, save_rows
 
 # Settings of `train` that may change between two parts of a run without changing what has been done so far.
 _FREE = {
@@ -105,9 +104,7 @@ def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks | N
         expected = _tensors(state).keys()
         if files.names != expected:
             odd = ", ".join(sorted(files.names ^ expected))
-            raise CheckpointError(
-                f"{folder}: the training state does not fit this model; odd: {odd}"
-            )
+            raise CheckpointError(f"{folder}: the training state does not fit this model; odd: {odd}")
         _set_tensors(state, files, ranks or Ranks())
     state.step, state.best, state.noise = progress["step"], progress["best"], NoiseConfig(**progress["noise"])
 

@@ -16,11 +16,6 @@ from dadlm.model.kernels.inside_programs import rows
 _FEW = 256  # programs that a large GPU runs at once anyway
 
 
-def fits(head_width: int) -> bool:
-    """Whether the kernel has tiles for this head width."""
-    return head_width in (16, 32, 64, 128)
-
-
 def attend(
     q: Tensor,
     k: Tensor,
