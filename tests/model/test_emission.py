@@ -62,14 +62,6 @@ def test_pieces_give_the_values_and_gradients_of_the_whole(rows, per_candidate, 
         assert_close(model.head.target_logp(hidden, target, candidate), whole)
 
 
-def test_target_logp_is_the_log_softmax_of_the_logits():
-    model = tiny_model(candidate_offset=0.3)
-    hidden, target, candidate = torch.randn(9, 32), torch.arange(9), torch.arange(9) % 3
-    logp = model.head.logits(hidden, candidate).log_softmax(-1)
-    assert_close(model.head.target_logp(hidden, target, candidate), logp[torch.arange(9), target])
-    assert not torch.allclose(logp, model.head.logits(hidden, 0).log_softmax(-1))
-
-
 @pytest.mark.parametrize("candidate_offset", [None, 0.3])
 def test_emissions_are_those_of_each_node_and_certain_at_anchors(candidate_offset):
     model = tiny_model(candidate_offset=candidate_offset)

@@ -1,7 +1,5 @@
-"""The layout: every node exactly once, slots and packed storage inverse to each other, expansion by hand.
-
-B rows, G blocks, N block size, K candidates, M slots per block, C packed nodes per row, F features.
-"""
+"""The layout: every node exactly once, slots and packed storage inverse to each other, expansion by hand. B
+rows, G blocks, N block size, K candidates, M slots per block, C packed nodes per row, F features."""
 
 import pytest
 import torch

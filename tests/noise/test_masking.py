@@ -147,10 +147,8 @@ def test_redrawn_blocks_have_the_conditional_distribution():
 
 
 def test_the_smallest_time_is_no_bound_for_the_masked_share():
-    """As in BD3LM: an end of the interval that is the whole range's own is not enforced.
-
-    Redrawing until something is masked would hardly end at t = 0.001, where one draw in 250 does it.
-    """
+    """As in BD3LM: an end of the interval that is the whole range's own is not enforced. Redrawing until
+    something is masked would hardly end at t = 0.001, where one draw in 250 does it."""
     noise = draw(NoiseConfig(low=1e-3, high=0.9), batch_rows=2048, length=20, block_size=4)
     t, share = noise.time[:, 1:].double(), fractions(noise, 4)[:, 1:]
     assert share.max() <= 0.9

@@ -26,14 +26,8 @@ def test_the_mean_of_losses_and_gradients(family: str, spans: bool) -> None:
     assert model.config.block == N
     ids = random_ids(model.config)
     B, L = ids.shape
-    how: dict[str, Any] = {
-        "seed": 1,
-        "step": 2,
-        "rows": torch.arange(B),
-        "batch_rows": B,
-        "length": L,
-        "block_size": N,
-    }
+    how: dict[str, Any] = {"seed": 1, "step": 2, "rows": torch.arange(B), "batch_rows": B}
+    how |= {"length": L, "block_size": N}
     maskable = (torch.arange(L) >= 5) & (torch.arange(L) < 11) if spans else torch.arange(L) > 0
     noise = draw_noise(NoiseConfig(), maskable=maskable.expand(B, L), masks_per_row=C, **how)
     torch.testing.assert_close(noise.weight, SCHEDULES["loglinear"].weight(noise.time) / C)

@@ -27,7 +27,6 @@ from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import load
 from dadlm.model.checkpoint import weights
 from dadlm.train import RunConfig
-from dadlm.train import train as from_text
 from dadlm.train.processes import Ranks, alone_in
 
 
@@ -148,19 +147,6 @@ def test_the_training_state_of_another_shape_is_refused(tmp_path: Path) -> None:
     (tmp_path / "wide" / "last" / "training" / "state.safetensors").write_bytes(narrow.read_bytes())
     with pytest.raises(CheckpointError, match="shape"):
         trainer(wide)
-
-
-def test_training_needs_no_more_than_its_folder_to_go_on(tmp_path: Path) -> None:
-    """The rows come back from text through the tokenizer that lies in the checkpoint."""
-    (tmp_path / "text.txt").write_text("one red river runs under a bridge and stops. " * 60, encoding="utf-8")
-    run = config("dadlm", tmp_path / "run", steps=2)
-    data = replace(run.data, train=str(tmp_path / "text.txt"), tokenizer="bpe:300", cache=str(tmp_path / "c"))
-    run = replace(run, data=data)
-    from_text(run, quiet=True)
-    assert from_text(with_train(run, steps=4), quiet=True).step == 4
-    model = load(tmp_path / "run")
-    assert model.tokenizer is not None and model.config.vocab_size == model.tokenizer.vocab_size + 1
-    assert model.tokenizer.decode(model.tokenizer.encode("a red bridge")) == "a red bridge"
 
 
 def test_a_run_copied_with_its_links_followed_goes_on(tmp_path: Path) -> None:

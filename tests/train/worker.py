@@ -1,7 +1,5 @@
 """One process of a run, as torchrun starts it: python -m tests.train.worker JOBS.json; and how to start some.
-
-A job is {"out", "family", "train": settings}, and may name a misfortune that befalls one process only.
-"""
+A job is {"out", "family", "train": settings}, and may name a misfortune that befalls one process only."""
 
 import json
 import os

@@ -51,11 +51,8 @@ def logsumexp(logp: Tensor, dim: int) -> Tensor:
 
 
 def normalise(logp: Tensor, dim: int) -> Tensor:
-    """Log-softmax over `dim`; -inf where every term is -inf.
-
-    The maximum is taken off before the log-total: subtracting `logsumexp` instead would round at the
-    magnitude of `logp`, which grows with the block.
-    """
+    """Log-softmax over `dim`; -inf where every term is. The maximum is taken off first: subtracting
+    `logsumexp` would round at the magnitude of `logp`, which grows with the block."""
     _, below, log_total = _sum_below_top(logp, dim)
     return below - log_total
 
@@ -79,11 +76,8 @@ def alphas(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
 
 
 def posteriors(alpha: Tensor, transition_logp: Tensor) -> tuple[Tensor, Tensor]:
-    """Log posteriors given all tokens: of each node [B, N, K], of each pair of neighbours [B, N-1, K, K].
-
-    Walks back with P(a[i-1] = j | a[i] = k, tokens up to i-1). Each step is normalised over K terms only, so
-    the posteriors of a group sum to one, whatever the magnitude of the total.
-    """
+    """Log posteriors of each node [B, N, K] and of each pair of neighbours [B, N-1, K, K]. Walks back; each
+    step is normalised over K terms only, so that a group sums to one whatever the magnitude of the total."""
     came_from = normalise(alpha[..., :-1, :, None] + transition_logp[..., 1:, :, :], dim=-2)
     node = [normalise(alpha[..., -1, :], dim=-1)]
     for i in reversed(range(came_from.shape[-3])):

@@ -17,11 +17,8 @@ from dadlm.dag._recursion import INF, alphas, check_shapes, logsumexp, mask_grad
 
 
 def forward_logp(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
-    """Log of the sum over all paths [B], from emissions [B, N, K] and transitions [B, N, K, K].
-
-    Computed in fp32 at least, and returned so; gradients come back in each input's dtype. A block without
-    any possible path has value -inf and gradient 0.
-    """
+    """Log of the sum over all paths [B], in fp32 at least; emissions [B, N, K], transitions [B, N, K, K].
+    A block without any possible path has value -inf and gradient 0."""
     check_shapes(transition_logp, emission_logp)
     return _Forward.apply(emission_logp, transition_logp)
 
@@ -63,14 +60,10 @@ class _Forward(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_emission = (grad * nodes.exp()).to(emission_logp.dtype)
         if ctx.needs_input_grad[1]:
-            to_transition = (grad.unsqueeze(-1) * _all_pairs(nodes, pairs).exp()).to(transition_logp.dtype)
+            start = pad(nodes[..., :1, None, :], (0, 0, 0, nodes.shape[-1] - 1), value=-INF)  # row 0 of [0]
+            all_pairs = torch.cat([start, pairs], dim=-3).exp()
+            to_transition = (grad.unsqueeze(-1) * all_pairs).to(transition_logp.dtype)
         return to_emission, to_transition
-
-
-def _all_pairs(nodes: Tensor, pairs: Tensor) -> Tensor:
-    """Pair log posteriors [B, N, K, K] in the layout of the transitions: [0] has the start node as row 0."""
-    start = pad(nodes[..., :1, None, :], (0, 0, 0, nodes.shape[-1] - 1), value=-INF)
-    return torch.cat([start, pairs], dim=-3)
 
 
 def node_marginals(transition_logp: Tensor) -> Tensor:
@@ -87,10 +80,8 @@ def node_marginals(transition_logp: Tensor) -> Tensor:
 
 
 def node_posteriors(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
-    """Log posterior of each node [B, N, K] given the tokens that were scored; fp32 at least.
-
-    All -inf for a block without any possible path.
-    """
+    """Log posterior of each node [B, N, K] given the tokens that were scored; fp32 at least. All -inf for a
+    block without any possible path."""
     check_shapes(transition_logp, emission_logp)
     emission, transition = upcast(emission_logp, transition_logp)
     nodes, _ = posteriors(alphas(emission, transition), transition)

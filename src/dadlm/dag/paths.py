@@ -20,11 +20,8 @@ from dadlm.dag._recursion import INF, check_shapes, logsumexp, normalise, upcast
 def sample_path(
     transition_logp: Tensor, uniform: Tensor | None = None, generator: Generator | None = None
 ) -> Tensor:
-    """A path, int64 [B, N], drawn by the transitions [B, N, K, K] from `uniform` [B, N] in [0, 1).
-
-    Without `uniform`, the numbers are drawn from `generator` (torch's global one when that is None too).
-    A node without any outgoing probability leads to node 0.
-    """
+    """A path, int64 [B, N], drawn by the transitions [B, N, K, K] from `uniform` [B, N] in [0, 1), or else
+    from `generator`. A node without any outgoing probability leads to node 0."""
     check_shapes(transition_logp, uniform=uniform)
     if uniform is None:
         shape, device = transition_logp.shape[:-2], transition_logp.device
@@ -40,10 +37,8 @@ def sample_path(
 
 @torch.no_grad()
 def tilted(transition_logp: Tensor, emission_logp: Tensor) -> Tensor:
-    """Transitions [B, N, K, K] of the paths weighted by their nodes' emissions [B, N, K].
-
-    A path drawn by them has a probability proportional to that of its transitions and emissions together.
-    """
+    """Transitions [B, N, K, K] of the paths weighted by their nodes' emissions [B, N, K]. A path drawn by
+    them has a probability proportional to that of its transitions and emissions together."""
     check_shapes(transition_logp, emission_logp)
     if kernels.usable(transition_logp, emission_logp):
         from dadlm.dag.kernels.forward import tilt
@@ -61,11 +56,8 @@ def tilted(transition_logp: Tensor, emission_logp: Tensor) -> Tensor:
 
 
 def _successors(probability: Tensor, uniform: Tensor) -> Tensor:
-    """[B, N, K]: the node drawn after each possible predecessor.
-
-    It is the number of cumulative probabilities <= uniform * total, which nodes of probability zero can never
-    end; where rounding lifts the threshold to the total, the last possible node stands in.
-    """
+    """[B, N, K]: the node drawn after each possible predecessor: the number of cumulative probabilities <=
+    uniform * total. Where rounding lifts the threshold to the total, the last possible node stands in."""
     # Summed one by one: a parallel scan may round by batch shape, and may step at a node of probability zero.
     cumulative = torch.stack(list(accumulate(probability.unbind(-1))), dim=-1)
     passed = (cumulative <= uniform * cumulative[..., -1:]).sum(-1)
@@ -85,10 +77,8 @@ def _walk(successors: Tensor) -> Tensor:
 
 @torch.no_grad()
 def best_path(emission_logp: Tensor, transition_logp: Tensor) -> tuple[Tensor, Tensor]:
-    """The best path, int64 [B, N], and its log-probability [B] in fp32 at least; no gradient.
-
-    A block without any possible path gives log-probability -inf and the path of zeros.
-    """
+    """The best path, int64 [B, N], and its log-probability [B] in fp32 at least; no gradient. A block without
+    any possible path gives log-probability -inf and the path of zeros."""
     check_shapes(transition_logp, emission_logp)
     if kernels.usable(emission_logp, transition_logp):
         from dadlm.dag.kernels.paths import best
@@ -106,9 +96,7 @@ def best_path(emission_logp: Tensor, transition_logp: Tensor) -> tuple[Tensor, T
 @torch.no_grad()
 def lookahead_path(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
     """A path, int64 [B, N], a step at a time: the best transition and emission together, whatever follows.
-
-    Unlike `best_path` it never pays for a step with what that step makes certain later on.
-    """
+    Unlike `best_path` it never pays for a step with what that step makes certain later on."""
     check_shapes(transition_logp, emission_logp)
     emission, transition = upcast(emission_logp, transition_logp)
     score = transition + emission.unsqueeze(-2)
@@ -137,8 +125,6 @@ def _backtrack(last: Tensor, predecessors: list[Tensor]) -> Tensor:
 
 def _lowest_argmax(score: Tensor) -> tuple[Tensor, Tensor]:
     """Maximum over the last dimension and its first index: the number of leading entries below it.
-
-    `torch.argmax` leaves ties open. Counting also stays in range when a score is NaN.
-    """
+    `torch.argmax` leaves ties open. Counting also stays in range when a score is NaN."""
     best = score.amax(-1)
     return best, (score < best.unsqueeze(-1)).long().cumprod(-1).sum(-1)

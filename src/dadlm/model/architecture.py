@@ -1,7 +1,5 @@
-"""The layers a backbone may have: a new architecture is a class and an entry in the registry at the end.
-
-`Lean` is the plain layer, and says what another architecture may change of it.
-"""
+"""The layers a backbone may have. `Lean` is the plain one and says what others may change of it; a new one is
+a class and an entry in the registry at the end."""
 
 from typing import TYPE_CHECKING, Literal
 

@@ -60,11 +60,10 @@ def attend_nodes(
     average: Average | None = None,
     grad: bool = True,
 ) -> Tensor:
-    """Node queries [B, C, H, E] over their clean prefix and the nodes of their own block.
-
-    `average` may be a compiled `softmax_average`; `grad`: gradients are wanted.
-    """
-    if prefix is not None and nodes.is_one_block and kernels.attends(q, grad):
+    """Node queries [B, C, H, E] over their clean prefix and the nodes of their own block. `average` may be a
+    compiled `softmax_average`; `grad`: gradients are wanted."""
+    one_block = nodes.masked.shape[1] == 1 and nodes.node_of_slot is None  # as in decoding
+    if prefix is not None and one_block and kernels.attends(q, grad):
         from dadlm.model.kernels.attend import attend
 
         return attend(q, *prefix, nodes.visible, (k, v, nodes.is_key[:, 0]))[0]
@@ -79,20 +78,16 @@ def attend_nodes(
 
 
 def merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
-    """Join two softmax averages [.., E] by their log normalisers [..]; a part that saw nothing has -inf.
-
-    `b` must have seen something: every node sees its own block.
-    """
+    """Join two softmax averages [.., E] by their log normalisers [..]; a part that saw nothing has -inf. `b`
+    must have seen something: every node sees its own block."""
     (out_a, lse_a), (out_b, lse_b) = a, b
     share = torch.sigmoid(lse_a - lse_b)[..., None]  # = exp(lse_a) / (exp(lse_a) + exp(lse_b)); -inf gives 0
     return (share * out_a + (1 - share) * out_b).to(out_b.dtype)
 
 
 def softmax_average(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Average of v [.., L, E] under the softmax of q·k where allowed, and its log normaliser [..].
-
-    A query that may see nothing gets 0 and -inf.
-    """
+    """Average of v [.., L, E] under the softmax of q·k where allowed, and its log normaliser [..]. A query
+    that may see nothing gets 0 and -inf."""
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     scores = scores.float().masked_fill(~allowed, -torch.inf)
     top = scores.amax(-1, keepdim=True).detach().clamp(min=torch.finfo(torch.float32).min)

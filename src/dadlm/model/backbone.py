@@ -22,10 +22,8 @@ from dadlm.nodes import Nodes, expand
 
 
 class Context:
-    """Keys and values of the clean stream: what a block sees of the text before it.
-
-    It keeps whole sequences, as in training; `decode.cache` has the growing form of it.
-    """
+    """Keys and values of the clean stream: what a block sees of the text before it. It keeps whole sequences,
+    as in training; `decode.cache` has the growing form of it."""
 
     def __init__(self) -> None:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -141,11 +139,8 @@ class Backbone(nn.Module):
         return [module for module in self.modules() if isinstance(module, Modulation)]
 
     def compile_parts(self) -> None:
-        """Fuse the pure parts with torch.compile: same results up to rounding, fewer and larger kernels.
-
-        Only functions from tensors to tensors are compiled, never the layouts and caches between them: there
-        are no graph breaks.
-        """
+        """Fuse the pure parts with torch.compile: functions from tensors to tensors, never the layouts and
+        caches between them, so that there are no graph breaks."""
         torch._dynamo.config.recompile_limit = 64  # the default of 8 is less than the shapes that occur
         for layer in self._layers():
             layer.project = torch.compile(layer.project, dynamic=False)

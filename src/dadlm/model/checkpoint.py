@@ -1,8 +1,5 @@
-"""Models as folders in the Hugging Face layout: config.json, model.safetensors, tokenizer.json.
-
-The weights are float32, or 8 bits with a scale per row (`quantised`); "format" in config.json says which.
-Reading refuses what does not match, with the list of differences.
-"""
+"""Models as folders in the Hugging Face layout: config.json, model.safetensors, tokenizer.json. The weights
+are float32, or 8 bits with a scale per row (`quantised`); "format" in config.json says which."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
@@ -13,19 +10,9 @@ import torch
 from torch import Tensor
 
 from dadlm.errors import CheckpointError, ConfigError
-from dadlm.model import pretrained
+from dadlm.model import files, pretrained
 from dadlm.model.config import ModelConfig
-from dadlm.model.files import (
-    CONFIG,
-    WEIGHTS,
-    digest,
-    load_tensors,
-    read_json,
-    read_shapes,
-    save_tensors,
-    whole_folder,
-    write_json,
-)
+from dadlm.model.files import CONFIG, WEIGHTS, digest, read_json
 from dadlm.model.lora import merge
 from dadlm.model.network import Model
 from dadlm.model.pretrained import locate
@@ -97,19 +84,17 @@ def write_model(
     if bits not in _FORMATS:
         raise ConfigError(f"weights are stored in 32 or 8 bits, not in {bits!r}")
     tensors = weights(model) if tensors is None else tensors
-    save_tensors(quantise(tensors) if bits == 8 else tensors, folder / WEIGHTS)
+    files.save_tensors(quantise(tensors) if bits == 8 else tensors, folder / WEIGHTS)
     metadata = {"model_type": "dadlm", "format": _FORMATS[bits], "weights_sha256": digest(folder / WEIGHTS)}
-    write_json(folder / CONFIG, metadata | asdict(model.config))
+    files.write_json(folder / CONFIG, metadata | asdict(model.config))
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
 
 
 def save(model: Model, folder: str | Path, *, bits: int = 32) -> None:
-    """Save a model as a folder, all or nothing; in 8 bits it is a quarter as large and nearly as good.
-
-    Low-rank adapters become part of the weights; only the checkpoints of a run keep them apart.
-    """
-    with whole_folder(Path(folder)) as temporary:
+    """Save a model as a folder, all or nothing; in 8 bits it is a quarter as large and nearly as good. Low-
+    rank adapters become part of the weights; only the checkpoints of a run keep them apart."""
+    with files.whole_folder(Path(folder)) as temporary:
         write_model(temporary, merged(model), bits=bits)
 
 
@@ -150,7 +135,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
 
 def _check_header(folder: Path, config: ModelConfig, is_quantised: bool) -> None:
     """Compare names and shapes in the header of the weights with the configuration; builds nothing."""
-    header = read_shapes(folder / WEIGHTS)
+    header = files.read_shapes(folder / WEIGHTS)
     if is_quantised:
         header = without_scales(header, {name for name, (kind, _) in header.items() if kind == "I8"})
     if config.layers > len(header):
@@ -203,7 +188,7 @@ def load(
     device, metadata = find_device(device), _read_metadata(folder)
     is_quantised = metadata["format"] == _FORMATS[8]
     _check_header(folder, config, is_quantised)
-    tensors = load_tensors(folder / WEIGHTS)
+    tensors = files.load_tensors(folder / WEIGHTS)
     model = Model(config, tokenizer)
     set_weights(model, dequantise(tensors, folder) if is_quantised else tensors, folder)
     expected = metadata.get("weights_sha256")

@@ -1,7 +1,5 @@
-"""Files of a model on disk: whole folders, tensors and JSON. No pickle; knows nothing of what is in them.
-
-Writing goes to a temporary sibling that is renamed at the end: a folder is either whole or absent.
-"""
+"""Files of a model on disk: whole folders, tensors and JSON, no pickle. Writing goes to a temporary sibling
+that is renamed at the end: a folder is either whole or absent."""
 
 import hashlib
 import json
@@ -26,10 +24,8 @@ _OURS = {WEIGHTS, CONFIG, "tokenizer.json", "training"}
 
 @contextmanager
 def whole_folder(target: Path, may_replace: Collection[str] = ()) -> Iterator[Path]:
-    """Yield a temporary folder that takes the place of `target` only when the body ends well.
-
-    A target that holds anything but a model's files, or files named in `may_replace`, is left alone.
-    """
+    """Yield a temporary folder that takes the place of `target` only when the body ends well. A target that
+    holds anything but a model's files, or files named in `may_replace`, is left alone."""
     target, temporary = target.resolve(), None  # through a link, not over it
     try:
         ours = _OURS.union(may_replace)
@@ -119,9 +115,7 @@ def read_json(file: Path, what: str) -> dict[str, Any]:
         content = json.loads(text.decode("utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it is not an object")
-    except RecursionError:
-        raise CheckpointError(f"{file} is not {what}: it is nested too deeply") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not {what}, or is damaged: {error}") from error
     return content
 
@@ -139,12 +133,10 @@ def lock(descriptor: int) -> bool:
     """Keep other processes out until this is closed; False: one is there. Where there are no locks, True."""
     try:
         import fcntl
-    except ImportError:  # Windows
-        return True
-    try:
+
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # some network file systems have none
+    except (ImportError, OSError):  # Windows, and some network file systems
         pass
     return True

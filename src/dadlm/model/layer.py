@@ -1,7 +1,5 @@
-"""One transformer layer, and rotary positions; what differs between architectures is in `architecture.py`.
-
-A layer takes the attention to use as a function: the same weights serve the clean stream, packed nodes
-and cached decoding.
+"""One transformer layer, and rotary positions; what differs between architectures is in `architecture.py`. A
+layer takes its attention as a function: the same weights serve the clean stream, packed nodes and decoding.
 """
 
 from collections.abc import Callable

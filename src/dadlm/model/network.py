@@ -31,11 +31,8 @@ class Denoised:
 
 
 class Scores(NamedTuple):
-    """What a model says of the tokens of rows, in natural-log probabilities.
-
-    A row is G blocks of N tokens; to AR it is L - 1 blocks of one token, to MDLM one block of L. (A tuple,
-    because FSDP finds the tensors of no other class.)
-    """
+    """What a model says of rows of G blocks of N tokens (AR: L - 1 blocks of one, MDLM: one block of L), in
+    natural-log probabilities. (A tuple, because FSDP finds the tensors of no other class.)"""
 
     hidden: Tensor
     """[B, C, D]: final states of the nodes; of the L positions for AR and MDLM."""
@@ -109,12 +106,6 @@ class Model(nn.Module):
         if self._keepers == 0:
             self.backbone.release_constants()
             self.head.kept = None
-
-    def prepare_training(self, *, compile: bool = False, checkpointing: bool = False) -> None:
-        """Fuse the backbone's parts with torch.compile; recompute its layers in the backward pass."""
-        self.backbone.checkpointing = checkpointing
-        if compile:
-            self.backbone.compile_parts()
 
     def forward(
         self,

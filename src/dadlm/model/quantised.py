@@ -1,8 +1,5 @@
-"""Weights in 8 bits: a matrix becomes whole numbers from -127 to 127 and a float32 scale for each row.
-
-A row is what makes one output (of an embedding: one token), so a row of small numbers keeps its precision
-beside a row of large ones. Everything else stays in float32.
-"""
+"""Weights in 8 bits: a matrix becomes whole numbers from -127 to 127 and a float32 scale for each row (what
+makes one output; of an embedding, one token). Everything else stays in float32."""
 
 from collections.abc import Collection, Mapping
 from typing import TypeVar
@@ -19,11 +16,8 @@ _FEW_ROWS = 16  # candidates and their offsets: they steer the whole graph and w
 
 
 def quantise(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, every matrix in 8 bits with its scales beside it.
-
-    The largest number of a row decides its scale. Smaller scales, which clip it, were tried: with 8 bits what
-    clipping spoils is more than what the finer steps gain (docs/experiments.md).
-    """
+    """The same tensors, every matrix in 8 bits with its scales beside it. The largest number of a row decides
+    its scale: smaller scales, which clip it, were worse (docs/experiments.md)."""
     stored = {}
     for name, tensor in tensors.items():
         exact = tensor.detach().float()

@@ -16,10 +16,8 @@ TILE = 128
 
 
 class Move(torch.autograd.Function):
-    """Gather along dim 1 by a partial bijection; its gradient is the gather by the inverse.
-
-    Plain indexing would scatter-add its gradient: slower, and in no fixed order on CUDA.
-    """
+    """Gather along dim 1 by a partial bijection; its gradient is the gather by the inverse. Plain indexing
+    would scatter-add its gradient: slower, and in no fixed order on CUDA."""
 
     @staticmethod
     def forward(ctx, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
-"""One stratified time per (row, block) and the masks drawn at it, both pure functions of counters.
+"""One stratified time per (row, block) and the masks drawn at it. `rows` are indices into the *global* batch
+of the step: the same numbers come out however the batch is split.
 
 B rows of this call, G blocks per row, N block size, L = G·N.
-`rows` are indices into the *global* batch of the step: the same numbers come out however the batch is
-split into micro-batches or processes.
 """
 
 import math
@@ -72,9 +71,7 @@ class NoiseConfig:
 
 class Noise(NamedTuple):
     """masked [B, L]; time and weight [B, G], or [B, J] where only J blocks of each row are learned from.
-
-    Where rows are masked C times, each block has C copies, next to each other: C·L for L, C·G for G.
-    """
+    Where rows are masked C times, each block has C copies, next to each other: C·L for L, C·G for G."""
 
     masked: Tensor
     time: Tensor
@@ -186,36 +183,27 @@ def draw_noise(
     noise = Noise(masked.flatten(1), time, weight / masks_per_row)
     if maskable is None:
         return noise
-    return _with_open_blocks(noise, most > 0, None if most_blocks is None else most_blocks * masks_per_row)
-
-
-def _with_open_blocks(noise: Noise, is_open: Tensor, most: int | None) -> Noise:
-    """Keep the open blocks [B, G] of each row, and closed ones to make up `most`: they are without masks."""
-    most = max(1, int(is_open.sum(1).max())) if most is None else most
-    if most == is_open.shape[1]:
+    is_open = most > 0
+    kept = max(1, int(is_open.sum(1).max())) if most_blocks is None else most_blocks * masks_per_row
+    if kept == blocks:
         return noise
-    blocks = torch.argsort((~is_open).byte(), dim=1, stable=True)[:, :most].sort(1).values
-    return Noise(noise.masked, noise.time.gather(1, blocks), noise.weight.gather(1, blocks), blocks)
+    # The open blocks of each row, and closed ones to make up the number: these are without masks.
+    chosen = torch.argsort((~is_open).byte(), dim=1, stable=True)[:, :kept].sort(1).values
+    return Noise(noise.masked, time.gather(1, chosen), noise.weight.gather(1, chosen), chosen)
 
 
 def candidate_intervals() -> list[tuple[float, float]]:
     """Widths 0.5 to 0.9, slid by 0.05; the lower end is never 0, where the weight diverges."""
-    intervals = []
-    for width in (0.5, 0.6, 0.7, 0.8, 0.9):
-        places = round((1 - width) / 0.05) + 1
-        for place in range(places):
-            low = round(place * 0.05, 2)
-            intervals.append((max(low, FLOOR), round(low + width, 2)))
-    return intervals
+    return [
+        (max(round(place * 0.05, 2), FLOOR), round(place * 0.05 + width, 2))
+        for width in (0.5, 0.6, 0.7, 0.8, 0.9)
+        for place in range(round((1 - width) / 0.05) + 1)
+    ]
 
 
 def best_interval(time: Tensor, fraction: Tensor, loss: Tensor, least: int = 16) -> tuple[float, float]:
-    """The clipped schedule: the interval of times with the smallest variance of the per-block weighted loss.
-
-    time, fraction (masked share) and loss are flat, one entry per block, with times over the whole range: the
-    blocks that fall into an interval stand for those that would be drawn there. Intervals seen fewer than
-    `least` times are not trusted; with none left the whole range is kept.
-    """
+    """The clipped schedule: the interval of times in which the weighted loss of blocks varies least, from one
+    entry per block with times over the whole range. One seen fewer than `least` times is not trusted."""
     scores = {}
     for low, high in candidate_intervals():
         inside = (time >= low) & (time <= high) & (fraction <= high)

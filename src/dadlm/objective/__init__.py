@@ -36,10 +36,8 @@ def losses(
     sizes: PaddedSizes | None = None,
     loss_mask: Tensor | None = None,
 ) -> Losses:
-    """Losses of rows ids [B, L] under the given noise (none for AR); see `Model.forward`.
-
-    The model may be wrapped by DDP. Without `report` the bound is not computed.
-    """
+    """Losses of rows ids [B, L] under the given noise (none for AR); see `Model.forward`. The model may be
+    wrapped by DDP. Without `report` the bound is not computed."""
     scores: Scores = model(ids, noise, sizes=sizes, loss_mask=loss_mask)
     weight = 1.0 if noise is None else noise.weight
     emission, transition = scores.emission_logp, scores.transition_logp
@@ -58,8 +56,6 @@ def path_nll(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
 
 
 def marginal_nll(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
-    """[B, G]: the same tokens scored one by one, Σ_i -log Σ_k prior_i(k)·p(x_i | node k).
-
-    Its distance to `path_nll` is all that the graph adds: zero while the K nodes of a group are alike.
-    """
+    """[B, G]: the same tokens scored one by one, Σ_i -log Σ_k prior_i(k)·p(x_i | node k). Its distance to
+    `path_nll` is all that the graph adds: zero while the K nodes of a group are alike."""
     return -(dag.node_marginals(transition_logp) + emission_logp).logsumexp(-1).sum(-1)

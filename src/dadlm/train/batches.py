@@ -1,10 +1,5 @@
-"""Which rows a step takes and how they are masked: functions of (seed, step, place in the batch), not states.
-
-However a batch is divided, into micro-batches or over processes, the parts are the same rows under the same
-noise. Everything is drawn on the CPU.
-
-B rows of a part, L their length.
-"""
+"""Which rows a step takes and how they are masked: functions of (seed, step, place in the batch), however the
+batch is divided. Everything is drawn on the CPU. B rows of a part, L their length."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

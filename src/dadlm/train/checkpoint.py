@@ -1,8 +1,5 @@
-"""Everything needed to resume exactly where training stopped, on disk and back.
-
-A run's folder holds `checkpoints/step-…` folders, each complete in itself, and two links, `last` and
-`best`, that are moved in one atomic step.
-"""
+"""Everything needed to resume exactly where training stopped. A run's folder holds `checkpoints/step-…`, each
+complete in itself, and two links, `last` and `best`, that are moved in one atomic step."""
 
 import json
 import os
@@ -37,16 +34,18 @@ _RENAMED = {"masks": "masks_per_row"}
 def save_state(
     state: TrainState, run: RunConfig, out: Path, is_best: bool, ranks: Ranks | None = None
 ) -> Path:
-    """Write a checkpoint, then move the links to it, then drop checkpoints that no link needs.
-
-    All processes of a run call it together; the first one writes, and each its part of what is sharded.
-    """
+    """Write a checkpoint, then move the links to it, then drop checkpoints that no link needs. All processes
+    of a run call it together; the first one writes, and each its part of what is sharded."""
     ranks = ranks or Ranks()
     target = out / "checkpoints" / f"step-{state.step:08d}"
     is_saved = ranks.first and target.exists() and (out / "last").resolve() == target.resolve()
     if ranks.any(is_saved):  # it is this very state: do not endanger it
         return target
-    average = _whole_average(state, ranks)
+    average = {}  # as a model's file has it; only the first process keeps it, on the CPU
+    for name, weight in weights(state.model).items():
+        whole = gather_parts(state.ema.average[name], weight)
+        if ranks.first:
+            average[name] = whole.cpu().reshape(() if name in state.scalars else whole.shape)
     with _folder_of_all(target, ranks) as folder:
         if ranks.first:
             write_model(folder, state.model, average)
@@ -61,7 +60,10 @@ def save_state(
         if is_best:
             _link(out / "best", target)
         _link(out / "last", target)
-        _tidy(out)
+        needed = {(out / name).resolve() for name in ("last", "best") if (out / name).exists()}
+        for folder in (out / "checkpoints").iterdir():
+            if folder.resolve() not in needed:
+                shutil.rmtree(folder, ignore_errors=True)
     ranks.wait()  # nobody looks for the links before they are moved
     return target
 
@@ -72,22 +74,12 @@ def _folder_of_all(target: Path, ranks: Ranks) -> Iterator[Path]:
     if ranks.first:
         with whole_folder(target) as folder:
             (folder / "training").mkdir()
-            ranks.broadcast_text(str(folder))
+            ranks.broadcast(str(folder))
             yield folder
             ranks.wait()
     else:
-        yield Path(ranks.broadcast_text(""))
+        yield Path(ranks.broadcast(""))
         ranks.wait()
-
-
-def _whole_average(state: TrainState, ranks: Ranks) -> dict[str, torch.Tensor]:
-    """The averaged weights as a model's file has them; only the first process keeps them, on the CPU."""
-    average = {}
-    for name, weight in weights(state.model).items():
-        whole = gather_parts(state.ema.average[name], weight)
-        if ranks.first:
-            average[name] = whole.cpu().reshape(() if name in state.scalars else whole.shape)
-    return average
 
 
 def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks | None = None) -> None:
@@ -199,12 +191,5 @@ def _link(link: Path, target: Path) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(os.path.relpath(target, link.parent))
     if link.is_dir() and not link.is_symlink():  # a run that was copied with its links followed
-        link.rename(target.with_name(f".{link.name}-copied"))  # for `_tidy` to drop
+        link.rename(target.with_name(f".{link.name}-copied"))  # to be dropped
     os.replace(temporary, link)
-
-
-def _tidy(out: Path) -> None:
-    needed = {(out / name).resolve() for name in ("last", "best") if (out / name).exists()}
-    for folder in (out / "checkpoints").iterdir():
-        if folder.resolve() not in needed:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -118,10 +118,6 @@ class TrainConfig:
         cool = min(1.0, (self.steps - step) / self.decay) if self.decay else 1.0
         return self.lr * warm * cool
 
-    def in_bf16(self, device_type: str) -> bool:
-        """Whether products are made in bf16 on a kind of device."""
-        return self.precision == "bf16" or (self.precision == "auto" and device_type == "cuda")
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:

@@ -1,8 +1,8 @@
-"""A model over several processes: whole copies that add up their gradients (DDP), or shards (FSDP).
+"""A model over several processes: whole copies that add up their gradients (DDP), or shards (FSDP), and their
+files.
 
-Gradients are summed, not averaged: a loss is already divided by the tokens of the whole batch. All else in
-training works on the `local_part` of a sharded tensor: some rows of its first dimension. (A number counts as
-one row.) Files hold rows too, so a run saved by four processes resumes with two, or one.
+Gradients are summed: a loss is already divided by the tokens of the whole batch. All else works on the
+`local_part` of a sharded tensor, some rows of its first dimension (a number counts as one row).
 """
 
 import re
@@ -45,19 +45,14 @@ def _sum_gradients(_: object, bucket: dist.GradBucket) -> torch.futures.Future[T
 
 
 def no_sync(wrapped: nn.Module) -> AbstractContextManager[None]:
-    """Keeps the gradients of DDP local: for all but the last micro-batch of a step.
-
-    FSDP adds them up after each one: a whole set of gradients may not fit a device.
-    """
+    """Keeps the gradients of DDP local: for all but the last micro-batch of a step. FSDP adds them up after
+    each one: a whole set of gradients may not fit a device."""
     return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext()
 
 
 def _shard(model: Model, size: int, device: torch.device, bf16: bool) -> nn.Module:
-    """Each layer a unit that is gathered when it runs; what the model holds beside them is one more.
-
-    So is the last layer: reading a context uses its first half alone, which is no forward pass to FSDP.
-    In bf16 layers travel as such, the weights of their norms too; gradients are added up in fp32.
-    """
+    """Each layer but the last is a unit that is gathered when it runs (reading a context uses half of the
+    last), all else is one more. In bf16 layers travel as such; gradients are added up in fp32."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 

@@ -1,12 +1,10 @@
-"""Fine-tuning on pairs of texts: the second is learned, block by block, and ROUGE decides which is best.
-
-The loop is that of training; it ends early when the summaries get no better.
-"""
+"""Fine-tuning on pairs of texts: the second is learned; ROUGE decides which model is best and when to end."""
 
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -75,8 +73,7 @@ class Finetuner(Loop):
         state = self.state
         with state.ema.in_place_of(self.weights):
             loss = self._valid_loss()
-            document, summary = self.lengths
-            how = {"document_tokens": document, "summary_tokens": summary}
+            how: dict[str, Any] = dict(zip(("document_tokens", "summary_tokens"), self.lengths, strict=True))
             written = summarisation(state.model, self.shown, **how, batch_size=self.config.train.batch_size)
         release_engine(state.model)  # decoding holds no memory while training goes on
         rouge = written["average"]["mean"]
@@ -187,10 +184,10 @@ def _summary(
     encoded: Encoded, skipped: tuple[str, ...], document_tokens: int, summary_tokens: int
 ) -> Iterator[str]:
     yield f"{len(encoded.rows)} pairs to learn"
-    if encoded.cut_documents:
-        yield f"{encoded.cut_documents} documents are cut to {document_tokens} tokens"
-    if encoded.cut_summaries:
-        yield f"{encoded.cut_summaries} summaries are cut to {summary_tokens} tokens"
+    cut = {"documents": (encoded.cut_documents, document_tokens)}
+    for what, (count, most) in (cut | {"summaries": (encoded.cut_summaries, summary_tokens)}).items():
+        if count:
+            yield f"{count} {what} are cut to {most} tokens"
     if skipped:
         yield f"{len(skipped)} lines are left out (--strict stops instead):"
         yield from (f"  {line}" for line in skipped[:_SHOWN])

@@ -1,7 +1,5 @@
-"""The gradients of a step: its rows forward and backward, in micro-batches, over processes, or as a graph.
-
-The loss is divided by the tokens of the whole batch, so that however it is divided the sum is the same.
-"""
+"""The gradients of a step: its rows forward and backward, in micro-batches, over processes, or as a CUDA
+graph."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -35,11 +33,8 @@ _Captured = tuple[torch.cuda.CUDAGraph, Tensor, list[Tensor | None]]  # its outp
 
 
 class StepGraphs:
-    """Forward and backward pass as CUDA graphs: launching their kernels takes longer than running them.
-
-    Calls `compute(inputs, key)`, which fills the model's gradients; the key and the inputs' shapes decide all
-    shapes inside. Their first step is launched kernel by kernel, the second captured, later ones replayed.
-    """
+    """Calls `compute(inputs, key)`, which fills the gradients, and whose shapes follow from its arguments:
+    launched kernel by kernel the first time, captured as a CUDA graph the second, replayed from then on."""
 
     def __init__(self, model: Model, compute: Callable[[Any, Any], Tensor]) -> None:
         self.parameters, self.compute = list(model.parameters()), compute
@@ -121,13 +116,13 @@ class Gradients:
         for index, part in enumerate(self.parts):
             is_last = index == len(self.parts) - 1
             with nullcontext() if is_last else no_sync(self.wrapped):
-                values += self.backward(*self._inputs(step, noise, part), report)
+                values += self.backward(*self._draw(step, noise, part), report)
         return self.ranks.sum(values)
 
     def backward(self, inputs: StepInputs, sizes: PaddedSizes | None, report: bool = True) -> Tensor:
-        """Add the share of some rows, on the device, to the gradients; their loss and gap, [2]."""
+        """Add the share of some rows to the gradients; their loss and gap, [2]."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            ids, noise, tokens, loss_mask = inputs
+            ids, noise, tokens, loss_mask = map_tensors(lambda x: x.to(self.device), inputs)
             parts = losses(self.wrapped, ids, noise, report=report, sizes=sizes, loss_mask=loss_mask)
             loss = parts.train.sum() / tokens
             gap = (parts.bound - parts.reconstruction).sum() / tokens
@@ -144,11 +139,6 @@ class Gradients:
         masked = inputs.noise.split_blocks(inputs.ids, block)[1].flatten(1)
         is_graph, steps = config.family == "dadlm", self.batches.size_steps
         return inputs, padded_sizes(masked, block, config.nodes_per_mask, is_graph, steps)
-
-    def _inputs(self, step: int, noise: NoiseConfig, part: Tensor) -> tuple[StepInputs, PaddedSizes | None]:
-        """The same on the device."""
-        inputs, sizes = self._draw(step, noise, part)
-        return map_tensors(lambda x: x.to(self.device), inputs), sizes
 
     def _free(self) -> None:
         """Release all that is held on the device beside weights and optimiser."""
@@ -171,7 +161,7 @@ class Gradients:
             self._free()
             part = torch.arange(train.batch_size // accumulate)
             try:
-                self.backward(*self._inputs(step, noise, part))
+                self.backward(*self._draw(step, noise, part))
             except torch.OutOfMemoryError:
                 continue
             return (

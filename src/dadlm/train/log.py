@@ -20,13 +20,8 @@ class Log:
         _drop_later(self._file, done)
         self._board = _tensorboard(out / "tensorboard", done)
         self.console, self._last_line = Console(quiet=quiet), time.monotonic()
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[shown]}"),
-            TimeRemainingColumn(),
-        )
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        columns += (TextColumn("{task.fields[shown]}"), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self.console, disable=quiet)
         self._task = self._progress.add_task(name, total=total, completed=done, shown="")
 

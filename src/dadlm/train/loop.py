@@ -1,7 +1,5 @@
-"""The training loop, on text (`trainer.py`) and on pairs (`finetune.py`), of every family and stage.
-
-A step is a pure function of (weights, seed, step), so stopping and resuming changes nothing, nor does
-splitting the batch into parts or over processes (unless there is dropout).
+"""The training loop, on text (`trainer.py`) and on pairs (`finetune.py`). A step is a pure function of
+(weights, seed, step): neither resuming changes anything, nor splitting the batch (unless there is dropout).
 """
 
 import time
@@ -65,9 +63,14 @@ class Loop(ABC):
         train = run.train
         self.config, self.batches, self.out, self.quiet = run, batches, Path(run.out), quiet
         self.ranks = ranks or Ranks()
-        self.device = self.ranks.place(find_device(train.device))
-        self.bf16 = train.in_bf16(self.device.type)
-        model.prepare_training(compile=train.compile, checkpointing=train.checkpointing)
+        self.device = find_device(train.device)
+        on_cuda = self.device.type == "cuda"
+        if on_cuda and self.ranks.group is not None:
+            self.device = torch.device("cuda", self.ranks.local)
+        self.bf16 = train.precision == "bf16" or (train.precision == "auto" and on_cuda)
+        model.backbone.checkpointing = train.checkpointing
+        if train.compile:
+            model.backbone.compile_parts()
         scalars = frozenset(name for name, tensor in weights(model).items() if tensor.ndim == 0)
         wrapped = wrap_distributed(model, train, self.ranks, self.device, self.bf16)
         # The tensors themselves: they follow every update.
@@ -160,10 +163,8 @@ class Loop(ABC):
             self._stop(*bad)
 
     def _stop(self, loss: float, norm: float) -> None:
-        """The update that would spoil the weights is not made: what is saved is the last good state.
-
-        Weights that an earlier update has spoilt already are not saved: the checkpoint before them stays.
-        """
+        """The update that would spoil the weights is not made: what is saved is the last good state. Weights
+        that an earlier update has spoilt already are not saved: the checkpoint before them stays."""
         spoilt = not all(bool(torch.isfinite(tensor).all()) for tensor in self.weights.values())
         folder = (self.out / "last").resolve() if self.ranks.any(spoilt) else self.save(False)
         where = f"the last good state is in {folder}" if folder.exists() else "no good state was saved yet"

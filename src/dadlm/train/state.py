@@ -88,11 +88,8 @@ def start_optimizer(model: Model, train: TrainConfig) -> torch.optim.AdamW:
 
 
 class NanWatch:
-    """Whether a step's loss and gradients are numbers, found out on CUDA without waiting for the device.
-
-    The optimiser skips by itself an update that is none; what the device says of a step is copied to the CPU
-    when it is known, and read when the next is on its way.
-    """
+    """Whether a step's loss and gradients are numbers, found out on CUDA without waiting for the device: the
+    optimiser skips an update that is none, and it is read when the next step is on its way."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer

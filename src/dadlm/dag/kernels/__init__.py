@@ -1,7 +1,5 @@
-"""Triton twins of the algorithms over a chain of groups, each in one launch.
-
-They work on flat batches: emissions [B, N, K], transitions [B, N, K, K], contiguous.
-"""
+"""Triton twins of the algorithms over a chain of groups, each in one launch, on flat batches: contiguous
+emissions [B, N, K] and transitions [B, N, K, K]."""
 
 from importlib.util import find_spec
 

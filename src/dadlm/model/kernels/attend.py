@@ -1,7 +1,5 @@
 """Attention over a prefix of which each query sees its own number of positions, and over the query's block.
-
-One pass with a running softmax and no work beyond what the longest-seeing query of a tile may see: the prefix
-lengths are read on the device, so one captured graph serves texts of any length.
+The prefix lengths are read on the device, so one captured graph serves texts of any length.
 
 B rows, C queries, L prefix positions, H heads, E head width.
 """
@@ -25,9 +23,7 @@ def attend(
     normaliser: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """q [B, C, H, E] over the first visible [B, C] positions of k, v [B, L, H, E]; out and log normaliser.
-
-    `own` = (k, v, is_key) adds the keys of the row's block: [B, C, H, E] and which of them count [B, C].
-    """
+    `own` = (k, v, is_key) adds the keys of the row's block: [B, C, H, E] and which of them count [B, C]."""
     B, C, H, E = q.shape
     out = torch.empty(B, C, H, E, device=q.device, dtype=v.dtype)
     lse = torch.empty(B, C, H, device=q.device, dtype=torch.float32) if normaliser else None

@@ -20,10 +20,8 @@ _KEPT = 10  # all of them are kept if they take at most one part in so many of t
 
 
 def target_logp(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, tokens: int) -> Tensor:
-    """fp32 log-probability [n] of target ids [n] among the first `tokens` of the vocabulary.
-
-    hidden [n, D]; weight [·, D] and bias [·] are the parameters, cast as autocast would.
-    """
+    """fp32 log-probability [n] of target ids [n] among the first `tokens` of the vocabulary. hidden [n, D];
+    weight [·, D] and bias [·] are the parameters, cast as autocast would."""
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)

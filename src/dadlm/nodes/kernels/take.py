@@ -1,7 +1,5 @@
-"""`moves.take` on CUDA: torch divides integers for each element, and makes the zeros in a second pass.
-
-B rows, P places to take from, Q places to fill, F features.
-"""
+"""`moves.take` on CUDA, where torch's own takes two passes. B rows, P places to take from, Q to fill, F
+features."""
 
 import torch
 import triton
