@@ -121,19 +121,6 @@ def test_network_is_the_one_of_the_notes_node_by_node(architecture, family, expa
             assert_close(ours.double(), state, atol=2e-5, rtol=1e-5)
 
 
-def test_read_in_blocks_of_one_is_causal_and_in_one_block_sees_everything():
-    model = tiny_model("ar")
-    ids = random_ids(model.config)
-    changed = ids.clone()
-    changed[:, 9] = (changed[:, 9] + 1) % model.config.mask_id
-    before, after = model.read(ids), model.read(changed)
-    assert torch.equal(before[:, :9], after[:, :9])
-    assert (before[:, 9:] - after[:, 9:]).abs().amax(-1).min() > 1e-4
-    whole = tiny_model("mdlm")
-    difference = (whole.read(ids) - whole.read(changed)).abs().amax(-1)
-    assert difference.min() > 1e-4
-
-
 @pytest.mark.parametrize(("family", "block"), [("ar", 1), ("mdlm", 16), ("bd3lm", 4)])
 def test_kernels_without_a_mask_read_as_the_masked_one_does(family, block):
     model = tiny_model(family)

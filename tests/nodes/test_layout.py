@@ -76,15 +76,6 @@ def test_every_node_is_packed_exactly_once_and_none_is_dropped(candidates, start
 
 
 @shapes
-def test_an_anchor_has_one_node_and_a_masked_position_k(candidates, start, spare):
-    nodes = build(candidates, start)
-    count = nodes.active.sum(-1)
-    assert torch.equal(count, torch.where(nodes.masked, candidates, 1))
-    assert nodes.active[..., 0].all()  # an anchor is candidate 0
-    assert torch.equal(nodes.groups(exists(nodes)), nodes.active)
-
-
-@shapes
 def test_to_slots_and_from_slots_are_inverse(candidates, start, spare):
     nodes = build(candidates, start)
     here = exists(nodes)
@@ -154,6 +145,7 @@ def test_padding_needs_no_head_and_sees_no_prefix(candidates, start, spare):
 @pytest.mark.parametrize("packed", [True, False])
 def test_inactive_and_start_nodes_are_never_keys(candidates, start, packed):
     nodes = build(candidates, start, packed)
+    assert torch.equal(nodes.groups(exists(nodes)), nodes.active)
     for b, row in enumerate(nodes.masked):
         keys = {slot for _, slot, i, k in naive_nodes(row, candidates, start) if (i, k) != NOTHING}
         assert set(nodes.is_key[b].flatten().nonzero().flatten().tolist()) == keys
