@@ -30,7 +30,7 @@ from dadlm.model.network import count_parameters
 from dadlm.recipes import recipe
 from dadlm.tokens import Rows, Shards, Tokenizer
 from dadlm.train import RunConfig, Trainer
-from dadlm.train.start import fresh_model, model_from
+from dadlm.train.trainer import fresh_model, model_from
 from research.plan import Run, plan
 
 

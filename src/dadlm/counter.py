@@ -1,9 +1,5 @@
-"""Counter-based random numbers: a hash of integers instead of a generator with a state.
-
-A number depends only on what it is *for* (seed, step, row, block, position, purpose), so results do not
-change with batch size, order of evaluation, number of processes or a restart. Integer tensor operations
-only: CPU and CUDA give the same bits. Knows nothing of masks, tokens or models.
-"""
+"""Counter-based random numbers: a hash of integers instead of a generator with a state. A number depends only
+on what it is *for* (seed, step, row, block, position, purpose); CPU and CUDA give the same bits."""
 
 import operator
 
@@ -56,11 +52,8 @@ def uniform(*counters: int | Tensor) -> Tensor:
 
 
 def permute(index: Tensor, size: int, seed: int, epoch: int | Tensor) -> Tensor:
-    """A pseudo-random bijection of range(size), evaluated only where asked: a shuffle without a list.
-
-    A Feistel network permutes the next power of two; values outside the range walk on along their cycle
-    until they fall inside, which keeps the map one-to-one.
-    """
+    """A pseudo-random bijection of range(size), evaluated only where asked. A Feistel network permutes the
+    next power of two; values outside the range walk on along their cycle until they fall inside."""
     bits = max(6, (size - 1).bit_length())  # fewer bits mix too little
     low_bits = bits // 2
     low_mask, high_mask = (1 << low_bits) - 1, (1 << (bits - low_bits)) - 1

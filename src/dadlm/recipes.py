@@ -15,83 +15,53 @@ from dadlm.model import ModelConfig
 from dadlm.model.config import Family
 from dadlm.train import DataConfig, FinetuneConfig, RunConfig, TrainConfig
 
+_Fields = dict[str, Any]
 FAMILIES: tuple[Family, ...] = ("ar", "mdlm", "bd3lm", "dadlm")
 
 # What makes the candidates part at once (docs/experiments.md). The paper's equations alone: None and None.
-APART: dict[str, Any] = {"track_bias": 3.0, "candidate_offset": 1.0}
+APART: _Fields = {"track_bias": 3.0, "candidate_offset": 1.0}
 
 
 def tour(family: Family) -> RunConfig:
     """Two layers on the tour's language: BD3LM first, then BD3LM and DA-DLM side by side."""
+    shape: _Fields = {
+        "vocab_size": 34,
+        "eot_id": 32,
+        "context": 32,
+        "block_size": 4,
+        "layers": 2,
+        "width": 64,
+    }
+    train: _Fields = {"lr": 3e-3, "warmup": 20, "decay": 300, "ema": 0.99, "valid_every": 100}
     return RunConfig(
-        model=ModelConfig(
-            family=family,
-            vocab_size=34,
-            eot_id=32,
-            context=32,
-            block_size=4,
-            layers=2,
-            width=64,
-            heads=2,
-            track_bias=4.0,
-            candidate_offset=1.0,
-        ),
-        train=TrainConfig(
-            steps=800,
-            batch_size=32,
-            lr=3e-3,
-            warmup=20,
-            decay=300,
-            ema=0.99,
-            valid_every=100,
-            valid_rows=256,
-            save_every=1000,
-        ),
+        model=ModelConfig(family=family, **shape, heads=2, track_bias=4.0, candidate_offset=1.0),
+        train=TrainConfig(steps=800, batch_size=32, **train, valid_rows=256, save_every=1000),
         out=f"runs/tour-{family}",
     )
 
 
 def small(family: Family) -> RunConfig:
     """A text file on a CPU: about 1M parameters and context 128; MDLM needs the longest run to get going."""
+    shape: _Fields = {"vocab_size": 1025, "eot_id": 0, "block_size": 8, "layers": 4, "width": 128}
     steps = {"ar": 1000, "mdlm": 1000, "bd3lm": 400, "dadlm": 300}[family]
+    train: _Fields = {"lr": 2e-3, "warmup": 40, "ema": 0.99, "valid_every": 100, "valid_rows": 64}
     return RunConfig(
         model=ModelConfig(
-            family=family,
-            vocab_size=1025,
-            eot_id=0,
-            context=128,
-            block_size=8,
-            layers=4,
-            width=128,
-            heads=4,
-            expand_at=2,
-            candidate_scale=0.3,
-            **APART,
+            family=family, **shape, context=128, heads=4, expand_at=2, candidate_scale=0.3, **APART
         ),
         data=DataConfig(tokenizer="bpe:1024"),
-        train=TrainConfig(
-            steps=steps, batch_size=16, lr=2e-3, warmup=40, ema=0.99, valid_every=100, valid_rows=64
-        ),
+        train=TrainConfig(steps=steps, batch_size=16, **train),
         out=f"runs/small-{family}",
     )
 
 
 def lab(family: Family) -> RunConfig:
     """About 10M parameters at context 1024, for one GPU; late expansion."""
+    shape: _Fields = {"vocab_size": 8193, "eot_id": 0, "block_size": 16, "layers": 6, "width": 320}
     steps = {"ar": 20_000, "mdlm": 17_000, "bd3lm": 1_800, "dadlm": 1_200}[family]
     return RunConfig(
         model=ModelConfig(
-            family=family,
-            vocab_size=8193,
-            eot_id=0,
-            context=1024,
-            block_size=16,
-            layers=6,
-            width=320,
-            heads=5,
-            expand_at=4,
-            candidate_scale=0.3,
-            **APART,
+            family=family, **shape, context=1024, heads=5, expand_at=4, candidate_scale=0.3, **APART
         ),
         data=DataConfig(tokenizer="bpe:8192"),
         train=TrainConfig(steps=steps, batch_size=32, lr=1e-3, warmup=500, ema=0.999),
@@ -101,38 +71,22 @@ def lab(family: Family) -> RunConfig:
 
 def paper(family: Family) -> RunConfig:
     """The paper's network, GPT-2 vocabulary and schedule: MDLM 850k steps, BD3LM 90k, DA-DLM 60k."""
+    shape: _Fields = {"architecture": "bd3lm", "tie_embedding": False, "dropout": 0.1, "transition": "gated"}
     steps = {"ar": 500_000, "mdlm": 850_000, "bd3lm": 90_000, "dadlm": 60_000}[family]
+    every: _Fields = {"valid_every": 10_000, "save_every": 5_000, "log_every": 100}
     return RunConfig(
-        model=ModelConfig(
-            family=family, architecture="bd3lm", tie_embedding=False, dropout=0.1, transition="gated", **APART
-        ),
+        model=ModelConfig(family=family, **shape, **APART),
         data=DataConfig(train="hf:Skylion007/openwebtext", tokenizer="gpt2"),
-        train=TrainConfig(
-            steps=steps,
-            batch_size=512,
-            accumulate=16,
-            warmup=2500,
-            valid_every=10_000,
-            save_every=5_000,
-            log_every=100,
-        ),
+        train=TrainConfig(steps=steps, batch_size=512, accumulate=16, warmup=2500, **every),
         out=f"runs/paper-{family}",
     )
 
 
 def finetune(**changes: Any) -> FinetuneConfig:
     """Fifteen passes over 17,000 pairs, at a lower rate than before, falling to zero."""
-    train = TrainConfig(
-        steps=4000,
-        batch_size=64,
-        lr=5e-4,
-        warmup=100,
-        decay=2000,
-        ema=0.99,
-        masks_per_row=4,
-        valid_every=500,
-        save_every=500,
-    )
+    every: _Fields = {"valid_every": 500, "save_every": 500}
+    rate: _Fields = {"lr": 5e-4, "warmup": 100, "decay": 2000, "ema": 0.99}
+    train = TrainConfig(steps=4000, batch_size=64, masks_per_row=4, **rate, **every)
     return FinetuneConfig(**({"train": train, "rouge_pairs": 256} | changes))
 
 

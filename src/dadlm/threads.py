@@ -8,11 +8,8 @@ import torch
 
 @contextmanager
 def one_thread(wanted: bool = True) -> Iterator[None]:
-    """One while the body runs, if that is wanted.
-
-    Work in small pieces gains little from more, and they wait for one another wherever something else is
-    busy: fine-tunings on one GPU and 16 cores made 2 steps a second with a thread per core, 34 with one.
-    """
+    """One while the body runs, if that is wanted: fine-tunings on one GPU and 16 cores made 2 steps a second
+    with a thread per core, 34 with one."""
     before = torch.get_num_threads()
     if wanted:
         torch.set_num_threads(1)

@@ -1,7 +1,5 @@
-"""Random DAGs for the tests: anchors, partly active groups, and (on request) severed transitions.
-
-Shapes: B any leading batch dimensions (also none), N groups, K candidates.
-"""
+"""Random DAGs for the tests: anchors, partly active groups, and (on request) severed transitions. Shapes: B
+any leading batch dimensions (also none), N groups, K candidates."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""forward_logp: its value and gradient against enumeration, counting and finite differences."""
+"""forward_logp, node_marginals and node_posteriors against enumeration, counting and finite differences."""
 
 import math
 
@@ -51,7 +51,12 @@ def test_gradcheck_through_masked_parameters(seed: int, groups: int, candidates:
     generator = torch.Generator().manual_seed(seed)
     active = random_active(generator, (2, groups, candidates))
     raw = leaves(*random_raw(generator, (2, groups, candidates)))
-    assert torch.autograd.gradcheck(lambda e, t: dag.forward_logp(*masked(e, t, active)), raw)
+    for function in (
+        lambda e, t: dag.forward_logp(*masked(e, t, active)),
+        lambda e, t: dag.node_marginals(masked(e, t, active)[1])[active],
+        lambda e, t: dag.node_posteriors(*masked(e, t, active))[active],
+    ):
+        assert torch.autograd.gradcheck(function, raw)
 
 
 @many
@@ -139,17 +144,7 @@ def test_dtypes_promote():
     assert dag.forward_logp(emission.float(), transition).dtype == torch.float64
     to_emission, to_transition = gradients(dag.forward_logp, emission.bfloat16(), transition)
     assert (to_emission.dtype, to_transition.dtype) == (torch.bfloat16, torch.float64)
-
-
-def test_batch_shape_changes_nothing():
-    emission, transition = random_graph(11, (2, 3), 5, 4).scores
-    value = dag.forward_logp(emission, transition)
-    assert value.shape == (2, 3)
-    assert_close(dag.forward_logp(emission.flatten(0, 1), transition.flatten(0, 1)), value.flatten())
-    for row in range(6):
-        alone = dag.forward_logp(emission.flatten(0, 1)[row], transition.flatten(0, 1)[row])
-        assert_close(alone, value.flatten()[row])
-    assert dag.forward_logp(emission[:0], transition[:0]).shape == (0, 3)
+    assert dag.forward_logp(emission.expand(0, 3, 3, 2), transition.expand(0, 3, 3, 2, 2)).shape == (0, 3)
 
 
 def test_strided_and_expanded_inputs():
@@ -190,3 +185,59 @@ def test_under_compile():
     assert_close(compiled(*scores), dag.forward_logp(*scores))
     for got, expected in zip(gradients(compiled, *scores), gradients(dag.forward_logp, *scores), strict=True):
         assert_close(got, expected)
+
+
+@many
+@given(graphs())
+def test_marginals_against_enumeration(graph: Graph):
+    assert_close(dag.node_marginals(graph.transition_logp), naive.node_marginals(graph.transition_logp))
+
+
+@many
+@given(graphs(severed=0.15))
+def test_posteriors_against_enumeration(graph: Graph):
+    got = dag.node_posteriors(*graph.scores)
+    possible = naive.count_paths(*graph.scores) > 0
+    assert_close(got[possible], naive.node_posteriors(*graph.scores)[possible])
+    assert (got[~possible] == -INF).all()
+
+
+@many
+@given(graphs())
+def test_both_sum_to_one_and_exclude_inactive_nodes(graph: Graph):
+    for logp in (dag.node_marginals(graph.transition_logp), dag.node_posteriors(*graph.scores)):
+        assert_close(logp.exp().sum(-1), torch.ones(logp.shape[:-1], dtype=logp.dtype))
+        assert torch.equal(logp > -INF, graph.active)
+
+
+@pytest.mark.parametrize("upstream", [1.0, INF, math.nan])
+def test_impossible_nodes_get_no_gradient_whatever_arrives(upstream: float):
+    graph = random_graph(29, (2,), 4, 3)
+    emission, transition = leaves(*graph.scores)
+    transition.data[0, 2] = -INF  # block 0 has no path
+    arriving = torch.zeros(2, 4, 3, dtype=torch.float64).masked_fill(~graph.active, upstream)
+    arriving[0, 2:] = upstream
+    prior, posterior = dag.node_marginals(transition), dag.node_posteriors(emission, transition)
+    assert (prior[0, 2:] == -INF).all() and (posterior[0] == -INF).all()
+    for out in (prior, posterior):
+        grads = torch.autograd.grad(out, (emission, transition), arriving, allow_unused=True)
+        assert not any(grad.any() for grad in grads if grad is not None)
+
+
+def test_improbable_is_not_impossible():
+    """A node of probability e^-200 underflows in fp32, but its logarithm does not."""
+    emission = torch.tensor([[0.0, -200.0], [0.0, -150.0]])
+    transition = torch.full((2, 2, 2), 0.5).log()
+    posterior = dag.node_posteriors(emission, transition)
+    assert_close(posterior[:, 1], torch.tensor([-200.0, -150.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_dtypes_and_batch_shape(dtype: torch.dtype):
+    emission, transition = (score.to(dtype) for score in random_graph(31, (2, 3), 4, 3).scores)
+    expected = torch.promote_types(dtype, torch.float32)
+    prior, posterior = dag.node_marginals(transition), dag.node_posteriors(emission, transition)
+    assert prior.dtype == posterior.dtype == expected
+    assert prior.shape == posterior.shape == (2, 3, 4, 3)
+    assert_close(dag.node_marginals(transition[1, 2]), prior[1, 2])
+    assert_close(dag.node_posteriors(emission[1, 2], transition[1, 2]), posterior[1, 2])

@@ -36,12 +36,6 @@ def test_every_cell_of_a_grid_lands_on_its_path():
     assert torch.equal(frequencies(drawn, paths), (probability * 16**3).round().long())
 
 
-def test_boundaries_belong_to_the_next_node():
-    transition = torch.full((1, 4, 4), 0.25).log().expand(4, 1, 4, 4)
-    uniform = torch.tensor([[0.0], [0.25], [0.5], [0.75]])
-    assert dag.sample_path(transition, uniform=uniform).flatten().tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_frequencies_pass_a_chi_square_test(seed: int):
     generator = torch.Generator().manual_seed(seed)
@@ -95,16 +89,17 @@ def test_a_row_whose_sum_rounds_below_one_does_not_overflow(active: int):
     assert short.tolist() == [active - 1]
 
 
-def test_a_row_that_does_not_sum_to_one_is_scaled():
-    transition = torch.tensor([0.3, 0.3]).log().expand(1, 2, 2)
-    drawn = [dag.sample_path(transition, uniform=torch.tensor([u])).item() for u in (0.0, 0.45, 0.55, 0.9)]
-    assert drawn == [0, 0, 1, 1]
-
-
-def test_zero_skips_leading_impossible_nodes():
-    transition = torch.tensor([0.0, 0.0, 0.3, 0.0, 0.7, 0.0]).log().expand(2, 6, 6)
-    assert dag.sample_path(transition, uniform=torch.zeros(2)).tolist() == [2, 2]
-    assert dag.sample_path(transition, uniform=torch.full((2,), BELOW_ONE)).tolist() == [4, 4]
+@pytest.mark.parametrize(
+    ("row", "uniform", "drawn"),
+    [
+        ([0.25] * 4, [0.0, 0.25, 0.5, 0.75], [0, 1, 2, 3]),  # boundaries belong to the next node
+        ([0.3, 0.3], [0.0, 0.45, 0.55, 0.9], [0, 0, 1, 1]),  # a row that does not sum to one is scaled
+        ([0.0, 0.0, 0.3, 0.0, 0.7, 0.0], [0.0, BELOW_ONE], [2, 4]),  # impossible nodes are skipped
+    ],
+)
+def test_rows_by_hand(row: list[float], uniform: list[float], drawn: list[int]):
+    transition = torch.tensor(row).log().expand(len(uniform), 1, len(row), len(row))
+    assert dag.sample_path(transition, uniform=torch.tensor(uniform)[:, None]).flatten().tolist() == drawn
 
 
 def test_double_uniforms_keep_their_bits():

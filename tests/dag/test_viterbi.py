@@ -1,4 +1,4 @@
-"""best_path against enumeration, above all where paths tie."""
+"""best_path against enumeration, lookahead_path against a plain walk, above all where paths tie."""
 
 import torch
 from hypothesis import given
@@ -33,6 +33,7 @@ def test_ties_against_enumeration(seed: int, groups: int, candidates: int, sprea
     expected_path, expected_logp = naive.best_path(emission, transition)
     assert torch.equal(path, expected_path)
     assert torch.equal(logp, expected_logp)
+    assert torch.equal(dag.lookahead_path(emission, transition), walks(emission, transition))
 
 
 def test_no_path_gives_zeros_and_minus_infinity():
@@ -61,3 +62,32 @@ def test_nan_scores_do_not_leave_the_range():
     emission, transition = torch.full((3, 4), torch.nan), torch.zeros(3, 4, 4)
     path, logp = dag.best_path(emission, transition)
     assert logp.isnan() and ((path >= 0) & (path < 4)).all()
+
+
+def walk(emission: torch.Tensor, transition: torch.Tensor) -> list[int]:
+    """From the start node to the best next one, one at a time, of a single block."""
+    path = [0]
+    for i in range(len(emission)):
+        scores = [float(transition[i, path[-1], k] + emission[i, k]) for k in range(emission.shape[1])]
+        path.append(scores.index(max(scores)))
+    return path[1:]
+
+
+def walks(emission: torch.Tensor, transition: torch.Tensor) -> torch.Tensor:
+    *batch, N, K = emission.shape
+    blocks = zip(emission.reshape(-1, N, K), transition.reshape(-1, N, K, K), strict=True)
+    return torch.tensor([walk(*block) for block in blocks]).view(*batch, N)
+
+
+@many
+@given(graphs(severed=0.15))
+def test_lookahead_is_a_plain_walk(graph: Graph):
+    assert torch.equal(dag.lookahead_path(*graph.scores), walks(*graph.scores))
+
+
+def test_a_rare_step_that_makes_all_others_certain_does_not_win():
+    """Node 1 ends the text at once, with 0.05, and is certain from then on; node 0 halves at every token."""
+    emission = torch.tensor([0.5, 1.0]).log().expand(8, 2)
+    transition = torch.tensor([[0.95, 0.05], [0.0, 1.0]]).log().expand(8, 2, 2)
+    assert dag.best_path(emission, transition)[0].tolist() == [1] * 8
+    assert dag.lookahead_path(emission, transition).tolist() == [0] * 8

@@ -30,21 +30,13 @@ def small_model(family: str, **changes) -> Model:
     return model
 
 
-def batch(model: Model, rows: int = 4, device: str = "cpu", copies: int = 1):
+def batch(model: Model, rows: int = 4, device: str = "cpu", **how):
     ids = torch.randint(0, 58, (rows, model.config.context), generator=torch.Generator().manual_seed(1))
     noise = None
     if model.config.family != "ar":
-        index = torch.arange(rows, device=device)
-        noise = draw_noise(
-            NoiseConfig(),
-            seed=3,
-            step=5,
-            rows=index,
-            batch_rows=rows,
-            length=model.config.context,
-            block_size=model.config.block,
-            masks_per_row=copies,
-        )
+        how |= {"seed": 3, "step": 5, "rows": torch.arange(rows, device=device), "batch_rows": rows}
+        length, block_size = model.config.context, model.config.block
+        noise = draw_noise(NoiseConfig(), length=length, block_size=block_size, **how)
     return ids.to(device), noise
 
 

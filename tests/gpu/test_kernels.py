@@ -11,7 +11,7 @@ from dadlm import counter, dag
 from dadlm.dag import naive
 from dadlm.decode import sample
 from dadlm.decode.samplers import base
-from dadlm.model import rotary
+from dadlm.model import layer as rotary
 from dadlm.model.attention import merge, softmax_average
 from dadlm.nodes import Nodes, lay_out
 from dadlm.nodes.moves import take

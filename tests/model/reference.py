@@ -37,10 +37,8 @@ def sees(query: Node, key: Node) -> bool:
 
 
 def reference(model: Model, ids: Tensor, masked: Tensor) -> tuple[dict[tuple[int, int, int], Tensor], Tensor]:
-    """Final hidden states of ids [L] masked at masked [L].
-
-    Of the noisy nodes by (block, place, candidate), place -1 being the start node; of the clean ones [L, D].
-    """
+    """Final hidden states of ids [L] masked at masked [L]. Of the noisy nodes by (block, place, candidate),
+    place -1 being the start node; of the clean ones [L, D]."""
     config, weight = model.config, {name: p.detach().double() for name, p in model.named_parameters()}
     graph, N = model.graph, config.block_size
     noisy: list[Node] = []

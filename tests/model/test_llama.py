@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.decode.tiny import prompt_of, silence_eot, tiny
+from tests.model.test_visibility import slots
 from tests.model.tiny import dense_twin, every_kind_of_mask, random_ids, random_noise, tiny_model
 from torch import Tensor
 
@@ -114,16 +115,9 @@ def test_no_masked_token_is_known_to_its_block(family, expand_at):
     masked[:, 9] = True
     other = ids.clone()
     other[:, 9] = (ids[:, 9] + 7) % model.config.mask_id
-    before, after = (states(model, tokens, masked) for tokens in (ids, other))
+    before, after = (slots(model, tokens, masked) for tokens in (ids, other))
     assert torch.equal(before[:, :3], after[:, :3])
     assert (before - after)[:, 3].abs().amax((-1, -2)).gt(1e-4).all()
-
-
-def states(model: Model, ids: Tensor, masked: Tensor) -> Tensor:
-    context = Context()
-    model.read(ids, context, only_context=True)
-    denoised = model.denoise(*Noise.of(masked).split_blocks(ids, N), context)
-    return denoised.nodes.to_slots(denoised.hidden)
 
 
 @pytest.mark.parametrize("family", ["ar", "bd3lm", "dadlm"])

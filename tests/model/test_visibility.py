@@ -116,19 +116,6 @@ def test_the_start_node_influences_no_other_node(expand_at):
 
 
 @pytest.mark.parametrize("expand_at", [0, 1])
-def test_the_start_node_sees_what_its_block_sees(expand_at):
-    model = tiny_model(expand_at=expand_at)
-    ids, masked = random_ids(model.config), every_kind_of_mask(model.config)
-    masked[:, 9] = False
-    start = slots(model, ids, masked)[:, :, 0]
-    mask_id = model.config.mask_id
-    of_prefix = (start - slots(model, other(ids, 6, mask_id), masked)[:, :, 0]).abs().amax(-1) > 1e-4
-    of_anchor = (start - slots(model, other(ids, 9, mask_id), masked)[:, :, 0]).abs().amax(-1) > 1e-4
-    assert of_prefix[:, 2:].all() and not of_prefix[:, 0].any()
-    assert of_anchor[:, 2:].all() and not of_anchor[:, :2].any()
-
-
-@pytest.mark.parametrize("expand_at", [0, 1])
 def test_candidates_of_one_position_are_told_apart(expand_at):
     model = tiny_model(expand_at=expand_at)
     ids, masked = random_ids(model.config), every_kind_of_mask(model.config)

@@ -41,10 +41,8 @@ def random_ids(config: ModelConfig, batch: int = 4, seed: int = 1, length: int |
 
 
 def every_kind_of_mask(config: ModelConfig, batch: int = 4, seed: int = 2) -> Tensor:
-    """[B, L]: mixed blocks; row 1 has a full block after an empty one, row 2 only masks, row 3 none.
-
-    Position 0 is never masked, as in training.
-    """
+    """[B, L]: mixed blocks; row 1 has a full block after an empty one, row 2 only masks, row 3 none. Position
+    0 is never masked, as in training."""
     generator, N = torch.Generator().manual_seed(seed), config.block_size
     masked = torch.rand(batch, config.context, generator=generator) < 0.5
     if batch > 1:

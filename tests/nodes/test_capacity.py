@@ -1,10 +1,10 @@
-"""Room for nodes decided before the device begins: enough, of few sizes, and empty room changes nothing."""
+"""Padded sizes decided before the device begins: enough, few, and padding changes nothing."""
 
 import pytest
 import torch
-from tests.model.tiny import every_kind_of_mask, gradients, random_ids, random_noise, tiny_model
+from tests.model.tiny import gradients, random_ids, random_noise, tiny_model
 
-from dadlm.nodes import PaddedSizes, padded_sizes, select
+from dadlm.nodes import padded_sizes, select
 from dadlm.objective import losses
 
 
@@ -18,37 +18,25 @@ def test_selection_takes_out_and_puts_back() -> None:
     assert back.tolist() == [[0, 1], [0, 0], [4, 5], [6, 7], [0, 0]]
     (grad,) = torch.autograd.grad((back * torch.arange(5.0)[:, None]).sum(), x)
     assert grad[:, 0].tolist() == [0, 0, 2, 3, 0]
-
-
-def test_nothing_selected() -> None:
     nothing = select(torch.zeros(4, dtype=torch.bool))
     assert not nothing.put(nothing.take(torch.ones(4))).any()
 
 
-@pytest.mark.parametrize("family", ["mdlm", "bd3lm", "dadlm"])
-def test_spare_capacity_changes_no_loss(family: str) -> None:
-    model = tiny_model(family)
-    ids, noise = random_ids(model.config), random_noise(model)
-    sizes = PaddedSizes(nodes=16 * 3 + 4 + 9, masked=4 * 16 * 3 + 5)
-    for a, b in zip(
-        vars(losses(model, ids, noise)).values(),
-        vars(losses(model, ids, noise, sizes=sizes)).values(),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b)
+SHAPES = [{}, {"expand_at": 1}, {"transition": "gated"}, {"architecture": "llama"}, {"family": "bd3lm"}]
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"expand_at": 1}, {"transition": "gated"}, {"architecture": "llama"}]
-)
+@pytest.mark.parametrize("changes", [*SHAPES, {"family": "mdlm"}])
 @pytest.mark.parametrize("blocks", [None, torch.tensor([[0, 2], [1, 3], [0, 1], [2, 3]])])
 def test_sizes_decided_before_change_neither_losses_nor_gradients(changes: dict, blocks) -> None:
-    model = tiny_model("dadlm", **changes)
+    model = tiny_model(**changes)
+    if model.config.family == "mdlm":
+        blocks = None  # the whole row is one
     ids, noise = random_ids(model.config), random_noise(model)
     if blocks is not None:
         noise = noise._replace(weight=noise.weight.gather(1, blocks), blocks=blocks)
-    masked = noise.split_blocks(ids, model.config.block_size)[1].flatten(1)
-    sizes = padded_sizes(masked, 4, 3, True)
+    block, nodes = model.config.block, model.config.nodes_per_mask
+    masked = noise.split_blocks(ids, block)[1].flatten(1)
+    sizes = padded_sizes(masked, block, nodes, model.graph is not None)
     exact, padded = (losses(model, ids, noise, sizes=given) for given in (None, sizes))
     for a, b in zip(vars(exact).values(), vars(padded).values(), strict=True):
         torch.testing.assert_close(a, b)
@@ -77,9 +65,5 @@ def test_sizes_are_large_enough_and_few(candidates: int, start: bool) -> None:
         assert sizes.nodes % 128 == 0
         seen.add(sizes)
     assert len(seen) <= 24
-
-
-def test_masks_of_every_kind_have_a_size() -> None:
-    model = tiny_model("dadlm")
-    masked = every_kind_of_mask(model.config)
-    assert padded_sizes(masked * 0 == 1, 4, 3, True).masked > 0, "a step without any mask has a shape too"
+    nothing = torch.zeros(8, 256, dtype=torch.bool)
+    assert padded_sizes(nothing, 16, candidates, start).masked > 0, "a step without any mask has a shape too"

@@ -1,5 +1,7 @@
 """Times and masks: stratified over the global batch, and the same however the batch is split."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -62,10 +64,11 @@ def test_times_stay_within_their_interval():
 
 
 @pytest.mark.parametrize("config", [PLAIN, CLIPPED, NoiseConfig(schedule="cosine")])
-def test_splitting_rows_into_micro_batches_gives_identical_noise(config):
-    whole = draw(config)
+@pytest.mark.parametrize("masks", [1, 3])
+def test_splitting_rows_into_micro_batches_gives_identical_noise(config, masks):
+    whole = draw(config, masks_per_row=masks)
     for sizes in ([1] * 8, [3, 5], [7, 1]):
-        parts = [draw(config, rows) for rows in torch.arange(8).split(sizes)]
+        parts = [draw(config, rows, masks_per_row=masks) for rows in torch.arange(8).split(sizes)]
         for name in ("masked", "time", "weight"):
             joined = torch.cat([getattr(part, name) for part in parts])
             assert torch.equal(joined, getattr(whole, name)), name
@@ -144,10 +147,8 @@ def test_redrawn_blocks_have_the_conditional_distribution():
 
 
 def test_the_smallest_time_is_no_bound_for_the_masked_share():
-    """As in BD3LM: an end of the interval that is the whole range's own is not enforced.
-
-    Redrawing until something is masked would hardly end at t = 0.001, where one draw in 250 does it.
-    """
+    """As in BD3LM: an end of the interval that is the whole range's own is not enforced. Redrawing until
+    something is masked would hardly end at t = 0.001, where one draw in 250 does it."""
     noise = draw(NoiseConfig(low=1e-3, high=0.9), batch_rows=2048, length=20, block_size=4)
     t, share = noise.time[:, 1:].double(), fractions(noise, 4)[:, 1:]
     assert share.max() <= 0.9
@@ -171,3 +172,49 @@ def test_the_smallest_time_is_no_bound_for_the_masked_share():
 def test_bad_settings_are_refused(bad, says):
     with pytest.raises(ConfigError, match=says):
         NoiseConfig(**bad)
+
+
+# Noise on a part of each row
+
+B, L, N = 6, 48, 8
+NARROW = NoiseConfig(low=0.3, high=0.7)
+draw_six = partial(draw, batch_rows=B, length=L, block_size=N)
+
+
+def spans() -> Tensor:
+    """Row i: positions 5 + 3i up to 20 + 3i."""
+    position, start = torch.arange(L), 5 + 3 * torch.arange(B)[:, None]
+    return (position >= start) & (position < start + 15)
+
+
+def test_the_same_masks_as_ever_where_they_are_allowed() -> None:
+    everywhere, some = draw_six(), draw_six(maskable=spans())
+    assert torch.equal(some.masked, everywhere.masked & spans())
+    assert some.masked.any()
+
+
+def test_blocks_that_hold_something_maskable_are_kept_with_their_times() -> None:
+    everywhere, some = draw_six(), draw_six(maskable=spans())
+    assert some.blocks is not None
+    for row in range(B):
+        first, last = (5 + 3 * row) // N, (19 + 3 * row) // N
+        blocks = some.blocks[row].tolist()
+        assert set(range(first, last + 1)) <= set(blocks) and blocks == sorted(set(blocks))
+        assert torch.equal(some.time[row], everywhere.time[row, blocks])
+        assert torch.equal(some.weight[row], everywhere.weight[row, blocks])
+    assert some.blocks.shape[1] == 3  # what the row that has most needs: 15 positions in blocks of 8
+    assert draw_six(maskable=spans(), most_blocks=4).blocks.shape == (B, 4)  # type: ignore[union-attr]
+
+
+def test_all_maskable_is_no_restriction() -> None:
+    everywhere, some = draw_six(), draw_six(maskable=torch.ones(B, L, dtype=torch.bool))
+    assert some.blocks is None
+    assert torch.equal(some.masked, everywhere.masked)
+
+
+def test_clipping_counts_what_may_be_masked() -> None:
+    """Half of each block may be masked; a share of 0.3 to 0.7 of four tokens is two of them."""
+    maskable = (torch.arange(L) % 2 == 1).expand(B, L)
+    masked = draw_six(NARROW, maskable=maskable).masked.view(B, L // N, N).sum(-1)
+    assert (masked == 2).all()
+    assert not draw_six(NARROW, maskable=torch.zeros(B, L, dtype=torch.bool)).masked.any()

@@ -26,14 +26,8 @@ def test_the_mean_of_losses_and_gradients(family: str, spans: bool) -> None:
     assert model.config.block == N
     ids = random_ids(model.config)
     B, L = ids.shape
-    how: dict[str, Any] = {
-        "seed": 1,
-        "step": 2,
-        "rows": torch.arange(B),
-        "batch_rows": B,
-        "length": L,
-        "block_size": N,
-    }
+    how: dict[str, Any] = {"seed": 1, "step": 2, "rows": torch.arange(B), "batch_rows": B}
+    how |= {"length": L, "block_size": N}
     maskable = (torch.arange(L) >= 5) & (torch.arange(L) < 11) if spans else torch.arange(L) > 0
     noise = draw_noise(NoiseConfig(), maskable=maskable.expand(B, L), masks_per_row=C, **how)
     torch.testing.assert_close(noise.weight, SCHEDULES["loglinear"].weight(noise.time) / C)
@@ -74,17 +68,3 @@ def test_clipped_copies_stay_inside() -> None:
     noise = draw_noise(NoiseConfig(low=0.3, high=0.7), masks_per_row=C, **how)
     share = noise.masked.view(64, -1, 16).float().mean(-1)[:, C:]  # the first token of a row is never masked
     assert (share >= 0.3).all() and (share <= 0.7).all()
-
-
-def test_a_row_has_the_same_masks_in_any_batch() -> None:
-    how: dict[str, Any] = {
-        "seed": 1,
-        "step": 2,
-        "batch_rows": 8,
-        "length": 16,
-        "block_size": N,
-        "masks_per_row": C,
-    }
-    together = draw_noise(NoiseConfig(), rows=torch.arange(8), **how)
-    alone = draw_noise(NoiseConfig(), rows=torch.tensor([5]), **how)
-    assert torch.equal(together.masked[5:6], alone.masked) and torch.equal(together.time[5:6], alone.time)

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.model.reference import reference
 from tests.model.tiny import every_kind_of_mask, gradients, random_ids, random_noise, tiny_model
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.testing import assert_close
 
 from dadlm.dag import naive
 from dadlm.model import Context, Model
-from dadlm.nodes import layout
+from dadlm.nodes import Nodes, layout
 from dadlm.noise import Noise
 from dadlm.objective import losses, marginal_nll, path_nll
 
@@ -222,6 +223,31 @@ def test_only_the_training_loss_carries_a_graph(family):
     loss = losses(model, random_ids(model.config), noise_for(model))
     assert loss.train.requires_grad
     assert not loss.reconstruction.requires_grad and not loss.bound.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("dadlm", {"expand_at": 0}), ("dadlm", {"expand_at": 1}), ("dadlm", {"candidates": 1}), ("bd3lm", {})],
+)
+def test_padding_the_collapsed_nodes_changes_no_loss_and_no_gradient(monkeypatch, family, changes):
+    """On CUDA nodes before expansion are padded to a grid of tiles."""
+
+    def padded(masked, first, start):
+        count = masked.shape[1] * (int(start) + masked.shape[2])
+        slot = torch.arange(count).expand(len(masked), -1)
+        return Nodes(masked, first, 1, start, slot, F.pad(slot, (0, 5), value=-1))
+
+    model = tiny_model(family, **changes)
+    ids, noise, results = random_ids(model.config), random_noise(model), []
+    for make in (layout._one_node_each, padded):
+        monkeypatch.setattr(layout, "_one_node_each", make)
+        loss = losses(model, ids, noise).train.mean()
+        results.append((loss, *torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)))
+    for plain, other in zip(*results, strict=True):
+        if plain is None:  # the only candidate needs no transition
+            assert other is None
+            continue
+        assert_close(plain, other, atol=1e-5, rtol=1e-4)
 
 
 # Blocks of one token

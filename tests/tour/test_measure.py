@@ -14,7 +14,7 @@ from dadlm.recipes import recipe
 from dadlm.tour import measure
 from dadlm.tour.language import LENGTH, SUCCESSORS, Language, make_language
 from dadlm.tour.measure import divergence, validity
-from dadlm.train.start import fresh_model
+from dadlm.train.trainer import fresh_model
 
 
 @pytest.fixture(scope="module")

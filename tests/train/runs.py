@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from dadlm.model import Model, ModelConfig
 from dadlm.model.files import load_tensors
-from dadlm.noise import NoiseConfig
 from dadlm.tokens import Rows, Tokenizer, word_level
-from dadlm.train import DataConfig, Finished, RunConfig, TrainConfig, Trainer
-from dadlm.train.start import fresh_model
+from dadlm.train import DataConfig, Finished, RunConfig, TrainConfig, Trainer, gradients
+from dadlm.train.loop import Loop
+from dadlm.train.trainer import fresh_model
 
 FAMILIES = ("ar", "mdlm", "bd3lm", "dadlm")
 CONTEXT = 16
@@ -26,33 +27,19 @@ def tokenizer() -> Tokenizer:
     return word_level(WORDS)
 
 
+def shape(family: str, **changes: Any) -> ModelConfig:
+    """Two layers on blocks of 4."""
+    sizes = {"vocab_size": len(WORDS) + 2, "eot_id": len(WORDS), "context": CONTEXT, "block_size": 4}
+    sizes |= {"layers": 2, "width": 16, "heads": 2, "candidates": 3, "candidate_scale": 0.3, "expand_at": 1}
+    return ModelConfig(family=family, **(sizes | changes))  # type: ignore[arg-type]
+
+
 def config(family: str, out: Path, **train: Any) -> RunConfig:
-    """Two layers of width 16 on blocks of 4; options go to `TrainConfig`."""
-    return RunConfig(
-        model=ModelConfig(
-            family=family,  # type: ignore[arg-type]
-            vocab_size=len(WORDS) + 2,
-            eot_id=len(WORDS),
-            context=CONTEXT,
-            block_size=4,
-            layers=2,
-            width=16,
-            heads=2,
-            candidates=3,
-            candidate_scale=0.3,
-            expand_at=1,
-        ),
-        data=DataConfig(train="made up"),
-        noise=NoiseConfig(),
-        train=TrainConfig(
-            **(
-                {"steps": 12, "batch_size": 4, "lr": 1e-2, "warmup": 3, "ema": 0.9, "device": "cpu"}
-                | {"valid_every": 4, "valid_rows": 8, "save_every": 100, "log_every": 1}
-                | train
-            )
-        ),
-        out=str(out),
-    )
+    """Options go to `TrainConfig`."""
+    plan = {"steps": 12, "batch_size": 4, "lr": 1e-2, "warmup": 3, "ema": 0.9, "device": "cpu"}
+    plan |= {"valid_every": 4, "valid_rows": 8, "save_every": 100, "log_every": 1}
+    data = DataConfig(train="made up")
+    return RunConfig(model=shape(family), data=data, train=TrainConfig(**(plan | train)), out=str(out))
 
 
 def text(count: int, seed: int) -> Rows:
@@ -80,7 +67,7 @@ def train(run: RunConfig, stop_at: int | None = None) -> Finished:
     return one.run()
 
 
-def before_step(one: Trainer, number: int, act: Callable[[], object]) -> None:
+def before_step(one: Loop, number: int, act: Callable[[], object]) -> None:
     """Do something just before step `number` (counted from 1) is made."""
     make = one.step
 
@@ -90,6 +77,17 @@ def before_step(one: Trainer, number: int, act: Callable[[], object]) -> None:
         return make()
 
     one.step = step
+
+
+def poison(patch: pytest.MonkeyPatch, value: float = float("nan")) -> None:
+    """From now on every loss is multiplied by this, so values and gradients are spoilt."""
+    score = gradients.losses
+
+    def spoilt(*arguments: Any, **how: Any) -> Any:
+        parts = score(*arguments, **how)
+        return replace(parts, train=parts.train * value)
+
+    patch.setattr(gradients, "losses", spoilt)
 
 
 def with_model(run: RunConfig, **changes: Any) -> RunConfig:

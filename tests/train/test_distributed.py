@@ -1,7 +1,5 @@
 """Several processes train as one does: the same losses, one log, one checkpoint that any number goes on from.
-
-Everything is compared with one process that was started on its own.
-"""
+Everything is compared with one process that was started on its own."""
 
 import json
 import os

@@ -2,7 +2,6 @@
 lines."""
 
 import json
-import shutil
 import signal
 from dataclasses import replace
 from itertools import chain, repeat
@@ -11,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.runs import assert_same_bits, metrics, progress, state_tensors, tokenizer
+from tests.train.runs import assert_same_bits, metrics, progress, shape, state_tensors, tokenizer
 
-from dadlm import ModelConfig, generate, load
+from dadlm import generate, load
 from dadlm.cli import main
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import Documents, read_documents
@@ -24,7 +23,7 @@ from dadlm.train import TrainConfig
 from dadlm.train import finetune as module
 from dadlm.train.config import FinetuneConfig
 from dadlm.train.finetune import finetune, learned_lengths
-from dadlm.train.start import fresh_model
+from dadlm.train.trainer import fresh_model
 
 LONG, SHORT = "w1 w2 w3 w4 w5", "w7 w8"  # the summary of a document that begins with w10, and with w11
 
@@ -41,18 +40,7 @@ def write(file: Path, lines: list[Any]) -> str:
 
 def config_of(family: str, folder: Path, **changes: Any) -> FinetuneConfig:
     folder.mkdir(exist_ok=True)
-    shape = ModelConfig(
-        family=family,  # type: ignore[arg-type]
-        context=32,
-        block_size=4,
-        layers=2,
-        width=32,
-        heads=2,
-        candidates=3,
-        candidate_scale=0.3,
-        expand_at=1,
-    )
-    save(fresh_model(shape, tokenizer(), seed=0), folder / "model")
+    save(fresh_model(shape(family, context=32, width=32), tokenizer(), seed=0), folder / "model")
     train: dict[str, Any] = {"steps": 12, "batch_size": 8, "lr": 1e-2, "warmup": 3, "ema": 0.9}
     train |= {"device": "cpu", "valid_every": 4, "save_every": 100, "log_every": 1}
     settings = {
@@ -183,16 +171,8 @@ BAD = (
     b'no json\n[1]\n{"prompt": "", "completion": "w1"}\n{"document": "w1", "summary": 3}\n'
     b'{"document": "w1", "summary": "\\ud800"}\n\n{"prompt": "w1 w2", "completion": "w3"}\n'
 )
-WORDS_OF_BAD = (
-    "not UTF-8",
-    "no summary",
-    "is empty",
-    "not valid JSON",
-    "not an object",
-    "is empty",
-    "int",
-    "half",
-)
+WORDS_OF_BAD = ("not UTF-8", "no summary", "is empty", "not valid JSON")
+WORDS_OF_BAD += ("not an object", "is empty", "int", "half")
 
 
 def test_lines_that_are_no_pairs_are_named_and_counted(tmp_path: Path) -> None:
@@ -213,18 +193,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     config = config_of("bd3lm", tmp_path)
     more = tmp_path / "more.jsonl"
     more.write_bytes(BAD + b'{"document": "' + b"w1 " * 20 + b'", "summary": "w2"}\n')
-    words = [
-        "finetune",
-        "--model",
-        config.model,
-        "--data",
-        config.data[0],
-        str(more),
-        "--valid",
-        *config.valid,
-    ]
-    words += ["--out", config.out, "--document-tokens", "12", "--summary-tokens", "10", "--rouge-pairs", "4"]
-    words += ["--train.steps", "4", "--train.decay", "0", "--train.batch-size", "8", "--train.device", "cpu"]
+    line = f"finetune --model {config.model} --data {config.data[0]} {more} --valid {config.valid[0]}"
+    line += f" --out {config.out} --document-tokens 12 --summary-tokens 10 --rouge-pairs 4"
+    words = f"{line} --train.steps 4 --train.decay 0 --train.batch-size 8 --train.device cpu".split()
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["step"], told["pairs"], told["cut_documents"]) == (4, 32, 1)
@@ -266,17 +237,8 @@ def test_summarize_reads_and_writes_as_much_as_was_learned(
         out = generate(model, [prompt], seed=0, settings=replace(how, max_new_tokens=sizes[1]))
         assert told.out == out.texts[0].strip() + "\n"
         assert (f"cut to {sizes[0]} tokens" in told.err) == cut and "note:" not in told.err
-    evaluate = [
-        "evaluate",
-        "summarisation",
-        "--model",
-        config.out,
-        "--data",
-        *config.valid,
-        "--device",
-        "cpu",
-    ]
-    assert main([*evaluate, "--json", "--out", str(tmp_path / "evaluation")]) == 0
+    evaluate = f"evaluate summarisation --model {config.out} --data {config.valid[0]} --device cpu --json"
+    assert main([*evaluate.split(), "--out", str(tmp_path / "evaluation")]) == 0
     measured = json.loads(capsys.readouterr().out)
     assert (measured["document_tokens"], measured["summary_tokens"]) == (12, 10)
     assert main([*words[:3], config.model, *words[4:]]) == 0
@@ -302,13 +264,3 @@ def test_pairs_that_are_shown_come_from_all_over(total: int, count: int) -> None
     assert len(shown) == min(count, total) and shown[0] == 0
     steps = {after - before for before, after in zip(shown, [*shown[1:], total], strict=True)}
     assert max(steps) - min(steps) <= 1
-
-
-def test_a_fine_tuning_copied_with_its_links_followed_goes_on(tmp_path: Path) -> None:
-    config = trained(config_of("ar", tmp_path), steps=8, valid_every=4)
-    first = finetune(config, quiet=True)
-    shutil.copytree(config.out, tmp_path / "copy")
-    more = trained(replace(config, out=str(tmp_path / "copy")), steps=12)
-    done = finetune(more, quiet=True)
-    assert done.step == 12 and done.rouge is not None and first.rouge is not None
-    assert done.rouge >= first.rouge and done.best_step in (4, 8, 12)

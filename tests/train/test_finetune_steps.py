@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.runs import FAMILIES, progress
+from tests.train.runs import FAMILIES, before_step, poison, progress
 from tests.train.test_finetune import config_of, trained
 
 from dadlm.errors import ConfigError, TrainingError
@@ -16,10 +16,10 @@ from dadlm.evaluate.summarisation import lengths
 from dadlm.model import Model, load
 from dadlm.noise import draw_noise
 from dadlm.objective import losses
-from dadlm.train import gradients, graphs
+from dadlm.train import gradients
 from dadlm.train.config import FinetuneConfig
 from dadlm.train.finetune import Finetuner
-from dadlm.train.graphs import StepGraphs
+from dadlm.train.gradients import StepGraphs
 from dadlm.train.pair_rows import PairRows, encode_pairs
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -43,17 +43,11 @@ def plain_losses(config: FinetuneConfig, model: Model, steps: int) -> list[float
     for step in range(steps):
         batch, noise = rows.batch(step, train.seed), None
         if model.config.family != "ar":
-            noise = draw_noise(
-                config.noise,
-                seed=train.seed,
-                step=step,
-                rows=torch.arange(train.batch_size),
-                batch_rows=train.batch_size,
-                length=batch.ids.shape[1],
-                block_size=batch.ids.shape[1] if model.config.family == "mdlm" else 4,
-                maskable=batch.loss_mask,
-                masks_per_row=train.masks_per_row,
-            )
+            rows_of, length = torch.arange(train.batch_size), batch.ids.shape[1]
+            how = {"seed": train.seed, "step": step, "rows": rows_of, "batch_rows": train.batch_size}
+            how |= {"length": length, "block_size": length if model.config.family == "mdlm" else 4}
+            how |= {"maskable": batch.loss_mask, "masks_per_row": train.masks_per_row}
+            noise = draw_noise(config.noise, **how)
         loss = losses(model, batch.ids, noise, loss_mask=batch.loss_mask).train.sum() / batch.loss_mask.sum()
         optimizer.zero_grad()
         loss.backward()
@@ -117,7 +111,7 @@ def test_replayed_steps_of_all_lengths_are_the_steps(
         made.append(Replay(function, parameters))
         return made[-1], made[-1].outputs
 
-    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(gradients, "capture", capture)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.clone())
     captured.gradients.graphs = StepGraphs(captured.state.model, captured.gradients.backward)
     one, other = ([float(each.step()) for _ in range(16)] for each in (eager, captured))
@@ -128,15 +122,7 @@ def test_replayed_steps_of_all_lengths_are_the_steps(
 
 def test_nan_stops_before_it_spoils_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = tuner(config_of("bd3lm", tmp_path))
-    score, calls = gradients.losses, 0
-
-    def third(*arguments: Any, **how: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        parts = score(*arguments, **how)
-        return replace(parts, train=parts.train * (float("nan") if calls == 3 else 1.0))
-
-    monkeypatch.setattr(gradients, "losses", third)
+    before_step(one, 3, lambda: poison(monkeypatch))
     with pytest.raises(TrainingError, match=r"step 3: loss nan.*step-00000002\. .*lower --train\.lr"):
         one.run()
     assert progress(tmp_path / "run" / "last")["step"] == 2

@@ -12,7 +12,7 @@ from dadlm.model import load
 from dadlm.train import Trainer, loop
 from dadlm.train import log as log_module
 from dadlm.train.log import Log
-from dadlm.train.start import fresh_model
+from dadlm.train.trainer import fresh_model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -33,6 +33,7 @@ def test_validation_is_the_score_of_the_saved_model(family: str, tmp_path: Path)
         assert logged[-1]["valid_bound"] == pytest.approx(float(last.bound.mean()), abs=1e-5)
         assert logged[-1]["valid_gap"] == pytest.approx(last.gap, abs=1e-5)
         assert logged[-1]["valid_gap"] != 0
+        assert all("gap" in entry for entry in metrics(tmp_path) if "loss" in entry)
 
 
 def test_each_validation_line_and_the_bar_are_printed(

@@ -10,6 +10,7 @@ from tests.train.runs import tokenizer
 from dadlm.evaluate.documents import Documents
 from dadlm.noise import NoiseConfig, draw_noise
 from dadlm.objective import losses
+from dadlm.train.batches import noise_of
 from dadlm.train.pair_rows import PairRow, PairRows, encode_pairs, row_of
 
 EOT = 30
@@ -92,16 +93,9 @@ def test_the_loss_is_of_the_summary_alone(family: str) -> None:
     def loss(ids: torch.Tensor, learned: torch.Tensor) -> float:
         noise = None
         if family != "ar":
-            noise = draw_noise(
-                NoiseConfig(low=0.5),
-                seed=1,
-                step=2,
-                rows=torch.zeros(1, dtype=torch.int64),
-                batch_rows=1,
-                length=ids.shape[1],
-                block_size=ids.shape[1] if family == "mdlm" else 4,
-                maskable=learned,
-            )
+            how = {"seed": 1, "step": 2, "rows": torch.zeros(1, dtype=torch.int64), "batch_rows": 1}
+            noise = noise_of(model.config, NoiseConfig(low=0.5), ids, learned, **how)
+            assert noise is not None
             assert noise.masked.any() and not (noise.masked & ~learned).any()
         return float(losses(model, ids, noise, loss_mask=learned).train.detach().sum())
 

@@ -1,7 +1,5 @@
 """One process of a run, as torchrun starts it: python -m tests.train.worker JOBS.json; and how to start some.
-
-A job is {"out", "family", "train": settings}, and may name a misfortune that befalls one process only.
-"""
+A job is {"out", "family", "train": settings}, and may name a misfortune that befalls one process only."""
 
 import json
 import os
@@ -15,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.train.runs import before_step, config, text, tokenizer
+from tests.train.runs import before_step, config, poison, trainer
 
 import dadlm
 from dadlm.errors import TrainingError
-from dadlm.train import Trainer, gradients
 from dadlm.train.config import TrainConfig
 from dadlm.train.processes import Ranks, joined
-from dadlm.train.start import fresh_model
 
 
 def run_ranks(size: int, jobs: list[dict[str, Any]], folder: Path, limit: float = 600) -> None:
@@ -69,28 +65,17 @@ def free_port() -> int:
 
 def _do(job: dict[str, Any], ranks: Ranks) -> None:
     run = config(job["family"], Path(job["out"]), **job["train"])
-    model = fresh_model(run.model, tokenizer(), 0)
-    one = Trainer(run, model, text(40, 1), text(32, 2), quiet=True, ranks=ranks)
+    one = trainer(run, ranks=ranks)
     with pytest.MonkeyPatch.context() as patch:
         if ranks.rank == ranks.size - 1 and "stop_at" in job:
             before_step(one, job["stop_at"], lambda: signal.raise_signal(signal.SIGTERM))
         if ranks.rank == ranks.size - 1 and "nan_at" in job:
-            before_step(one, job["nan_at"], lambda: _poison(patch))
+            before_step(one, job["nan_at"], lambda: poison(patch))
         try:
             said = str(one.run().step)
         except TrainingError as error:
             said = str(error)
     Path(f"{job['out']}-rank{ranks.rank}.txt").write_text(said, encoding="utf-8")
-
-
-def _poison(patch: pytest.MonkeyPatch) -> None:
-    score = gradients.losses
-
-    def spoilt(*arguments: Any, **how: Any) -> Any:
-        parts = score(*arguments, **how)
-        return type(parts)(parts.train * float("nan"), parts.reconstruction, parts.bound)
-
-    patch.setattr(gradients, "losses", spoilt)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,13 @@ one active node. All scores are natural-log probabilities, -inf where nothing is
     transition_logp  [..., N, K, K]  [i, j, k]: from node j of group i-1 to node k of group i; group -1 is the
                                      start node, so [0] uses row 0 only; -inf towards inactive nodes
 
-Pure torch: this folder refuses to know models, tokens and losses. `naive` holds the same functions by
-enumeration; docs/maths.md derives them.
+`naive` holds the same functions by enumeration; docs/maths.md derives them.
 """
 
 from dadlm.dag import naive
-from dadlm.dag._shapes import check_shapes
-from dadlm.dag.forward import forward_logp
-from dadlm.dag.lookahead import lookahead_path
-from dadlm.dag.marginals import node_marginals, node_posteriors
-from dadlm.dag.sampling import sample_path, tilted
-from dadlm.dag.viterbi import best_path
+from dadlm.dag._recursion import check_shapes
+from dadlm.dag.forward import forward_logp, node_marginals, node_posteriors
+from dadlm.dag.paths import best_path, lookahead_path, sample_path, tilted
 
 __all__ = [
     "best_path",

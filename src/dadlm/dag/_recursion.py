@@ -1,8 +1,7 @@
-"""The recursions over groups, in log space; `forward` and `marginals` are thin layers over them.
+"""What all algorithms share: the shape check and the recursions over groups, in log space.
 
-Every operation is safe at -inf: an impossible node has exactly -inf, and neither values nor gradients
-become NaN because of it. A NaN that is in the input stays visible in the output. It refuses to know
-what the scores mean and where they come from; docs/maths.md has the derivations.
+An impossible node has exactly -inf, and neither values nor gradients become NaN because of it; a NaN in the
+input stays visible in the output. docs/maths.md has the derivations.
 
 Shapes: B any leading batch dimensions (also none), N groups, K candidates.
 """
@@ -11,6 +10,25 @@ import torch
 from torch import Tensor
 
 INF = float("inf")
+
+
+def check_shapes(
+    transition_logp: Tensor, emission_logp: Tensor | None = None, uniform: Tensor | None = None
+) -> None:
+    """Raise `ValueError` unless transitions are [B, N, K, K], emissions [B, N, K] and uniforms [B, N]."""
+    shape = tuple(transition_logp.shape)
+    if len(shape) < 3 or shape[-1] != shape[-2] or min(shape[-3:]) < 1:
+        raise ValueError(
+            f"transition_logp has shape {shape}; expected [..., N, K, K] with N >= 1 groups and "
+            "K >= 1 candidates"
+        )
+    given = {"emission_logp": (emission_logp, "N, K", shape[:-1]), "uniform": (uniform, "N", shape[:-2])}
+    for name, (tensor, letters, expected) in given.items():
+        if tensor is not None and tuple(tensor.shape) != expected:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}; expected [..., {letters}] = {expected} "
+                f"beside transition_logp [..., N, K, K] = {shape}"
+            )
 
 
 def upcast(*tensors: Tensor) -> list[Tensor]:
@@ -33,11 +51,8 @@ def logsumexp(logp: Tensor, dim: int) -> Tensor:
 
 
 def normalise(logp: Tensor, dim: int) -> Tensor:
-    """Log-softmax over `dim`; -inf where every term is -inf.
-
-    The maximum is taken off before the log-total: subtracting `logsumexp` instead would round at the
-    magnitude of `logp`, which grows with the block.
-    """
+    """Log-softmax over `dim`; -inf where every term is. The maximum is taken off first: subtracting
+    `logsumexp` would round at the magnitude of `logp`, which grows with the block."""
     _, below, log_total = _sum_below_top(logp, dim)
     return below - log_total
 
@@ -61,12 +76,8 @@ def alphas(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
 
 
 def posteriors(alpha: Tensor, transition_logp: Tensor) -> tuple[Tensor, Tensor]:
-    """Log posteriors given all tokens: of each node [B, N, K], of each pair of neighbours [B, N-1, K, K].
-
-    Walks from the last group to the first with P(a[i-1] = j | a[i] = k, tokens up to i-1). Compared with the
-    textbook product of alpha, beta and 1/total, each step is normalised over K terms only, so the
-    posteriors of a group sum to one whatever the magnitude of the total.
-    """
+    """Log posteriors of each node [B, N, K] and of each pair of neighbours [B, N-1, K, K]. Walks back; each
+    step is normalised over K terms only, so that a group sums to one whatever the magnitude of the total."""
     came_from = normalise(alpha[..., :-1, :, None] + transition_logp[..., 1:, :, :], dim=-2)
     node = [normalise(alpha[..., -1, :], dim=-1)]
     for i in reversed(range(came_from.shape[-3])):

@@ -1,9 +1,7 @@
-"""The likelihood of a block: the sum over all paths, with its gradient in closed form.
-
-On CUDA both directions are one Triton launch each (`kernels.forward`).
+"""The likelihood of a block, with its gradient in closed form, and how likely each node is.
 
 "Gradients give posteriors": the derivative of the log-sum by a node's log-emission is the posterior of the
-node, by a log-transition the posterior of the pair. It refuses to know models, tokens and losses.
+node, by a log-transition the posterior of the pair. No gradient ever reaches an impossible node.
 
 Shapes: B any leading batch dimensions (also none), N groups, K candidates.
 """
@@ -15,16 +13,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dadlm.dag import kernels
-from dadlm.dag._recursion import INF, alphas, logsumexp, posteriors, upcast
-from dadlm.dag._shapes import check_shapes
+from dadlm.dag._recursion import INF, alphas, check_shapes, logsumexp, mask_gradient, posteriors, upcast
 
 
 def forward_logp(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
-    """Log of the sum over all paths [B], from emissions [B, N, K] and transitions [B, N, K, K].
-
-    Computed in fp32 at least, and returned so; gradients come back in each input's dtype. A block without
-    any possible path has value -inf and gradient 0.
-    """
+    """Log of the sum over all paths [B], in fp32 at least; emissions [B, N, K], transitions [B, N, K, K].
+    A block without any possible path has value -inf and gradient 0."""
     check_shapes(transition_logp, emission_logp)
     return _Forward.apply(emission_logp, transition_logp)
 
@@ -33,9 +27,9 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
         if kernels.usable(emission_logp, transition_logp):
-            from dadlm.dag.kernels.forward import alphas as fused
+            from dadlm.dag.kernels.forward import alphas as alphas_fused
 
-            alpha, total = fused(kernels.flat(emission_logp, 2), kernels.flat(transition_logp, 3))
+            alpha, total = alphas_fused(kernels.flat(emission_logp, 2), kernels.flat(transition_logp, 3))
             alpha, total = alpha.view(emission_logp.shape), total.view(emission_logp.shape[:-2])
         else:
             alpha = alphas(*upcast(emission_logp, transition_logp))
@@ -66,11 +60,29 @@ class _Forward(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_emission = (grad * nodes.exp()).to(emission_logp.dtype)
         if ctx.needs_input_grad[1]:
-            to_transition = (grad.unsqueeze(-1) * _all_pairs(nodes, pairs).exp()).to(transition_logp.dtype)
+            start = pad(nodes[..., :1, None, :], (0, 0, 0, nodes.shape[-1] - 1), value=-INF)  # row 0 of [0]
+            all_pairs = torch.cat([start, pairs], dim=-3).exp()
+            to_transition = (grad.unsqueeze(-1) * all_pairs).to(transition_logp.dtype)
         return to_emission, to_transition
 
 
-def _all_pairs(nodes: Tensor, pairs: Tensor) -> Tensor:
-    """Pair log posteriors [B, N, K, K] in the layout of the transitions: [0] has the start node as row 0."""
-    start = pad(nodes[..., :1, None, :], (0, 0, 0, nodes.shape[-1] - 1), value=-INF)
-    return torch.cat([start, pairs], dim=-3)
+def node_marginals(transition_logp: Tensor) -> Tensor:
+    """Log prior of each node [B, N, K] under the transitions [B, N, K, K] alone; fp32 at least."""
+    check_shapes(transition_logp)
+    (transition,) = upcast(transition_logp)
+    silent = torch.zeros_like(transition[..., 0, :])
+    if kernels.usable(transition) and not transition.requires_grad:
+        from dadlm.dag.kernels.forward import alphas as alphas_fused
+
+        prior, _ = alphas_fused(kernels.flat(silent, 2), kernels.flat(transition, 3))
+        return prior.view(silent.shape)
+    return mask_gradient(alphas(silent, transition))
+
+
+def node_posteriors(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
+    """Log posterior of each node [B, N, K] given the tokens that were scored; fp32 at least. All -inf for a
+    block without any possible path."""
+    check_shapes(transition_logp, emission_logp)
+    emission, transition = upcast(emission_logp, transition_logp)
+    nodes, _ = posteriors(alphas(emission, transition), transition)
+    return mask_gradient(nodes)

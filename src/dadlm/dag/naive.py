@@ -1,10 +1,4 @@
-"""The slow truth: every function of `dag` by writing out all K^N paths. For tests and small examples only.
-
-No recursion and no shortcut, so that a reader can believe it at sight. It refuses to be fast, and leaves
-dtypes, blocks without a path and bad shapes to the real functions.
-
-Shapes: B any leading batch dimensions (also none), N groups, K candidates, P = K^N paths.
-"""
+"""The slow truth: every function of `dag` by writing out all P = K^N paths. For tests and small examples."""
 
 from itertools import product
 

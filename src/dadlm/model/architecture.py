@@ -1,11 +1,8 @@
-"""The layers a backbone may have: a new architecture is a class and an entry in the registry at the end.
-
-`Lean` is the plain layer, and says what another architecture may change of it.
-"""
+"""The layers a backbone may have. `Lean` is the plain one and says what others may change of it; a new one is
+a class and an entry in the registry at the end."""
 
 from typing import TYPE_CHECKING, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,10 +19,14 @@ class Lean:
     """Of the MLP and of the vocabulary head."""
     layer_norm = False
     """LayerNorm with weight only in place of RMSNorm."""
+    norm_eps: float | None = 1e-6
+    """What a norm adds under the root; None: what the configuration says."""
     mlp_inputs = 1
     """Parts of the first MLP projection that `activate` takes in."""
     condition_width = 0
     """Size of the vector that scales, shifts and gates every layer (adaLN); 0: there is none."""
+    predicts_next = False
+    """Whether a masked token is predicted from the place before it, as a causal language model does."""
     is_published = False
     """Whether it is the network that was published for BD3LM."""
 
@@ -37,35 +38,11 @@ class Lean:
             raise ConfigError(f"{', '.join(own)}: only architecture 'llama' has a choice; leave it out")
 
     @staticmethod
-    def shift(config: "ModelConfig") -> bool:
-        """Whether a masked token is predicted from the place before it, as a causal language model does."""
-        return False
-
-    @staticmethod
-    def norm_eps(config: "ModelConfig") -> float:
-        """What a norm adds under the root."""
-        return 1e-6
-
-    @staticmethod
-    def condition() -> nn.Module | None:
-        """The module that makes the conditioning vector."""
-        return None
-
-    @staticmethod
     def activate(hidden: Tensor) -> Tensor:
         return F.gelu(hidden, approximate="tanh")
 
-    @classmethod
-    def initialise(cls, model: nn.Module, layers: int) -> None:
-        """Embeddings are normal(0.02); norms keep their ones."""
-        for name, module in model.named_modules():
-            if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            elif isinstance(module, nn.Linear):
-                cls.initialise_linear(module, name, layers)
-
     @staticmethod
-    def initialise_linear(linear: nn.Linear, name: str, layers: int) -> None:
+    def initialise(linear: nn.Linear, name: str, layers: int) -> None:
         """normal(0.02), residual outputs less with depth."""
         depth = (2 * layers) ** -0.5 if name.endswith((".out", ".down")) else 1.0
         nn.init.normal_(linear.weight, std=0.02 * depth)
@@ -73,23 +50,10 @@ class Lean:
             nn.init.zeros_(linear.bias)
 
 
-class Condition(nn.Module):
-    """The published network's time embedding, which is always fed time zero: learned constants."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(256, width), nn.Linear(width, width)
-
-    def forward(self) -> Tensor:
-        weight = self.first.weight
-        sinusoid = torch.cat([weight.new_ones(128), weight.new_zeros(128)])  # cosines and sines of zero
-        return F.silu(self.second(F.silu(self.first(sinusoid))))
-
-
 class Bd3lm(Lean):
     """Exactly the network published for BD3LM: LayerNorm, biases in MLP and head, an untied head, adaLN."""
 
-    biases, layer_norm, condition_width, is_published = True, True, 128, True
+    biases, layer_norm, norm_eps, condition_width, is_published = True, True, 1e-5, 128, True
 
     @staticmethod
     def check(config: "ModelConfig") -> None:
@@ -98,15 +62,7 @@ class Bd3lm(Lean):
         Lean.check(config)
 
     @staticmethod
-    def norm_eps(config: "ModelConfig") -> float:
-        return 1e-5
-
-    @staticmethod
-    def condition() -> nn.Module:
-        return Condition(Bd3lm.condition_width)
-
-    @staticmethod
-    def initialise_linear(linear: nn.Linear, name: str, layers: int) -> None:
+    def initialise(linear: nn.Linear, name: str, layers: int) -> None:
         """Zero head and modulation; all else as torch has it."""
         if name == "head.linear" or ".modulation" in f".{name}":
             nn.init.zeros_(linear.weight)
@@ -117,7 +73,7 @@ class Llama(Lean):
     """That of pretrained causal language models, to start from one (docs/causal.md): a gated MLP, keys and
     values that several heads may share."""
 
-    mlp_inputs = 2
+    norm_eps, mlp_inputs, predicts_next = None, 2, True
 
     @staticmethod
     def check(config: "ModelConfig") -> None:
@@ -125,14 +81,6 @@ class Llama(Lean):
             raise ConfigError("architecture 'llama' predicts from the left: choose family ar, bd3lm or dadlm")
         if config.heads % (config.kv_heads or config.heads):
             raise ConfigError(f"heads {config.heads} must be a multiple of kv_heads {config.kv_heads}")
-
-    @staticmethod
-    def shift(config: "ModelConfig") -> bool:
-        return config.family != "ar"
-
-    @staticmethod
-    def norm_eps(config: "ModelConfig") -> float:
-        return config.norm_eps
 
     @staticmethod
     def activate(hidden: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """Attention in two parts merged by log-sum-exp: the clean prefix, and the inside of the block.
 
-The two parts want different shapes. The prefix is long and shared by all blocks of a row: one wide
-product over packed queries. The inside of a block is tiny and dense: a batch of small products over
-slots. Each part returns its output and the log of its softmax normaliser; merging is then exact.
-`attention_dense` is the slow twin. Knows positions and visibility, nothing of tokens or noise.
+The prefix is long and shared by all blocks of a row: one wide product over packed queries. The inside of a
+block is tiny and dense: a batch of small products over slots. Each part returns its output and the log of its
+softmax normaliser; merging is then exact. `attention_dense` is the slow twin.
 
 B rows, C queries, L prefix positions, H heads, E head width, G blocks, M slots.
 """
@@ -38,11 +37,10 @@ def attend_read(
         if attention_flex.fits(q.shape[1], k.shape[1]):
             mask = attention_flex.blockwise_mask(len(q), q.shape[1], block, q.device)
             return attention_flex.prefix_flex(q, k, v, mask)[0]
-    if not whole and kernels.usable(q, grad):
-        from dadlm.model.kernels.attend import attend, fits
+    if not whole and kernels.attends(q, grad):
+        from dadlm.model.kernels.attend import attend
 
-        if fits(q.shape[-1]):
-            return attend(q, k, v, visible)[0]
+        return attend(q, k, v, visible)[0]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if whole:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=block == 1)
@@ -62,15 +60,13 @@ def attend_nodes(
     average: Average | None = None,
     grad: bool = True,
 ) -> Tensor:
-    """Node queries [B, C, H, E] over their clean prefix and the nodes of their own block.
+    """Node queries [B, C, H, E] over their clean prefix and the nodes of their own block. `average` may be a
+    compiled `softmax_average`; `grad`: gradients are wanted."""
+    one_block = nodes.masked.shape[1] == 1 and nodes.node_of_slot is None  # as in decoding
+    if prefix is not None and one_block and kernels.attends(q, grad):
+        from dadlm.model.kernels.attend import attend
 
-    `average` may be a compiled `softmax_average`; `grad`: gradients are wanted.
-    """
-    if prefix is not None and nodes.is_one_block and kernels.usable(q, grad):
-        from dadlm.model.kernels.attend import attend, fits
-
-        if fits(q.shape[-1]):
-            return attend(q, *prefix, nodes.visible, (k, v, nodes.is_key[:, 0]))[0]
+        return attend(q, *prefix, nodes.visible, (k, v, nodes.is_key[:, 0]))[0]
     seen = None if prefix is None else _prefix(q, *prefix, nodes, grad)
     if kernels.takes(q):
         from dadlm.model.kernels.inside import attend_inside, fits
@@ -82,20 +78,16 @@ def attend_nodes(
 
 
 def merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
-    """Join two softmax averages [.., E] by their log normalisers [..]; a part that saw nothing has -inf.
-
-    `b` must have seen something: every node sees its own block.
-    """
+    """Join two softmax averages [.., E] by their log normalisers [..]; a part that saw nothing has -inf. `b`
+    must have seen something: every node sees its own block."""
     (out_a, lse_a), (out_b, lse_b) = a, b
     share = torch.sigmoid(lse_a - lse_b)[..., None]  # = exp(lse_a) / (exp(lse_a) + exp(lse_b)); -inf gives 0
     return (share * out_a + (1 - share) * out_b).to(out_b.dtype)
 
 
 def softmax_average(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Average of v [.., L, E] under the softmax of q·k where allowed, and its log normaliser [..].
-
-    A query that may see nothing gets 0 and -inf.
-    """
+    """Average of v [.., L, E] under the softmax of q·k where allowed, and its log normaliser [..]. A query
+    that may see nothing gets 0 and -inf."""
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     scores = scores.float().masked_fill(~allowed, -torch.inf)
     top = scores.amax(-1, keepdim=True).detach().clamp(min=torch.finfo(torch.float32).min)
@@ -117,12 +109,10 @@ def _prefix(q: Tensor, k: Tensor, v: Tensor, nodes: Nodes, grad: bool) -> tuple[
                 "prefix mask", lambda: attention_flex.prefix_mask(nodes.visible, k.shape[1])
             )
             return attention_flex.prefix_flex(q, k, v, mask)
-    if kernels.usable(q, grad):
-        from dadlm.model.kernels.attend import attend, fits
+    if kernels.attends(q, grad):
+        from dadlm.model.kernels.attend import attend
 
-        if fits(q.shape[-1]):
-            out, lse = attend(q, k, v, nodes.visible, normaliser=True)
-            return out, lse  # type: ignore[return-value]
+        return attend(q, k, v, nodes.visible, normaliser=True)  # type: ignore[return-value]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     allowed = torch.arange(k.shape[2], device=k.device) < nodes.visible[:, None, :, None]
     out, lse = softmax_average(q, k, v, allowed)

@@ -1,7 +1,5 @@
-"""The slow twin of `attention.attend_nodes`: one softmax over [prefix ; all nodes] with the full mask.
-
-Written to be read: the mask is the one of the block diffusion paper, rows of queries by columns of keys.
-"""
+"""The slow twin of `attention.attend_nodes`: one softmax over [prefix ; all nodes] under the full mask of the
+block diffusion paper."""
 
 import torch
 import torch.nn.functional as F

@@ -1,8 +1,6 @@
-"""The prefix part of attention on CUDA, by flex_attention: trains there only.
-
-The block mask is written down directly instead of evaluated point by point: packed queries come in the
-order of their blocks, so a tile of queries sees a run of whole key tiles and then a run of partial ones.
-"""
+"""The prefix part of attention on CUDA, by flex_attention, for training. Packed queries come in the order of
+their blocks: a tile of them sees whole key tiles and then partial ones, so the block mask is written down
+directly."""
 
 from functools import cache
 

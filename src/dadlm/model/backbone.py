@@ -4,7 +4,6 @@
 block as long as the text it is MDLM, and with blocks of N it is the clean half of block diffusion.
 `denoise` runs the nodes of the noisy blocks, which see the keys and values that `read` left behind.
 In a model that began as a causal one (`config.shift`) a masked node takes the place of the token before it.
-Knows nothing of losses or sampling.
 
 B rows, C tokens or nodes, D width, G blocks, N block size, K candidates.
 """
@@ -18,10 +17,36 @@ from torch.utils.checkpoint import checkpoint
 
 from dadlm.model.attention import NodeAttention, attend_nodes, attend_read, softmax_average
 from dadlm.model.config import ModelConfig
-from dadlm.model.context import Context
-from dadlm.model.layer import Attend, Layer, Modulation, Norm, Shared, refreshed
-from dadlm.model.rotary import rotation
+from dadlm.model.layer import Attend, Condition, Layer, Modulation, Norm, Shared, refreshed, rotation
 from dadlm.nodes import Nodes, expand
+
+
+class Context:
+    """Keys and values of the clean stream: what a block sees of the text before it. It keeps whole sequences,
+    as in training; `decode.cache` has the growing form of it."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._ids: Tensor | None = None
+
+    def store(self, layer: int, k: Tensor, v: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Take keys and values [B, C, H, E] of positions [B, C]; give all that the layer holds."""
+        del position  # whole sequences come in order
+        self._layers[layer] = (k, v)
+        return k, v
+
+    def remember(self, ids: Tensor, position: Tensor) -> None:
+        """Take the tokens [B, C] of positions [B, C]; a model with `config.shift` asks for some of them."""
+        del position
+        self._ids = ids
+
+    def before(self, first: Tensor) -> Tensor:
+        """The tokens before positions first [B, G]; before position 0, which is never masked, any."""
+        assert self._ids is not None
+        return self._ids.gather(1, (first - 1).clamp(min=0))
+
+    def __getitem__(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._layers[layer]
 
 
 class Backbone(nn.Module):
@@ -32,7 +57,8 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = Norm(config)
         self.modulation = Modulation(config, 2)
-        self.condition = config.architecture_class.condition()
+        width = config.architecture_class.condition_width
+        self.condition = Condition(width) if width else None
         self.mask_change = nn.Parameter(torch.zeros(config.width)) if config.lora else None
         self.attend_nodes = attend_nodes
         self.checkpointing = False  # recompute the layers in backward instead of keeping what they made
@@ -113,13 +139,9 @@ class Backbone(nn.Module):
         return [module for module in self.modules() if isinstance(module, Modulation)]
 
     def compile_parts(self) -> None:
-        """Fuse the pure parts with torch.compile: same results up to rounding, fewer and larger kernels.
-
-        Only functions from tensors to tensors are compiled, never the layouts and caches between them: there
-        are no graph breaks. Every layer shares the same few shapes: the clean stream, the collapsed nodes and
-        the capacities of packed nodes, each with and without gradients.
-        """
-        torch._dynamo.config.recompile_limit = 64  # the default of 8 is less than those shapes
+        """Fuse the pure parts with torch.compile: functions from tensors to tensors, never the layouts and
+        caches between them, so that there are no graph breaks."""
+        torch._dynamo.config.recompile_limit = 64  # the default of 8 is less than the shapes that occur
         for layer in self._layers():
             layer.project = torch.compile(layer.project, dynamic=False)
             layer.finish = torch.compile(layer.finish, dynamic=False)

@@ -1,8 +1,5 @@
-"""Models as folders in the Hugging Face layout: config.json, model.safetensors, tokenizer.json.
-
-The weights are float32, or 8 bits with a scale per row (`quantised`); "format" in config.json says which.
-Reading refuses what does not match, with the list of differences.
-"""
+"""Models as folders in the Hugging Face layout: config.json, model.safetensors, tokenizer.json. The weights
+are float32, or 8 bits with a scale per row (`quantised`); "format" in config.json says which."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
@@ -13,19 +10,9 @@ import torch
 from torch import Tensor
 
 from dadlm.errors import CheckpointError, ConfigError
-from dadlm.model import pretrained
+from dadlm.model import files, pretrained
 from dadlm.model.config import ModelConfig
-from dadlm.model.files import (
-    CONFIG,
-    WEIGHTS,
-    digest,
-    load_tensors,
-    read_json,
-    read_shapes,
-    save_tensors,
-    whole_folder,
-    write_json,
-)
+from dadlm.model.files import CONFIG, WEIGHTS, digest, read_json
 from dadlm.model.lora import merge
 from dadlm.model.network import Model
 from dadlm.model.pretrained import locate
@@ -33,15 +20,10 @@ from dadlm.model.quantised import dequantise, quantise, without_scales
 from dadlm.tokens import Tokenizer
 
 # What config.json holds beside the shape: ours, and what transformers adds when it saves a model.
-_METADATA = (
-    "model_type",
-    "format",
-    "weights_sha256",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "transformers_version",
-)
+_METADATA = {"model_type", "format", "weights_sha256"} | {
+    *("architectures", "auto_map", "dtype", "transformers_version")
+}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _FORMATS = {32: 1, 8: 2}  # bits of a stored weight: what config.json calls it
 
 
@@ -56,32 +38,29 @@ def weights(model: Model) -> dict[str, Tensor]:
 def set_weights(model: Model, tensors: Mapping[str, Tensor], origin: object) -> None:
     """Put tensors into a model; any missing, unknown or misshapen one is refused with the full list."""
     own = weights(model)
-    differences = _differences(_shapes(own), _shapes(tensors)) + [
-        f"type: {name} is {tensor.dtype}"
-        for name, tensor in tensors.items()
-        if not tensor.is_floating_point()
-    ]
-    _refuse(differences, model.config, origin)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    whole = {name: t.dtype for name, t in tensors.items() if not t.is_floating_point()}
+    _compare(own, shapes, whole, model.config, origin)
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
 
 
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-def _differences(own: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> list[str]:
+def _compare(
+    tensors: Mapping[str, Tensor],
+    found: dict[str, tuple[int, ...]],
+    whole: Mapping[str, object],
+    config: ModelConfig,
+    origin: object,
+) -> None:
+    """Refuse names and shapes that are not those of a model's tensors, and types of whole numbers."""
+    own = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     differences = [f"missing: {name} {own[name]}" for name in own.keys() - found.keys()]
     differences += [f"unknown: {name} {found[name]}" for name in found.keys() - own.keys()]
-    return differences + [
-        f"shape: {name} is {found[name]}, expected {own[name]}"
-        for name in own.keys() & found.keys()
-        if own[name] != found[name]
-    ]
-
-
-def _refuse(differences: list[str], config: ModelConfig, origin: object) -> None:
+    for name in own.keys() & found.keys():
+        if own[name] != found[name]:
+            differences.append(f"shape: {name} is {found[name]}, expected {own[name]}")
+    differences += [f"type: {name} is {kind}" for name, kind in whole.items()]
     if differences:
         listing = "\n  ".join(sorted(differences))
         raise CheckpointError(f"the weights of {origin} do not fit this {config.family} model:\n  {listing}")
@@ -105,19 +84,17 @@ def write_model(
     if bits not in _FORMATS:
         raise ConfigError(f"weights are stored in 32 or 8 bits, not in {bits!r}")
     tensors = weights(model) if tensors is None else tensors
-    save_tensors(quantise(tensors) if bits == 8 else tensors, folder / WEIGHTS)
+    files.save_tensors(quantise(tensors) if bits == 8 else tensors, folder / WEIGHTS)
     metadata = {"model_type": "dadlm", "format": _FORMATS[bits], "weights_sha256": digest(folder / WEIGHTS)}
-    write_json(folder / CONFIG, metadata | asdict(model.config))
+    files.write_json(folder / CONFIG, metadata | asdict(model.config))
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
 
 
 def save(model: Model, folder: str | Path, *, bits: int = 32) -> None:
-    """Save a model as a folder, all or nothing; in 8 bits it is a quarter as large and nearly as good.
-
-    Low-rank adapters become part of the weights; only the checkpoints of a run keep them apart.
-    """
-    with whole_folder(Path(folder)) as temporary:
+    """Save a model as a folder, all or nothing; in 8 bits it is a quarter as large and nearly as good. Low-
+    rank adapters become part of the weights; only the checkpoints of a run keep them apart."""
+    with files.whole_folder(Path(folder)) as temporary:
         write_model(temporary, merged(model), bits=bits)
 
 
@@ -132,10 +109,8 @@ def merged(model: Model) -> Model:
 
 def read_config(folder: Path) -> ModelConfig:
     """The configuration in a model folder; unknown keys are refused."""
-    content = _read_metadata(folder)
-    for name in _METADATA:
-        content.pop(name, None)
     file = folder / CONFIG
+    content = {name: value for name, value in _read_metadata(folder).items() if name not in _METADATA}
     unknown = content.keys() - {field.name for field in fields(ModelConfig)}
     if unknown:
         raise CheckpointError(f"{file} has unknown keys: {', '.join(sorted(unknown))}")
@@ -160,28 +135,18 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
 
 def _check_header(folder: Path, config: ModelConfig, is_quantised: bool) -> None:
     """Compare names and shapes in the header of the weights with the configuration; builds nothing."""
-    header = read_shapes(folder / WEIGHTS)
+    header = files.read_shapes(folder / WEIGHTS)
     if is_quantised:
-        header = without_scales(header)
+        header = without_scales(header, {name for name, (kind, _) in header.items() if kind == "I8"})
     if config.layers > len(header):
         raise CheckpointError(
             f"the weights of {folder} do not fit its config.json: {config.layers} layers, "
             f"but only {len(header)} tensors"
         )
     with torch.device("meta"):
-        own = _shapes(weights(Model(config)))
-    differences = _differences(own, {name: shape for name, (_, shape) in header.items()})
-    if not is_quantised:
-        differences += [f"type: {name} is {kind}" for name, (kind, _) in header.items() if "F" not in kind]
-    _refuse(differences, config, folder)
-
-
-def _read_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """The weights of a folder in floating point, if they can be those of its configuration."""
-    is_quantised = _read_metadata(folder)["format"] == _FORMATS[8]
-    _check_header(folder, config, is_quantised)
-    tensors = load_tensors(folder / WEIGHTS)
-    return dequantise(tensors, folder) if is_quantised else tensors
+        own = weights(Model(config))
+    whole = {name: kind for name, (kind, _) in header.items() if "F" not in kind and not is_quantised}
+    _compare(own, {name: shape for name, (_, shape) in header.items()}, whole, config, folder)
 
 
 def find_device(name: str | torch.device) -> torch.device:
@@ -199,14 +164,6 @@ def find_device(name: str | torch.device) -> torch.device:
     return device
 
 
-def _find_dtype(name: str | torch.dtype) -> torch.dtype:
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    dtype = known.get(name) if isinstance(name, str) else name
-    if dtype not in known.values():
-        raise ConfigError(f"dtype must be one of {', '.join(known)}, got {name!r}")
-    return dtype  # type: ignore[return-value]
-
-
 def load(
     name_or_folder: str | Path, device: str | torch.device = "cpu", dtype: str | torch.dtype = "float32"
 ) -> Model:
@@ -216,24 +173,28 @@ def load(
     These three names always mean the shipped models; a folder called dadlm is "./dadlm" or Path("dadlm").
     bfloat16 is several times faster on a GPU; only in float32 is a row's text the same in every batch.
     """
+    if str(dtype).removeprefix("torch.") not in _DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
     folder = locate(name_or_folder)
-    config = read_config(folder)
-    tokenizer = _read_tokenizer(folder)
-    if tokenizer is not None and tokenizer.vocab_size + 1 != config.vocab_size:
-        raise CheckpointError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, the model wants {config.vocab_size - 1}"
-        )
-    if tokenizer is not None and tokenizer.eot_id != config.eot_id:
-        raise CheckpointError(
-            f"{folder}: end-of-text is id {tokenizer.eot_id} in the tokenizer, {config.eot_id} in the model"
-        )
-    device, tensors = find_device(device), _read_weights(folder, config)
+    config, tokenizer = read_config(folder), _read_tokenizer(folder)
+    if tokenizer is not None:
+        ids, eot = tokenizer.vocab_size, tokenizer.eot_id
+        if ids + 1 != config.vocab_size:
+            wanted = config.vocab_size - 1
+            raise CheckpointError(f"{folder}: the tokenizer has {ids} ids, the model wants {wanted}")
+        if eot != config.eot_id:
+            where = f"id {eot} in the tokenizer, {config.eot_id} in the model"
+            raise CheckpointError(f"{folder}: end-of-text is {where}")
+    device, metadata = find_device(device), _read_metadata(folder)
+    is_quantised = metadata["format"] == _FORMATS[8]
+    _check_header(folder, config, is_quantised)
+    tensors = files.load_tensors(folder / WEIGHTS)
     model = Model(config, tokenizer)
-    set_weights(model, tensors, folder)
-    expected = _read_metadata(folder).get("weights_sha256")
+    set_weights(model, dequantise(tensors, folder) if is_quantised else tensors, folder)
+    expected = metadata.get("weights_sha256")
     if expected is not None and expected != digest(folder / WEIGHTS):
         raise CheckpointError(f"{folder / WEIGHTS} was changed after it was saved: its checksum differs")
-    model = model.to(device, _find_dtype(dtype)).eval()
+    model = model.to(device, _DTYPES[str(dtype).removeprefix("torch.")]).eval()
     check_finite(weights(model), folder)
     return model
 

@@ -166,7 +166,7 @@ class ModelConfig:
     @property
     def shift(self) -> bool:
         """Whether a masked token is predicted from the place before it, as a causal language model does."""
-        return self.architecture_class.shift(self)
+        return self.architecture_class.predicts_next and self.family != "ar"
 
     @property
     def nodes_per_mask(self) -> int:

@@ -22,9 +22,8 @@ class Head(nn.Module):
         if config.tie_embedding:
             self.linear.weight = embedding.weight
         offset = config.candidate_offset if config.family == "dadlm" else None
-        self.offset = (
-            None if offset is None else nn.Parameter(offset * torch.randn(config.candidates, config.width))
-        )
+        size = (config.candidates, config.width)
+        self.offset = None if offset is None else nn.Parameter(offset * torch.randn(size))
 
     def logits(self, hidden: Tensor, candidate: Tensor | int = 0) -> Tensor:
         """fp32 logits [..., V] of hidden states [..., D] of the given candidates; the mask has -inf."""
@@ -44,9 +43,7 @@ class Head(nn.Module):
 
     def keep_constants(self) -> None:
         """See `Model.keep_constants`: on a GPU, rows of zeros bring the vocabulary to a multiple of 64.
-
-        Matrix products over a vocabulary of odd size fall back to slow kernels there.
-        """
+        Matrix products over a vocabulary of odd size fall back to slow kernels there."""
         weight, bias = self._token_weights()
         spare = -len(weight) % 64
         if weight.is_cuda:

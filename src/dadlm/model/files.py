@@ -1,7 +1,5 @@
-"""Files of a model on disk: whole folders, tensors and JSON. No pickle; knows nothing of what is in them.
-
-Writing goes to a temporary sibling that is renamed at the end: a folder is either whole or absent.
-"""
+"""Files of a model on disk: whole folders, tensors and JSON, no pickle. Writing goes to a temporary sibling
+that is renamed at the end: a folder is either whole or absent."""
 
 import hashlib
 import json
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dadlm.errors import CheckpointError
@@ -26,13 +24,12 @@ _OURS = {WEIGHTS, CONFIG, "tokenizer.json", "training"}
 
 @contextmanager
 def whole_folder(target: Path, may_replace: Collection[str] = ()) -> Iterator[Path]:
-    """Yield a temporary folder that takes the place of `target` only when the body ends well.
-
-    A target that holds anything but a model's files, or files named in `may_replace`, is left alone.
-    """
+    """Yield a temporary folder that takes the place of `target` only when the body ends well. A target that
+    holds anything but a model's files, or files named in `may_replace`, is left alone."""
     target, temporary = target.resolve(), None  # through a link, not over it
     try:
-        if _is_foreign(target, _OURS.union(may_replace)):
+        ours = _OURS.union(may_replace)
+        if target.exists() and not (target.is_dir() and {path.name for path in target.iterdir()} <= ours):
             raise CheckpointError(
                 f"{target} exists and is no model folder: nothing was written; choose another"
             )
@@ -50,24 +47,16 @@ def whole_folder(target: Path, may_replace: Collection[str] = ()) -> Iterator[Pa
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _is_foreign(target: Path, ours: set[str]) -> bool:
-    """Something that saving must not replace: a file, or a folder with things in it that are not ours."""
-    if not target.exists():
-        return False
-    return not target.is_dir() or not {path.name for path in target.iterdir()} <= ours
-
-
 def _replace(temporary: Path, target: Path) -> None:
     """A folder cannot be renamed over a full one: step the old one aside, and back if that fails."""
-    if not target.exists():
-        temporary.rename(target)
-        return
     aside = temporary.with_name(temporary.name + "-old")
-    target.rename(aside)
+    if target.exists():
+        target.rename(aside)
     try:
         temporary.rename(target)
     except OSError:
-        aside.rename(target)
+        if aside.exists():
+            aside.rename(target)
         raise
     shutil.rmtree(aside, ignore_errors=True)
 
@@ -78,13 +67,9 @@ def _finish(folder: Path) -> None:
     os.umask(umask)
     for path in (folder, *folder.rglob("*")):
         path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
-        _flush(path)
-
-
-def _flush(file: Path) -> None:
-    if file.is_file():
-        with open(file, "rb") as handle:
-            os.fsync(handle.fileno())
+        if path.is_file():
+            with open(path, "rb") as handle:
+                os.fsync(handle.fileno())
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -96,27 +81,28 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
         raise OSError(str(error)) from error
 
 
-def load_tensors(file: Path) -> dict[str, Tensor]:
-    """Read a safetensors file, or say in what way it is damaged."""
+@contextmanager
+def open_tensors(file: Path) -> Iterator[Any]:
+    """A safetensors file open for reading; what is missing or damaged is refused."""
+    if not file.is_file():  # a pipe would be waited for
+        raise CheckpointError(f"{file} does not exist")
     try:
-        return load_file(file)
-    except FileNotFoundError:
-        raise CheckpointError(f"{file} does not exist") from None
+        with safe_open(file, "pt") as opened:
+            yield opened
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{file} is truncated or damaged: {error}") from error
+
+
+def load_tensors(file: Path) -> dict[str, Tensor]:
+    with open_tensors(file) as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
 def read_shapes(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Type and shape of every tensor of a safetensors file, from its header alone."""
-    if not file.is_file():  # a pipe would be waited for
-        raise CheckpointError(f"{file} does not exist or is no file")
-    try:
-        with safe_open(file, "pt") as opened:
-            names = list(opened.keys())
-            parts = {name: opened.get_slice(name) for name in names}
-            return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{file} is truncated or damaged: {error}") from error
+    with open_tensors(file) as opened:
+        parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+        return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
 
 
 def read_json(file: Path, what: str) -> dict[str, Any]:
@@ -129,9 +115,7 @@ def read_json(file: Path, what: str) -> dict[str, Any]:
         content = json.loads(text.decode("utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it is not an object")
-    except RecursionError:
-        raise CheckpointError(f"{file} is not {what}: it is nested too deeply") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not {what}, or is damaged: {error}") from error
     return content
 
@@ -149,12 +133,10 @@ def lock(descriptor: int) -> bool:
     """Keep other processes out until this is closed; False: one is there. Where there are no locks, True."""
     try:
         import fcntl
-    except ImportError:  # Windows
-        return True
-    try:
+
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # some network file systems have none
+    except (ImportError, OSError):  # Windows, and some network file systems
         pass
     return True

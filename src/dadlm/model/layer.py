@@ -1,7 +1,5 @@
-"""One transformer layer; what differs between the architectures is in `architecture.py`.
-
-A layer takes the attention to use as a function: the same weights serve the clean stream, packed nodes
-and cached decoding.
+"""One transformer layer, and rotary positions; what differs between architectures is in `architecture.py`. A
+layer takes its attention as a function: the same weights serve the clean stream, packed nodes and decoding.
 """
 
 from collections.abc import Callable
@@ -14,10 +12,27 @@ from torch import Tensor, nn
 from dadlm.model import kernels
 from dadlm.model.config import ModelConfig
 from dadlm.model.lora import linear
-from dadlm.model.rotary import rotate
 
 Rotation = tuple[Tensor, Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def rotation(position: Tensor, head_width: int, base: float = 10000.0) -> Rotation:
+    """cos and sin [..., 1, head_width / 2] in fp32 for integer positions [...]; -1 is a valid position."""
+    exponent = torch.arange(0, head_width, 2, device=position.device, dtype=torch.float32) / head_width
+    angle = position[..., None, None].float() * base**-exponent
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, rotation: Rotation, grad: bool = True) -> Tensor:
+    """Rotate x [..., heads, head_width] by `rotation` of its position; `grad`: gradients are wanted."""
+    cos, sin = rotation
+    if kernels.usable(x, grad):
+        from dadlm.model.kernels.pointwise import rotate as rotate_fused
+
+        return rotate_fused(x, cos, sin)
+    a, b = x.float().chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
 
 class Shared(NamedTuple):
@@ -35,8 +50,8 @@ class Norm(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(config.width))
-        self.centred = config.architecture_class.layer_norm
-        self.eps = config.architecture_class.norm_eps(config)
+        kind = config.architecture_class
+        self.centred, self.eps = kind.layer_norm, kind.norm_eps or config.norm_eps
 
     def forward(self, x: Tensor, shift: Tensor | None, scale: Tensor | None, grad: bool) -> Tensor:
         if kernels.usable(x, grad):
@@ -47,7 +62,21 @@ class Norm(nn.Module):
             normed = F.layer_norm(x.float(), x.shape[-1:], eps=self.eps) * self.weight
         else:
             normed = F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), eps=self.eps)
-        return _modulate(normed.to(self.weight.dtype), shift, scale)
+        normed = normed.to(self.weight.dtype)
+        return normed if shift is None or scale is None else normed * (1 + scale) + shift
+
+
+class Condition(nn.Module):
+    """The published network's time embedding, which is always fed time zero: learned constants."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(256, width), nn.Linear(width, width)
+
+    def forward(self) -> Tensor:
+        weight = self.first.weight
+        sinusoid = torch.cat([weight.new_ones(128), weight.new_zeros(128)])  # cosines and sines of zero
+        return F.silu(self.second(F.silu(self.first(sinusoid))))
 
 
 class Modulation(nn.Module):
@@ -86,10 +115,6 @@ def refreshed(
         if here is not None and x is not None:
             here.copy_(x)
     return old
-
-
-def _modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
-    return x if shift is None or scale is None else x * (1 + scale) + shift
 
 
 class Layer(nn.Module):

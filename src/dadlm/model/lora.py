@@ -1,8 +1,5 @@
-"""Low-rank adapters: frozen matrices that learn W + 2·B·A with A [R, in] and B [out, R].
-
-Only what is new learns beside them: the mask token and what DA-DLM adds. A and B are parameters like any
-others, so a run that is resumed keeps them apart; `merge` makes plain weights of them at the end.
-"""
+"""Low-rank adapters: frozen matrices that learn W + 2·B·A with A [R, in] and B [out, R]. Only the mask token
+and what DA-DLM adds learn beside them; `merge` makes plain weights of them at the end."""
 
 from collections.abc import Mapping
 

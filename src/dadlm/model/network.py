@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dadlm.model.attention import NodeAttention, attend_nodes
-from dadlm.model.backbone import Backbone
+from dadlm.model.backbone import Backbone, Context
 from dadlm.model.config import ModelConfig
-from dadlm.model.context import Context
 from dadlm.model.emission import Head
 from dadlm.model.lora import freeze
 from dadlm.model.transition import TRANSITIONS
@@ -32,11 +31,8 @@ class Denoised:
 
 
 class Scores(NamedTuple):
-    """What a model says of the tokens of rows, in natural-log probabilities.
-
-    A row is G blocks of N tokens; to AR it is L - 1 blocks of one token, to MDLM one block of L. (A tuple,
-    because FSDP finds the tensors of no other class.)
-    """
+    """What a model says of rows of G blocks of N tokens (AR: L - 1 blocks of one, MDLM: one block of L), in
+    natural-log probabilities. (A tuple, because FSDP finds the tensors of no other class.)"""
 
     hidden: Tensor
     """[B, C, D]: final states of the nodes; of the L positions for AR and MDLM."""
@@ -85,7 +81,11 @@ class Model(nn.Module):
         self.backbone = Backbone(config, attend_nodes)
         self.head = Head(config, self.backbone.embedding)
         self.graph = Graph(config) if config.family == "dadlm" else None
-        config.architecture_class.initialise(self, config.layers)
+        for name, module in self.named_modules():  # norms keep their ones
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            elif isinstance(module, nn.Linear):
+                config.architecture_class.initialise(module, name, config.layers)
         if config.lora:
             freeze(self)
 
@@ -106,12 +106,6 @@ class Model(nn.Module):
         if self._keepers == 0:
             self.backbone.release_constants()
             self.head.kept = None
-
-    def prepare_training(self, *, compile: bool = False, checkpointing: bool = False) -> None:
-        """Fuse the backbone's parts with torch.compile; recompute its layers in the backward pass."""
-        self.backbone.checkpointing = checkpointing
-        if compile:
-            self.backbone.compile_parts()
 
     def forward(
         self,
@@ -136,7 +130,11 @@ class Model(nn.Module):
         assert noise is not None, "all families but AR learn from masked text"
         if self.config.family == "mdlm":
             noisy = ids.masked_fill(noise.masked, self.config.mask_id)
-            hidden = self.read(noisy, visible=None if loss_mask is None else _ends(loss_mask))
+            visible = None
+            if loss_mask is not None:  # every position sees up to the last that counts
+                end = (loss_mask * torch.arange(1, ids.shape[1] + 1, device=ids.device)).amax(1)
+                visible = end[:, None].expand_as(ids)
+            hidden = self.read(noisy, visible=visible)
             logp = self._masked_logp(hidden, ids, noise.masked, sizes) if emissions else None
             return Scores(hidden, None, logp, None)
         context = Context()
@@ -184,7 +182,8 @@ class Model(nn.Module):
         nodes = lay_out(masked, first, candidates=K, start=graph is not None, packed=packed, sizes=sizes)
         noisy = ids.masked_fill(masked, self.config.mask_id)
         if self.config.shift and context is not None:
-            noisy = torch.where(masked, _tokens_before(noisy, context.before(first)), noisy)
+            before = torch.cat([context.before(first)[..., None], noisy[..., :-1]], -1)
+            noisy = torch.where(masked, before, noisy)
         start, candidate = (None, None) if graph is None else (graph.start, graph.candidate)
         return Denoised(nodes, self.backbone.denoise(noisy, nodes, context, start, candidate))
 
@@ -222,28 +221,13 @@ def eval_mode(*models: nn.Module) -> Iterator[None]:
             model.train()
 
 
-def _ends(loss_mask: Tensor) -> Tensor:
-    """[B, L]: how many positions each one of a row sees, up to the last that counts."""
-    end = (loss_mask * torch.arange(1, loss_mask.shape[1] + 1, device=loss_mask.device)).amax(1)
-    return end[:, None].expand_as(loss_mask)
-
-
-def _tokens_before(ids: Tensor, last: Tensor) -> Tensor:
-    """The token before each of ids [B, G, N], whose blocks follow the tokens last [B, G]."""
-    return torch.cat([last[..., None], ids[..., :-1]], -1)
-
-
 def count_parameters(config: ModelConfig) -> dict[str, int]:
     """Parameters by part; a tied head counts once, with the embedding."""
     with torch.device("meta"):
         model = Model(config)
-    parts = {
-        "embedding": model.backbone.embedding,
-        "layers": model.backbone.layers,
-        "transition": None if model.graph is None else model.graph.transition,
-    }
-    counts = {
-        name: sum(p.numel() for p in part.parameters()) for name, part in parts.items() if part is not None
-    }
+    parts: dict[str, nn.Module] = {"embedding": model.backbone.embedding, "layers": model.backbone.layers}
+    if model.graph is not None:
+        parts["transition"] = model.graph.transition
+    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
     total = sum(p.numel() for p in model.parameters())
     return {**counts, "other": total - sum(counts.values()), "total": total}

@@ -12,10 +12,8 @@ DEFAULT = NAMES[0]
 
 
 def shipped(name: object) -> Path | None:
-    """The folder of a shipped model, or None if this is the name of something else.
-
-    Only the bare word is its name: a text with a slash, or a Path, is always a path.
-    """
+    """The folder of a shipped model, or None if this is the name of something else. Only the bare word is its
+    name: a text with a slash, or a Path, is always a path."""
     if name not in NAMES:
         return None
     folder = PRETRAINED / str(name)

@@ -27,32 +27,23 @@ def _sources(x: Tensor, nodes: Nodes) -> Tensor:
     return torch.cat([start, groups[:, :, :-1]], 2)
 
 
-def _targets(x: Tensor, nodes: Nodes) -> Tensor:
-    return nodes.groups(nodes.to_slots(x))
-
-
 def _scores(q: Tensor, k: Tensor, nodes: Nodes, heads: int) -> Tensor:
-    """Packed q and k [B, C, D] → q·k / sqrt(E) of adjacent groups, [B, G, N, H, K, K].
-
-    In fp32 even under autocast: errors would add up along a path.
-    """
+    """Packed q and k [B, C, D] → q·k / sqrt(E) of adjacent groups, [B, G, N, H, K, K]. In fp32 even under
+    autocast: errors would add up along a path."""
     if kernels.takes(q):
         from dadlm.model.kernels import links
 
         if links.fits(nodes, q.shape[-1] // heads):
             return links.scores(q, k, nodes, heads)
-    sources, targets = (
-        x.unflatten(-1, (heads, -1)).transpose(3, 4).float() for x in (_sources(q, nodes), _targets(k, nodes))
-    )
+    both = (_sources(q, nodes), nodes.groups(nodes.to_slots(k)))
+    sources, targets = (x.unflatten(-1, (heads, -1)).transpose(3, 4).float() for x in both)
     with torch.autocast(q.device.type, enabled=False):
         return (sources @ targets.transpose(-1, -2)) * sources.shape[-1] ** -0.5
 
 
 def _track(nodes: Nodes) -> Tensor:
-    """[B, G, N, K, K] bool: the same candidate index in two adjacent candidate groups.
-
-    Not from the start node and not from an anchor: biased there, candidate 0 would starve the others.
-    """
+    """[B, G, N, K, K] bool: the same candidate index in two adjacent candidate groups. Not from the start
+    node and not from an anchor: biased there, candidate 0 would starve the others."""
     pair = nodes.masked.clone()
     pair[:, :, 0] = False
     pair[:, :, 1:] &= nodes.masked[:, :, :-1]
@@ -67,9 +58,8 @@ class SingleTransition(nn.Module):
         super().__init__()
         self.query = nn.Linear(config.width, config.width, bias=False)
         self.key = nn.Linear(config.width, config.width, bias=False)
-        self.bias = (
-            None if config.track_bias is None else nn.Parameter(torch.tensor(float(config.track_bias)))
-        )
+        bias = config.track_bias
+        self.bias = None if bias is None else nn.Parameter(torch.tensor(float(bias)))
 
     def forward(self, hidden: Tensor, nodes: Nodes, grad: bool = True) -> Tensor:
         logits = _scores(self.query(hidden), self.key(hidden), nodes, 1).squeeze(3)
@@ -79,11 +69,8 @@ class SingleTransition(nn.Module):
 
 
 class GatedTransition(nn.Module):
-    """Several heads over [hidden ; position in the block], mixed by a gate from the source node.
-
-    The link head of the Directed Acyclic Transformer: log T = logsumexp over heads of
-    (log softmax of the head + log gate of the head).
-    """
+    """Several heads over [hidden ; position in the block], mixed by a gate from the source node, as in the
+    Directed Acyclic Transformer: log T = logsumexp over heads of (log softmax of the head + log gate)."""
 
     def __init__(self, config: "ModelConfig") -> None:
         super().__init__()

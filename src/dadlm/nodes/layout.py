@@ -2,8 +2,7 @@
 
 A block of N positions with K candidates has M = (start) + N·K slots: the start-of-block node first, then
 the K slots of each group. A masked position uses all K of them, an anchor only the first. Packed storage
-[B, C] keeps the nodes that exist, so projections and MLPs cost nothing for the others; inside a block,
-attention and transitions go back to slots. Knows where nodes are, never what is in them.
+[B, C] keeps only the nodes that exist.
 
 B rows, G blocks, N block size, K candidates, M slots per block, C packed nodes per row, F features.
 """
@@ -17,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dadlm.nodes.capacity import TILE, PaddedSizes, capacity
-from dadlm.nodes.moves import Move, Selection, compact, select
+from dadlm.nodes.moves import TILE, Move, PaddedSizes, Selection, capacity, compact, select, take
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,6 @@ class Nodes:
         """M."""
         return int(self.start) + self.masked.shape[2] * self.candidates
 
-    @property
-    def is_one_block(self) -> bool:
-        """A single block whose slots are its nodes, as in decoding on CUDA."""
-        return self.masked.shape[1] == 1 and self.node_of_slot is None
-
     @cached_property
     def active(self) -> Tensor:
         """[B, G, N, K]: the nodes a path may take."""
@@ -62,11 +55,12 @@ class Nodes:
     @cached_property
     def position(self) -> Tensor:
         """[B, C]: rotary position; the start node stands one before the block's first token."""
-        B, G, N = self.masked.shape
-        offset = torch.arange(N, device=self.first.device).repeat_interleave(self.candidates)
+        offset = torch.arange(self.masked.shape[2], device=self.first.device).repeat_interleave(
+            self.candidates
+        )
         if self.start:
             offset = torch.cat([offset.new_full((1,), -1), offset])
-        return self.from_slots((self.first[..., None] + offset).expand(B, G, self.slots))
+        return self.from_slots(self.first[..., None] + offset)
 
     @cached_property
     def visible(self) -> Tensor:
@@ -82,10 +76,8 @@ class Nodes:
     @cached_property
     def is_start(self) -> Tensor:
         """[B, C]: start-of-block nodes."""
-        B, G, _ = self.masked.shape
-        return self.from_slots(
-            (torch.arange(self.slots, device=self.first.device) < self.start).expand(B, G, -1)
-        )
+        is_start = torch.arange(self.slots, device=self.first.device) < self.start
+        return self.from_slots(is_start.expand(*self.first.shape, -1))
 
     @cached_property
     def heads(self) -> Selection:
@@ -114,17 +106,14 @@ class Nodes:
     def to_slots(self, x: Tensor) -> Tensor:
         """[B, C, F...] → [B, G, M, F...], zeros where no node exists."""
         B, G = self.first.shape
-        if self.node_of_slot is None or self.slot_of_node is None:
-            return x.view(B, G, self.slots, *x.shape[2:])
-        moved = Move.apply(x, self.node_of_slot, self.slot_of_node)
+        moved = x if self.node_of_slot is None else Move.apply(x, self.node_of_slot, self.slot_of_node)
         return moved.view(B, G, self.slots, *x.shape[2:])  # type: ignore[union-attr]
 
     def from_slots(self, x: Tensor) -> Tensor:
         """[B, G, M, F...] → [B, C, F...], zeros in the padding."""
         flat = x.flatten(1, 2)
-        if self.node_of_slot is None or self.slot_of_node is None:
-            return flat
-        return Move.apply(flat, self.slot_of_node, self.node_of_slot)  # type: ignore[return-value]
+        moved = flat if self.slot_of_node is None else Move.apply(flat, self.slot_of_node, self.node_of_slot)
+        return moved  # type: ignore[return-value]
 
     def groups(self, x: Tensor) -> Tensor:
         """Slots [B, G, M, F...] without the start node, by group: [B, G, N, K, F...]."""
@@ -133,13 +122,9 @@ class Nodes:
 
     def remember(self, name: str, make: Callable[[], Any]) -> Any:
         """A thing derived from this layout (an attention mask), made once and used by every layer."""
-        if name not in self._derived:
-            self._derived[name] = make()
-        return self._derived[name]
-
-    @cached_property
-    def _derived(self) -> dict[str, Any]:
-        return {}
+        if name not in self.__dict__:  # where cached properties are kept too
+            self.__dict__[name] = make()
+        return self.__dict__[name]
 
     @cached_property
     def collapsed(self) -> "Nodes":
@@ -174,8 +159,7 @@ def lay_out(
         padded = sizes.nodes
     else:
         padded = capacity(int(exists.sum(1).max()), exists.shape[1], exact=not masked.is_cuda)
-    node_of_slot, slot_of_node = compact(exists, padded)
-    return Nodes(masked, first, candidates, start, node_of_slot, slot_of_node, sizes)
+    return Nodes(masked, first, candidates, start, *compact(exists, padded), sizes)
 
 
 def _one_node_each(masked: Tensor, first: Tensor, start: bool) -> Nodes:
@@ -186,3 +170,40 @@ def _one_node_each(masked: Tensor, first: Tensor, start: bool) -> Nodes:
         return Nodes(masked, first, 1, start, None, None)
     slot = torch.arange(count, device=masked.device).expand(B, -1)
     return Nodes(masked, first, 1, start, slot, F.pad(slot, (0, -count % TILE), value=-1))
+
+
+def expand(x: Tensor, embedding: Tensor, start: Tensor, nodes: Nodes) -> Tensor:
+    """Split masked positions into K nodes, and let the start nodes in: collapsed [B, G·N, F] → [B, C, F].
+
+    Candidate k adds row k of `embedding` [K, F], anchors stay as they are, every start node is `start` [F].
+    """
+    positions = nodes.collapsed.to_slots(x)
+    if nodes.node_of_slot is not None:
+        return _Expand.apply(positions.flatten(1, 2), embedding, start, nodes)  # type: ignore[return-value]
+    B, G, N = nodes.masked.shape  # slots are nodes, as in decoding: this takes fewer kernels
+    offset = embedding.to(x.dtype) * nodes.masked[..., None, None]
+    slots = (positions[:, :, :, None] + offset).reshape(B, G, N * nodes.candidates, -1)
+    return torch.cat([start.to(x.dtype).expand(B, G, 1, -1), slots], 2).flatten(1, 2)
+
+
+class _Expand(torch.autograd.Function):
+    """Straight from positions to packed nodes: torch's own steps would make and read the slots, of which a
+    third is empty, four times over, and again for the gradient."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, embedding: Tensor, start: Tensor, nodes: Nodes) -> Tensor:
+        ctx.nodes = nodes
+        rows = torch.cat([embedding, start[None], torch.zeros_like(start)[None]]).to(x.dtype)
+        nothing = nodes.candidates + 1
+        which = torch.where(nodes.is_candidate, nodes.candidate, nothing)
+        which = which.masked_fill(nodes.is_start, nodes.candidates)
+        return take(x, nodes.group) + F.embedding(which, rows)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        nodes = ctx.nodes
+        slots = nodes.to_slots(grads[0])
+        groups, masked = nodes.groups(slots), nodes.masked.flatten(0, 1).to(slots.dtype)
+        # Block by block, because between the groups of two blocks stands a start node.
+        to_embedding = (masked[:, None] @ groups.flatten(0, 1).flatten(2)).sum(0).view(groups.shape[3:])
+        return groups.sum(3).flatten(1, 2), to_embedding, slots[:, :, 0].sum((0, 1)), None

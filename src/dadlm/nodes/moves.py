@@ -1,6 +1,6 @@
-"""Move rows of tensors by index, with gradients that are moves too: packing, selecting, putting back.
+"""Move rows of tensors by index, with gradients that are moves too; and the padded sizes of what is moved.
 
-B rows, P and Q places before and after, F features, R capacity.
+B rows, L positions of a row, P and Q places before and after, F features, R capacity.
 """
 
 from dataclasses import dataclass
@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 _HAS_TRITON = find_spec("triton") is not None
+# Compiled GPU code sees at most this many shapes; a count that exceeds one takes the next.
+_CAPACITY_SHARES = (0.5, 0.65, 0.8, 1.0)
+TILE = 128
 
 
 class Move(torch.autograd.Function):
-    """Gather along dim 1 by a partial bijection; its gradient is the gather by the inverse.
-
-    Plain indexing would scatter-add its gradient: slower, and in no fixed order on CUDA.
-    """
+    """Gather along dim 1 by a partial bijection; its gradient is the gather by the inverse. Plain indexing
+    would scatter-add its gradient: slower, and in no fixed order on CUDA."""
 
     @staticmethod
     def forward(ctx, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
@@ -74,3 +75,34 @@ def compact(wanted: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
     place = torch.full((len(rank), capacity + 1), -1, device=wanted.device)
     place = place.scatter(1, torch.where(wanted, rank, capacity), thing)[:, :capacity]
     return torch.where(wanted, rank, -1), place.contiguous()
+
+
+@dataclass(frozen=True)
+class PaddedSizes:
+    """Left out, the sizes are counted on the device, which has to be waited for."""
+
+    nodes: int
+    """Packed nodes of a row."""
+    masked: int
+    """Nodes of masked positions in the whole batch: those that need the vocabulary head."""
+
+
+def padded_sizes(
+    masked: Tensor, block_size: int, candidates: int, start: bool, steps: int = 64
+) -> PaddedSizes:
+    """Sizes for masks [B, L] on the CPU; masked tokens are counted in `steps` steps up to all tokens."""
+    B, L = masked.shape
+    extra = L // block_size * int(start)
+    counts = masked.numpy().sum(1)  # quicker than torch, which would wake its threads for it
+    step = max(TILE, B * L // steps)
+    tokens = max(step, min(-(-int(counts.sum()) // step) * step, B * L))
+    most = L + extra + (candidates - 1) * int(counts.max())
+    return PaddedSizes(capacity(most, L * candidates + extra, exact=False), tokens * candidates)
+
+
+def capacity(count: int, full: int, exact: bool) -> int:
+    """Places for `count` of at most `full` nodes: exactly that, or the next of a few multiples of a tile."""
+    if exact:
+        return count
+    sizes = (-(-round(share * full) // TILE) * TILE for share in _CAPACITY_SHARES)
+    return next(size for size in sizes if size >= count)

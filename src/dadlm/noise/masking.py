@@ -1,11 +1,11 @@
-"""One stratified time per (row, block) and the masks drawn at it, both pure functions of counters.
+"""One stratified time per (row, block) and the masks drawn at it. `rows` are indices into the *global* batch
+of the step: the same numbers come out however the batch is split.
 
 B rows of this call, G blocks per row, N block size, L = G·N.
-`rows` are indices into the *global* batch of the step: the same numbers come out however the batch is
-split into micro-batches or processes.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,10 +14,30 @@ from torch import Tensor
 
 from dadlm import counter
 from dadlm.errors import ConfigError
-from dadlm.noise.schedule import SCHEDULES
 
 FLOOR = 1e-3  # smallest time of the whole range; the weight diverges at zero
 _REDRAWS = 64  # after so many draws a block is taken as it is: some intervals fit no number of tokens
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The masking probability p(t) at time t in (0, 1], and the weight of the loss there: p'(t) / p(t)."""
+
+    mask_probability: Callable[[Tensor], Tensor]
+    weight: Callable[[Tensor], Tensor]
+
+
+def _cosine_weight(t: Tensor) -> Tensor:
+    # sin(x) / (1 - cos(x)) = cot(x / 2), which stays exact near zero.
+    return (math.pi / 2) / (t * (math.pi / 4)).tan()
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "loglinear": Schedule(lambda t: t, lambda t: 1 / t),
+    "cosine": Schedule(lambda t: 2 * (t * (math.pi / 4)).sin().square(), _cosine_weight),
+    "square": Schedule(lambda t: t.square(), lambda t: 2 / t),
+    "square-root": Schedule(lambda t: t.sqrt(), lambda t: 0.5 / t),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +71,7 @@ class NoiseConfig:
 
 class Noise(NamedTuple):
     """masked [B, L]; time and weight [B, G], or [B, J] where only J blocks of each row are learned from.
-
-    Where rows are masked C times, each block has C copies, next to each other: C·L for L, C·G for G.
-    """
+    Where rows are masked C times, each block has C copies, next to each other: C·L for L, C·G for G."""
 
     masked: Tensor
     time: Tensor
@@ -165,13 +183,32 @@ def draw_noise(
     noise = Noise(masked.flatten(1), time, weight / masks_per_row)
     if maskable is None:
         return noise
-    return _with_open_blocks(noise, most > 0, None if most_blocks is None else most_blocks * masks_per_row)
-
-
-def _with_open_blocks(noise: Noise, is_open: Tensor, most: int | None) -> Noise:
-    """Keep the open blocks [B, G] of each row, and closed ones to make up `most`: they are without masks."""
-    most = max(1, int(is_open.sum(1).max())) if most is None else most
-    if most == is_open.shape[1]:
+    is_open = most > 0
+    kept = max(1, int(is_open.sum(1).max())) if most_blocks is None else most_blocks * masks_per_row
+    if kept == blocks:
         return noise
-    blocks = torch.argsort((~is_open).byte(), dim=1, stable=True)[:, :most].sort(1).values
-    return Noise(noise.masked, noise.time.gather(1, blocks), noise.weight.gather(1, blocks), blocks)
+    # The open blocks of each row, and closed ones to make up the number: these are without masks.
+    chosen = torch.argsort((~is_open).byte(), dim=1, stable=True)[:, :kept].sort(1).values
+    return Noise(noise.masked, time.gather(1, chosen), noise.weight.gather(1, chosen), chosen)
+
+
+def candidate_intervals() -> list[tuple[float, float]]:
+    """Widths 0.5 to 0.9, slid by 0.05; the lower end is never 0, where the weight diverges."""
+    return [
+        (max(round(place * 0.05, 2), FLOOR), round(place * 0.05 + width, 2))
+        for width in (0.5, 0.6, 0.7, 0.8, 0.9)
+        for place in range(round((1 - width) / 0.05) + 1)
+    ]
+
+
+def best_interval(time: Tensor, fraction: Tensor, loss: Tensor, least: int = 16) -> tuple[float, float]:
+    """The clipped schedule: the interval of times in which the weighted loss of blocks varies least, from one
+    entry per block with times over the whole range. One seen fewer than `least` times is not trusted."""
+    scores = {}
+    for low, high in candidate_intervals():
+        inside = (time >= low) & (time <= high) & (fraction <= high)
+        if low > FLOOR:
+            inside &= fraction >= low
+        if int(inside.sum()) >= least:
+            scores[low, high] = float(loss[inside].double().var())
+    return min(scores, key=lambda interval: scores[interval]) if scores else (FLOOR, 1.0)

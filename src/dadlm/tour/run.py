@@ -24,7 +24,7 @@ from dadlm.tour.measure import divergence, validity
 from dadlm.tour.report import draw, introduce, report, show_samples
 from dadlm.tour.side_by_side import LEFT
 from dadlm.train import Trainer
-from dadlm.train.start import fresh_model, model_from
+from dadlm.train.trainer import fresh_model, model_from
 
 BLOCKS = 8
 STEPS = (1, 2, 4)

@@ -1,22 +1,18 @@
-"""Which rows a step takes and how they are masked: functions of (seed, step, place in the batch), not states.
-
-However a batch is divided, into micro-batches or over processes, together the parts are the same rows under
-the same noise. Everything is drawn on the CPU, whatever the device.
-
-B rows of a part, L their length.
-"""
+"""Which rows a step takes and how they are masked: functions of (seed, step, place in the batch), however the
+batch is divided. Everything is drawn on the CPU. B rows of a part, L their length."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dadlm.errors import ConfigError
+from dadlm.model import ModelConfig
 from dadlm.noise import Noise, NoiseConfig, draw_noise
 from dadlm.tokens import Rows, training_rows
 from dadlm.train.config import RunConfig
-from dadlm.train.pair_rows import PairBatch, PairRows
+from dadlm.train.pair_rows import PairRows
 from dadlm.train.processes import Ranks
 
 
@@ -35,72 +31,46 @@ class StepInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Batches:
-    """Of rows of text, all of one length."""
+    """Of rows of text, all of one length, or of pairs of texts, of which the second is learned."""
 
     run: RunConfig
-    rows: Rows
-    size_steps: ClassVar[int] = 64
-    """Of `nodes.padded_sizes`: times are evenly distributed, so two or three sizes occur."""
+    rows: Rows | PairRows
+
+    @property
+    def size_steps(self) -> int:
+        """Of `nodes.padded_sizes`. The times of texts are evenly distributed, so two or three sizes occur; of
+        pairs more is learned or less, and more sizes would save less than it takes to compile them."""
+        return 8 if isinstance(self.rows, PairRows) else 64
 
     def tokens_read(self, step: int) -> int:
+        if isinstance(self.rows, PairRows):
+            return self.rows.batch(step, self.run.train.seed).ids.numel()
         return self.run.train.batch_size * self.rows.context
 
     def take(self, step: int, noise: NoiseConfig, part: Tensor) -> StepInputs:
         """The rows at places `part` of a step's batch."""
-        model, train = self.run.model, self.run.train
-        ids = self.rows.batch(training_rows(self.rows, step, train.batch_size, train.seed)[part])
-        tokens, drawn = torch.tensor(train.batch_size * (self.rows.context - 1)), None
-        if model.family != "ar":
-            drawn = draw_noise(
-                noise,
-                seed=train.seed,
-                step=step,
-                rows=part,
-                batch_rows=train.batch_size,
-                length=self.rows.context,
-                block_size=model.block,
-                masks_per_row=train.masks_per_row,
-            )
-        return StepInputs(ids, drawn, tokens)
+        train, rows = self.run.train, self.rows
+        how = {"seed": train.seed, "batch_rows": train.batch_size, "masks_per_row": train.masks_per_row}
+        if isinstance(rows, PairRows):
+            batch = rows.batch(step, train.seed)
+            ids, loss_mask, tokens = batch.ids[part], batch.loss_mask[part], batch.loss_mask.sum()
+            how["most_blocks"] = batch.most_blocks
+        else:
+            ids = rows.batch(training_rows(rows, step, train.batch_size, train.seed)[part])
+            loss_mask, tokens = None, torch.tensor(train.batch_size * (rows.context - 1))
+        drawn = noise_of(self.run.model, noise, ids, loss_mask, step=step, rows=part, **how)
+        return StepInputs(ids, drawn, tokens, loss_mask)
 
 
-@dataclass(frozen=True)
-class PairBatches:
-    """Of pairs of texts, of which the second is learned. A step's rows have the length of their bucket."""
-
-    run: RunConfig
-    rows: PairRows
-    size_steps: ClassVar[int] = 8
-    """How much of a batch is learned varies: more sizes would save less than it takes to compile them."""
-
-    def tokens_read(self, step: int) -> int:
-        return self.rows.batch(step, self.run.train.seed).ids.numel()
-
-    def take(self, step: int, noise: NoiseConfig, part: Tensor) -> StepInputs:
-        train = self.run.train
-        batch = self.rows.batch(step, train.seed)
-        drawn = self.noise_of(batch, noise, step, part, train.seed, train.masks_per_row)
-        return StepInputs(batch.ids[part], drawn, batch.loss_mask.sum(), batch.loss_mask[part])
-
-    def noise_of(
-        self, batch: PairBatch, noise: NoiseConfig, step: int, part: Tensor, seed: int, masks_per_row: int = 1
-    ) -> Noise | None:
-        """Of the rows at places `part` of a batch: masks where they are learned (none for AR)."""
-        model, length = self.run.model, batch.ids.shape[1]
-        if model.family == "ar":
-            return None
-        return draw_noise(
-            noise,
-            seed=seed,
-            step=step,
-            rows=part,
-            batch_rows=len(batch.ids),
-            length=length,
-            block_size=length if model.family == "mdlm" else model.block,
-            maskable=batch.loss_mask[part],
-            most_blocks=batch.most_blocks,
-            masks_per_row=masks_per_row,
-        )
+def noise_of(
+    model: ModelConfig, noise: NoiseConfig, ids: Tensor, loss_mask: Tensor | None, **how: Any
+) -> Noise | None:
+    """Masks of rows ids [B, L], where they are learned; None for AR. See `draw_noise` for the rest."""
+    if model.family == "ar":
+        return None
+    length = ids.shape[1]
+    block_size = length if model.family == "mdlm" else model.block
+    return draw_noise(noise, length=length, block_size=block_size, maskable=loss_mask, **how)
 
 
 def parts_of(run: RunConfig, ranks: Ranks) -> list[Tensor]:

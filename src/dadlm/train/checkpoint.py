@@ -1,9 +1,5 @@
-"""Everything needed to resume exactly where training stopped, on disk and back.
-
-A run's folder holds `checkpoints/step-…` folders, each complete in itself, and two links, `last` and
-`best`, that are moved in one atomic step. All randomness is counted from (seed, step), so there is no
-generator state to keep.
-"""
+"""Everything needed to resume exactly where training stopped. A run's folder holds `checkpoints/step-…`, each
+complete in itself, and two links, `last` and `best`, that are moved in one atomic step."""
 
 import json
 import os
@@ -21,10 +17,9 @@ from dadlm.model.checkpoint import check_finite, weights, write_model
 from dadlm.model.files import read_json, whole_folder, write_json
 from dadlm.noise import NoiseConfig
 from dadlm.train.config import RunConfig
-from dadlm.train.distributed import gather_parts, is_sharded, local_part, local_rows
+from dadlm.train.distributed import TensorFiles, gather_parts, is_sharded, local_part, local_rows, save_rows
 from dadlm.train.processes import Ranks
 from dadlm.train.state import TrainState
-from dadlm.train.tensor_files import TensorFiles, save_part, save_whole
 
 # Settings of `train` that may change between two parts of a run without changing what has been done so far.
 _FREE = {
@@ -39,32 +34,36 @@ _RENAMED = {"masks": "masks_per_row"}
 def save_state(
     state: TrainState, run: RunConfig, out: Path, is_best: bool, ranks: Ranks | None = None
 ) -> Path:
-    """Write a checkpoint, then move the links to it, then drop checkpoints that no link needs.
-
-    All processes of a run call it together; the first one writes, and each its part of what is sharded.
-    """
+    """Write a checkpoint, then move the links to it, then drop checkpoints that no link needs. All processes
+    of a run call it together; the first one writes, and each its part of what is sharded."""
     ranks = ranks or Ranks()
     target = out / "checkpoints" / f"step-{state.step:08d}"
     is_saved = ranks.first and target.exists() and (out / "last").resolve() == target.resolve()
     if ranks.any(is_saved):  # it is this very state: do not endanger it
         return target
-    average = _whole_average(state, ranks)
+    average = {}  # as a model's file has it; only the first process keeps it, on the CPU
+    for name, weight in weights(state.model).items():
+        whole = gather_parts(state.ema.average[name], weight)
+        if ranks.first:
+            average[name] = whole.cpu().reshape(() if name in state.scalars else whole.shape)
     with _folder_of_all(target, ranks) as folder:
         if ranks.first:
             write_model(folder, state.model, average)
             progress = {"step": state.step, "best": state.best, "data": state.data}
             progress |= {"noise": asdict(state.noise), "run": asdict(run), **state.metadata}
             write_json(folder / "training" / "state.json", progress)
-        if any(map(is_sharded, state.model.parameters())):
-            save_part(_tensors(state), folder / "training", ranks.rank, ranks.size)
-        elif ranks.first:
-            save_whole(_tensors(state), folder / "training")
+        sharded = any(map(is_sharded, state.model.parameters()))
+        if sharded or ranks.first:
+            save_rows(_tensors(state), folder / "training", ranks.rank, ranks.size if sharded else 1)
     if ranks.first:
         # `best` before `last`: who dies in between repeats the step that was the best, and links it again.
         if is_best:
             _link(out / "best", target)
         _link(out / "last", target)
-        _tidy(out)
+        needed = {(out / name).resolve() for name in ("last", "best") if (out / name).exists()}
+        for folder in (out / "checkpoints").iterdir():
+            if folder.resolve() not in needed:
+                shutil.rmtree(folder, ignore_errors=True)
     ranks.wait()  # nobody looks for the links before they are moved
     return target
 
@@ -75,45 +74,29 @@ def _folder_of_all(target: Path, ranks: Ranks) -> Iterator[Path]:
     if ranks.first:
         with whole_folder(target) as folder:
             (folder / "training").mkdir()
-            ranks.broadcast_text(str(folder))
+            ranks.broadcast(str(folder))
             yield folder
             ranks.wait()
     else:
-        yield Path(ranks.broadcast_text(""))
+        yield Path(ranks.broadcast(""))
         ranks.wait()
-
-
-def _whole_average(state: TrainState, ranks: Ranks) -> dict[str, torch.Tensor]:
-    """The averaged weights as a model's file has them; only the first process keeps them, on the CPU."""
-    average = {}
-    for name, weight in weights(state.model).items():
-        whole = gather_parts(state.ema.average[name], weight)
-        if ranks.first:
-            average[name] = whole.cpu().reshape(() if name in state.scalars else whole.shape)
-    return average
 
 
 def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks | None = None) -> None:
     """Bring a freshly built state to where the checkpoint left off; refuse another run's checkpoint."""
     compare_runs(run, folder)
-    progress = read_progress(folder)
+    progress, out = read_progress(folder), folder.parent
     for name, now in state.metadata.items():
-        if progress.get(name, now) != now:
-            raise ConfigError(
-                f"{folder.parent} holds a run with {name} {progress[name]}, now it is {now}: "
-                "choose another --out or keep it"
-            )
+        if (then := progress.get(name, now)) != now:
+            what = f"{name} {then}, now it is {now}"
+            raise ConfigError(f"{out} holds a run with {what}: choose another --out or keep it")
     if progress.get("data") != state.data:
-        raise ConfigError(
-            f"the text is not the one that the run in {folder.parent} began with; choose another --out"
-        )
+        raise ConfigError(f"the text is not the one that the run in {out} began with; choose another --out")
     with TensorFiles(folder / "training") as files:
         expected = _tensors(state).keys()
         if files.names != expected:
             odd = ", ".join(sorted(files.names ^ expected))
-            raise CheckpointError(
-                f"{folder}: the training state does not fit this model; it differs in {odd}"
-            )
+            raise CheckpointError(f"{folder}: the training state does not fit this model; odd: {odd}")
         _set_tensors(state, files, ranks or Ranks())
     state.step, state.best, state.noise = progress["step"], progress["best"], NoiseConfig(**progress["noise"])
 
@@ -208,12 +191,5 @@ def _link(link: Path, target: Path) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(os.path.relpath(target, link.parent))
     if link.is_dir() and not link.is_symlink():  # a run that was copied with its links followed
-        link.rename(target.with_name(f".{link.name}-copied"))  # for `_tidy` to drop
+        link.rename(target.with_name(f".{link.name}-copied"))  # to be dropped
     os.replace(temporary, link)
-
-
-def _tidy(out: Path) -> None:
-    needed = {(out / name).resolve() for name in ("last", "best") if (out / name).exists()}
-    for folder in (out / "checkpoints").iterdir():
-        if folder.resolve() not in needed:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -91,24 +91,22 @@ class TrainConfig:
         for name in (*counts, "valid_every", "valid_rows", "save_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.batch_size % self.accumulate:
-            raise ConfigError(
-                f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}"
-            )
-        if not (self.lr > 0 and self.clip > 0 and self.graph_lr_scale > 0):
-            raise ConfigError("lr, clip and graph_lr_scale must be positive")
-        if not all(0 <= beta < 1 for beta in self.betas) or not self.weight_decay >= 0:
-            raise ConfigError("betas must be in [0, 1) and weight_decay not negative")
-        if not -(2**63) <= self.seed < 2**63:
-            raise ConfigError("seed must fit into 64 bits")
-        if self.warmup < 0 or self.decay < 0:
-            raise ConfigError(f"warmup {self.warmup} and decay {self.decay} must not be negative")
-        if self.decay > self.steps:
-            raise ConfigError(f"decay {self.decay} exceeds steps {self.steps}: pass --train.decay as well")
-        if self.parallel not in ("ddp", "fsdp"):
-            raise ConfigError(f"parallel must be ddp or fsdp, got {self.parallel!r}")
-        if not 0 <= self.ema < 1:
-            raise ConfigError(f"ema must be in [0, 1), got {self.ema}")
+        batch, parts, warmup, decay = self.batch_size, self.accumulate, self.warmup, self.decay
+        fractions = all(0 <= beta < 1 for beta in self.betas) and self.weight_decay >= 0
+        rates = self.lr > 0 and self.clip > 0 and self.graph_lr_scale > 0  # false for NaN
+        checks = {
+            f"batch_size {batch} is not divisible by accumulate {parts}": batch % parts == 0,
+            "lr, clip and graph_lr_scale must be positive": rates,
+            "betas must be in [0, 1) and weight_decay not negative": fractions,
+            "seed must fit into 64 bits": -(2**63) <= self.seed < 2**63,
+            f"warmup {warmup} and decay {decay} must not be negative": warmup >= 0 and decay >= 0,
+            f"decay {decay} exceeds steps {self.steps}: pass --train.decay as well": decay <= self.steps,
+            f"parallel must be ddp or fsdp, got {self.parallel!r}": self.parallel in ("ddp", "fsdp"),
+            f"ema must be in [0, 1), got {self.ema}": 0 <= self.ema < 1,
+        }
+        for message, holds in checks.items():
+            if not holds:
+                raise ConfigError(message)
 
     def is_due(self, step: int, every: int) -> bool:
         """Whether what is done every so many steps, and after the last one, is done after this one."""
@@ -119,10 +117,6 @@ class TrainConfig:
         warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         cool = min(1.0, (self.steps - step) / self.decay) if self.decay else 1.0
         return self.lr * warm * cool
-
-    def in_bf16(self, device_type: str) -> bool:
-        """Whether products are made in bf16 on a kind of device."""
-        return self.precision == "bf16" or (self.precision == "auto" and device_type == "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,8 @@ def load_tokenizer(data: DataConfig) -> Tokenizer:
         return Tokenizer.load(data.tokenizer)
     size = data.tokenizer.removeprefix("bpe:")
     if not size.isdecimal() or not 257 <= int(size) <= _MOST_IDS:
-        raise ConfigError(
-            f"tokenizer bpe:SIZE needs a size of at least 257 (256 bytes and end-of-text) and at most "
-            f"{_MOST_IDS}, got {size!r}"
-        )
+        bounds = f"at least 257 (256 bytes and end-of-text) and at most {_MOST_IDS}"
+        raise ConfigError(f"tokenizer bpe:SIZE needs a size of {bounds}, got {size!r}")
     sources = [source for _, source in parse_mixture(_source(data))]
     pieces = chain.from_iterable(read_pieces(source, data.text_field) for source in sources)
     return train_bpe((piece.text for piece in pieces), int(size), show_progress=False)

@@ -1,20 +1,28 @@
-"""A model over several processes: whole copies that add up their gradients (DDP), or shards (FSDP).
+"""A model over several processes: whole copies that add up their gradients (DDP), or shards (FSDP), and their
+files.
 
-Gradients are summed, not averaged: a loss is already divided by the tokens of the whole batch. All else in
-training works on ordinary tensors: the `local_part` of a sharded one, which is some rows of its first
-dimension. torch's sharded tensors take a second to load and are imported where they are needed.
+Gradients are summed: a loss is already divided by the tokens of the whole batch. All else works on the
+`local_part` of a sharded tensor, some rows of its first dimension (a number counts as one row).
 """
 
-from contextlib import AbstractContextManager, nullcontext
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dadlm.errors import CheckpointError
 from dadlm.model import Model
+from dadlm.model.files import open_tensors, save_tensors
 from dadlm.train.config import TrainConfig
 from dadlm.train.processes import Ranks
+
+_WHOLE, _PART = "state.safetensors", "state-{:05d}-of-{:05d}.safetensors"
+_PART_NAME = re.compile(r"state-\d{5}-of-(\d{5})\.safetensors")
 
 
 def wrap_distributed(
@@ -37,19 +45,14 @@ def _sum_gradients(_: object, bucket: dist.GradBucket) -> torch.futures.Future[T
 
 
 def no_sync(wrapped: nn.Module) -> AbstractContextManager[None]:
-    """Keeps the gradients of DDP local: for all but the last micro-batch of a step.
-
-    FSDP adds them up after each one: a whole set of gradients may not fit a device.
-    """
+    """Keeps the gradients of DDP local: for all but the last micro-batch of a step. FSDP adds them up after
+    each one: a whole set of gradients may not fit a device."""
     return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext()
 
 
 def _shard(model: Model, size: int, device: torch.device, bf16: bool) -> nn.Module:
-    """Each layer a unit that is gathered when it runs; what the model holds beside them is one more.
-
-    So is the last layer: reading a context uses its first half alone, which is no forward pass to FSDP.
-    In bf16 layers travel as such, the weights of their norms too; gradients are added up in fp32.
-    """
+    """Each layer but the last is a unit that is gathered when it runs (reading a context uses half of the
+    last), all else is one more. In bf16 layers travel as such; gradients are added up in fp32."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -105,3 +108,45 @@ def gather_parts(part: Tensor, like: Tensor) -> Tensor:
     assert isinstance(like, DTensor)
     mesh, shape, stride = like.device_mesh, like.shape, like.stride()
     return DTensor.from_local(part, mesh, like.placements, shape=shape, stride=stride).full_tensor()
+
+
+def save_rows(tensors: Mapping[str, Tensor], folder: Path, number: int, count: int) -> None:
+    """Write this process' rows; what has no rows is the same everywhere, and the first one's to keep."""
+    kept = {name: tensor for name, tensor in tensors.items() if tensor.ndim or number == 0}
+    save_tensors(kept, folder / (_WHOLE if count == 1 else _PART.format(number + 1, count)))
+
+
+class TensorFiles(ExitStack):
+    """The files of a folder, open for reading until the end of the `with` block."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        files = [self.enter_context(open_tensors(file)) for file in _find(folder)]
+        self._files = [(file, set(file.keys())) for file in files]
+
+    @property
+    def names(self) -> set[str]:
+        return set().union(*(names for _, names in self._files))
+
+    def read(self, name: str, first: int, last: int, rows: int) -> Tensor:
+        """Rows first..last-1 of a tensor that must have so many."""
+        parts, place = [], 0
+        for file in (file for file, names in self._files if name in names):
+            part = file.get_slice(name)
+            is_number = not part.get_shape()
+            count = 1 if is_number else part.get_shape()[0]
+            here = slice(max(first - place, 0), max(min(last - place, count), 0))
+            parts.append(file.get_tensor(name).reshape(1)[here] if is_number else part[here])
+            place += count
+        if place != rows:
+            raise CheckpointError(f"training state: {name} has a shape with {place} rows, expected {rows}")
+        return torch.cat(parts)
+
+
+def _find(folder: Path) -> list[Path]:
+    """The file of all, or those of each process, of which none may be missing."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    counts = [int(match[1]) for match in map(_PART_NAME.fullmatch, names) if match]
+    if not counts:
+        return [folder / _WHOLE]
+    return [folder / _PART.format(number, max(counts)) for number in range(1, max(counts) + 1)]

@@ -1,23 +1,21 @@
-"""Fine-tuning on pairs of texts: the second is learned, block by block, and ROUGE decides which is best.
-
-The loop is that of training; the rows differ in length, only a part of each is learned, and training ends
-early when the summaries get no better.
-"""
+"""Fine-tuning on pairs of texts: the second is learned; ROUGE decides which model is best and when to end."""
 
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from dadlm.decode import release_engine
 from dadlm.errors import ConfigError
 from dadlm.evaluate.documents import Documents, read_documents
 from dadlm.evaluate.summarisation import lengths, rouge_scorer, summarisation
 from dadlm.model import Model, eval_mode, load
 from dadlm.model.checkpoint import locate, set_weights, weights
 from dadlm.objective import losses
-from dadlm.train.batches import PairBatches
+from dadlm.train.batches import Batches, noise_of
 from dadlm.train.checkpoint import read_progress
 from dadlm.train.config import DataConfig, FinetuneConfig, RunConfig
 from dadlm.train.log import Log, NullLogger
@@ -62,31 +60,22 @@ class Finetuner(Loop):
         self.valid_rows = PairRows(valid_rows, model.config, train.batch_size)
         self.shown = _evenly(valid, config.rouge_pairs)
         # What is saved says where the weights come from; the data are known by their fingerprints.
-        run = RunConfig(
-            model=model.config,
-            data=DataConfig(train=" ".join(config.data), valid=" ".join(config.valid)),
-            noise=config.noise,
-            train=train,
-            out=config.out,
-            init_from=config.model,
-        )
+        data = DataConfig(train=" ".join(config.data), valid=" ".join(config.valid))
+        run = RunConfig(model=model.config, data=data, noise=config.noise, train=train, out=config.out)
+        run = replace(run, init_from=config.model)
         metadata = {"document_tokens": self.lengths[0], "summary_tokens": self.lengths[1]}
         metadata["rouge_pairs"] = config.rouge_pairs
-        data = [rows.fingerprint(), self.shown.fingerprint]
-        super().__init__(run, model, PairBatches(run, rows), data=data, metadata=metadata, quiet=quiet)
+        prints = [rows.fingerprint(), self.shown.fingerprint]
+        super().__init__(run, model, Batches(run, rows), data=prints, metadata=metadata, quiet=quiet)
 
     def validate(self, log: Log | NullLogger) -> bool:
         """By ROUGE on some pairs; their loss on more is logged with it."""
         state = self.state
         with state.ema.in_place_of(self.weights):
             loss = self._valid_loss()
-            written = summarisation(
-                state.model,
-                self.shown,
-                document_tokens=self.lengths[0],
-                summary_tokens=self.lengths[1],
-                batch_size=self.config.train.batch_size,
-            )
+            how: dict[str, Any] = dict(zip(("document_tokens", "summary_tokens"), self.lengths, strict=True))
+            written = summarisation(state.model, self.shown, **how, batch_size=self.config.train.batch_size)
+        release_engine(state.model)  # decoding holds no memory while training goes on
         rouge = written["average"]["mean"]
         log.validation(state.step, {"valid_loss": loss, "valid_rouge": rouge, "valid_tpf": written["tpf"]})
         improved = -rouge < state.best
@@ -96,12 +85,12 @@ class Finetuner(Loop):
     def _valid_loss(self) -> float:
         """In nats per learned token, under the same noise every time."""
         model, total, tokens = self.state.model, 0.0, 0
-        assert isinstance(self.batches, PairBatches)
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
         with eval_mode(model), torch.no_grad(), autocast:
             for index, batch in enumerate(self.valid_rows.in_order()):
-                everyone = torch.arange(len(batch.ids))
-                noise = self.batches.noise_of(batch, self.config.noise, index, everyone, seed=0)
+                how = {"seed": 0, "step": index, "rows": torch.arange(len(batch.ids))}
+                how |= {"batch_rows": len(batch.ids), "most_blocks": batch.most_blocks}
+                noise = noise_of(model.config, self.config.noise, batch.ids, batch.loss_mask, **how)
                 noise = None if noise is None else noise.to(self.device)
                 ids, loss_mask = batch.ids.to(self.device), batch.loss_mask.to(self.device)
                 total += float(losses(model, ids, noise, report=False, loss_mask=loss_mask).train.sum())
@@ -111,9 +100,8 @@ class Finetuner(Loop):
     def is_done(self) -> bool:
         """The last step, or `patience` validations since the best."""
         step, every, best = self.state.step, self.config.train.valid_every, self.best_step
-        if super().is_done() or not self.patience or best is None:
-            return super().is_done()
-        return step // every - best // every >= self.patience
+        tired = self.patience and best is not None and step // every - best // every >= self.patience
+        return super().is_done() or bool(tired)
 
     @property
     def best_step(self) -> int | None:
@@ -141,13 +129,14 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
     rouge_scorer()  # a missing package is reported now, not at the first validation
     data, valid = (read_documents(files, strict=config.strict) for files in (config.data, config.valid))
     model = load(config.model)
-    if config.dropout is not None:
-        model = _with_dropout(model, config.dropout, config.model)
+    if config.dropout is not None:  # the same weights in layers that leave out another share
+        changed = Model(replace(model.config, dropout=config.dropout), model.tokenizer)
+        set_weights(changed, weights(model), config.model)
+        model = changed
     if not model.config.denoises_blocks:  # the recipe is for all families
         config = replace(config, train=replace(config.train, masks_per_row=1))
-    sizes = lengths_as_learned(
-        model, learned_lengths(config.model), config.document_tokens, config.summary_tokens
-    )
+    learned = learned_lengths(config.model)
+    sizes = lengths_as_learned(model, learned, config.document_tokens, config.summary_tokens)
     config = replace(config, document_tokens=sizes[0], summary_tokens=sizes[1])
     encoded = encode_pairs(model, data, *sizes)
     skipped = data.skipped + valid.skipped
@@ -169,22 +158,13 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
     )
 
 
-def _with_dropout(model: Model, dropout: float, origin: str) -> Model:
-    """The same weights in layers that leave out another share."""
-    changed = Model(replace(model.config, dropout=dropout), model.tokenizer)
-    set_weights(changed, weights(model), origin)
-    return changed
-
-
 def learned_lengths(model: str) -> tuple[int, int] | None:
     """Tokens of documents and summaries that a model was fine-tuned on; None: it never was."""
     folder = locate(model)
     if not (folder / "training" / "state.json").is_file():
         return None
-    progress = read_progress(folder)
-    if "document_tokens" not in progress or "summary_tokens" not in progress:
-        return None
-    return int(progress["document_tokens"]), int(progress["summary_tokens"])
+    found = [read_progress(folder).get(name) for name in ("document_tokens", "summary_tokens")]
+    return None if None in found else (int(found[0]), int(found[1]))  # type: ignore[arg-type]
 
 
 def lengths_as_learned(
@@ -204,10 +184,10 @@ def _summary(
     encoded: Encoded, skipped: tuple[str, ...], document_tokens: int, summary_tokens: int
 ) -> Iterator[str]:
     yield f"{len(encoded.rows)} pairs to learn"
-    if encoded.cut_documents:
-        yield f"{encoded.cut_documents} documents are cut to {document_tokens} tokens"
-    if encoded.cut_summaries:
-        yield f"{encoded.cut_summaries} summaries are cut to {summary_tokens} tokens"
+    cut = {"documents": (encoded.cut_documents, document_tokens)}
+    for what, (count, most) in (cut | {"summaries": (encoded.cut_summaries, summary_tokens)}).items():
+        if count:
+            yield f"{count} {what} are cut to {most} tokens"
     if skipped:
         yield f"{len(skipped)} lines are left out (--strict stops instead):"
         yield from (f"  {line}" for line in skipped[:_SHOWN])

@@ -1,30 +1,92 @@
-"""The gradients of a step: its rows forward and backward, in micro-batches, over processes, or as a graph.
+"""The gradients of a step: its rows forward and backward, in micro-batches, over processes, or as a CUDA
+graph."""
 
-The loss is divided by the tokens of the whole batch, so that however it is divided the sum is the same.
-"""
-
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dadlm.errors import TrainingError
 from dadlm.model import Model
+from dadlm.model.capture import capture
 from dadlm.nodes import PaddedSizes, padded_sizes
 from dadlm.noise import NoiseConfig
 from dadlm.objective import losses
-from dadlm.train.batches import Batches, PairBatches, StepInputs, parts_of
+from dadlm.train.batches import Batches, StepInputs, parts_of
 from dadlm.train.distributed import no_sync
-from dadlm.train.graphs import StepGraphs, map_tensors
 from dadlm.train.processes import Ranks
+
+_MOST = 16  # graphs: each holds a set of gradients
+
+
+def map_tensors(function: Callable[..., Any], *trees: Any) -> Any:
+    """Apply a function to the tensors of (nested) named tuples of the same form; all else stays."""
+    first = trees[0]
+    if isinstance(first, tuple):
+        return type(first)(*(map_tensors(function, *parts) for parts in zip(*trees, strict=True)))
+    return function(*trees) if isinstance(first, Tensor) else first
+
+
+_Captured = tuple[torch.cuda.CUDAGraph, Tensor, list[Tensor | None]]  # its output, and the gradients it fills
+
+
+class StepGraphs:
+    """Calls `compute(inputs, key)`, which fills the gradients, and whose shapes follow from its arguments:
+    launched kernel by kernel the first time, captured as a CUDA graph the second, replayed from then on."""
+
+    def __init__(self, model: Model, compute: Callable[[Any, Any], Tensor]) -> None:
+        self.parameters, self.compute = list(model.parameters()), compute
+        self.inputs: dict[Any, Any] = {}
+        self.seen: set[Any] = set()
+        self.captured: dict[Any, _Captured | None] = {}
+        self.pool = None
+
+    def __call__(self, inputs: Any, key: Any) -> Tensor:
+        """Takes inputs on the CPU; the output is on the device and good until the next call."""
+        shapes = map_tensors(lambda x: x.shape, inputs)
+        here, which = self._load(inputs, shapes), (shapes, key)
+        if which in self.seen and which not in self.captured:
+            self.captured[which] = self._capture(here, key) if len(self.captured) < _MOST else None
+        self.seen.add(which)
+        captured = self.captured.get(which)
+        if captured is None:
+            self._drop_gradients()
+            return self.compute(here, key)
+        graph, output, grads = captured
+        for parameter, grad in zip(self.parameters, grads, strict=True):
+            parameter.grad = grad
+        graph.replay()
+        return output
+
+    def _load(self, inputs: Any, shapes: Any) -> Any:
+        """Bring inputs from the CPU to where the graphs of their shapes look for them."""
+        if shapes not in self.inputs:
+            device = self.parameters[0].device
+            self.inputs[shapes] = map_tensors(lambda x: x.to(device, copy=True), inputs)
+        else:
+            map_tensors(
+                lambda here, x: here.copy_(x.pin_memory(), non_blocking=True), self.inputs[shapes], inputs
+            )
+        return self.inputs[shapes]
+
+    def _capture(self, inputs: Any, key: Any) -> _Captured | None:
+        self._drop_gradients()
+        # Graphs never run side by side and each one's output is used before the next: they share memory.
+        captured = capture("training", lambda: self.compute(inputs, key), self.pool)
+        self.pool = None if captured is None else captured[0].pool()  # a failed one may hold it for ever
+        return None if captured is None else (*captured, [parameter.grad for parameter in self.parameters])
+
+    def _drop_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
 
 
 class Gradients:
     """Fills the gradients of a model; `wrapped` is what `wrap_distributed` made of it."""
 
-    def __init__(
-        self, wrapped: nn.Module, model: Model, batches: Batches | PairBatches, ranks: Ranks, bf16: bool
-    ) -> None:
+    def __init__(self, wrapped: nn.Module, model: Model, batches: Batches, ranks: Ranks, bf16: bool) -> None:
         self.wrapped, self.model, self.batches, self.ranks, self.bf16 = wrapped, model, batches, ranks, bf16
         self.train, self.device = batches.run.train, model.device
         self.parts = parts_of(batches.run, ranks)
@@ -38,8 +100,9 @@ class Gradients:
         try:
             if self.graphs is not None:
                 loss, gap = self.graphs(*self._draw(step, noise, self.parts[0]))
-                return loss, gap
-            return self._accumulate(step, noise, report)
+            else:
+                loss, gap = self._accumulate(step, noise, report)
+            return loss, gap
         except torch.OutOfMemoryError as error:
             full = error.with_traceback(None)  # whose frames would hold on to the memory
         if self.graphs is not None and self.graphs.captured:  # each holds gradients: continue without them
@@ -47,20 +110,19 @@ class Gradients:
             return self.fill(step, noise, report)
         raise TrainingError(self._what_fits(step, noise)) from full
 
-    def _accumulate(self, step: int, noise: NoiseConfig, report: bool) -> tuple[Tensor, Tensor]:
+    def _accumulate(self, step: int, noise: NoiseConfig, report: bool) -> Tensor:
         self.model.zero_grad(set_to_none=True)
         values = torch.zeros(2, device=self.device)
         for index, part in enumerate(self.parts):
             is_last = index == len(self.parts) - 1
             with nullcontext() if is_last else no_sync(self.wrapped):
-                values += self.backward(*self._inputs(step, noise, part), report)
-        loss, gap = self.ranks.sum(values)
-        return loss, gap
+                values += self.backward(*self._draw(step, noise, part), report)
+        return self.ranks.sum(values)
 
     def backward(self, inputs: StepInputs, sizes: PaddedSizes | None, report: bool = True) -> Tensor:
-        """Add the share of some rows, on the device, to the gradients; their loss and gap, [2]."""
+        """Add the share of some rows to the gradients; their loss and gap, [2]."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            ids, noise, tokens, loss_mask = inputs
+            ids, noise, tokens, loss_mask = map_tensors(lambda x: x.to(self.device), inputs)
             parts = losses(self.wrapped, ids, noise, report=report, sizes=sizes, loss_mask=loss_mask)
             loss = parts.train.sum() / tokens
             gap = (parts.bound - parts.reconstruction).sum() / tokens
@@ -78,11 +140,6 @@ class Gradients:
         is_graph, steps = config.family == "dadlm", self.batches.size_steps
         return inputs, padded_sizes(masked, block, config.nodes_per_mask, is_graph, steps)
 
-    def _inputs(self, step: int, noise: NoiseConfig, part: Tensor) -> tuple[StepInputs, PaddedSizes | None]:
-        """The same on the device."""
-        inputs, sizes = self._draw(step, noise, part)
-        return map_tensors(lambda x: x.to(self.device), inputs), sizes
-
     def _free(self) -> None:
         """Release all that is held on the device beside weights and optimiser."""
         self.graphs = None
@@ -98,13 +155,13 @@ class Gradients:
                 f"out of memory: {rows} rows at once do not fit {self.device}: raise --train.accumulate "
                 f"(now {train.accumulate}), or try --train.checkpointing or --train.parallel fsdp"
             )
-        for accumulate in (
-            n for n in range(train.accumulate + 1, train.batch_size + 1) if not train.batch_size % n
-        ):
+        for accumulate in range(train.accumulate + 1, train.batch_size + 1):
+            if train.batch_size % accumulate:
+                continue
             self._free()
             part = torch.arange(train.batch_size // accumulate)
             try:
-                self.backward(*self._inputs(step, noise, part))
+                self.backward(*self._draw(step, noise, part))
             except torch.OutOfMemoryError:
                 continue
             return (

@@ -20,13 +20,8 @@ class Log:
         _drop_later(self._file, done)
         self._board = _tensorboard(out / "tensorboard", done)
         self.console, self._last_line = Console(quiet=quiet), time.monotonic()
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[shown]}"),
-            TimeRemainingColumn(),
-        )
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        columns += (TextColumn("{task.fields[shown]}"), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self.console, disable=quiet)
         self._task = self._progress.add_task(name, total=total, completed=done, shown="")
 
@@ -48,15 +43,11 @@ class Log:
         if values is not None:
             shown = f"loss {values['loss']:.3f}  {values['tokens_per_second']:,.0f} tok/s"
             self._progress.update(self._task, shown=shown)
-            self._print_line(f"step {step:>6}  {shown}")
+            now = time.monotonic()
+            if not self.console.is_terminal and now - self._last_line >= _LINE_EVERY:  # in place of a bar
+                self.console.print(f"step {step:>6}  {shown}")
+                self._last_line = now
             self._write(step, values)
-
-    def _print_line(self, text: str) -> None:
-        """A bar is for terminals; a file gets a line now and then."""
-        now = time.monotonic()
-        if not self.console.is_terminal and now - self._last_line >= _LINE_EVERY:
-            self.console.print(text)
-            self._last_line = now
 
     def validation(self, step: int, values: dict[str, float]) -> None:
         """One validation is done."""

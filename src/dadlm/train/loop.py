@@ -1,8 +1,5 @@
-"""The training loop, on text (`trainer.py`) and on pairs (`finetune.py`), of every family and stage.
-
-A step is a pure function of (weights, seed, step): its rows and noise are counted, not drawn from a state,
-dropout is seeded anew, and the loss is divided by the tokens of the whole batch. So stopping and resuming
-changes nothing, nor does splitting the batch into parts or over processes (unless there is dropout).
+"""The training loop, on text (`trainer.py`) and on pairs (`finetune.py`). A step is a pure function of
+(weights, seed, step): neither resuming changes anything, nor splitting the batch (unless there is dropout).
 """
 
 import time
@@ -18,7 +15,7 @@ from dadlm.errors import ConfigError, TrainingError
 from dadlm.model import Model, find_device
 from dadlm.model.checkpoint import weights
 from dadlm.threads import one_thread
-from dadlm.train.batches import Batches, PairBatches
+from dadlm.train.batches import Batches
 from dadlm.train.checkpoint import load_state, save_state
 from dadlm.train.config import RunConfig
 from dadlm.train.distributed import full_tensor, local_part, wrap_distributed
@@ -55,7 +52,7 @@ class Loop(ABC):
         self,
         run: RunConfig,
         model: Model,
-        batches: Batches | PairBatches,
+        batches: Batches,
         *,
         data: list[str],
         metadata: dict[str, Any] | None = None,
@@ -66,9 +63,14 @@ class Loop(ABC):
         train = run.train
         self.config, self.batches, self.out, self.quiet = run, batches, Path(run.out), quiet
         self.ranks = ranks or Ranks()
-        self.device = self.ranks.place(find_device(train.device))
-        self.bf16 = train.in_bf16(self.device.type)
-        model.prepare_training(compile=train.compile, checkpointing=train.checkpointing)
+        self.device = find_device(train.device)
+        on_cuda = self.device.type == "cuda"
+        if on_cuda and self.ranks.group is not None:
+            self.device = torch.device("cuda", self.ranks.local)
+        self.bf16 = train.precision == "bf16" or (train.precision == "auto" and on_cuda)
+        model.backbone.checkpointing = train.checkpointing
+        if train.compile:
+            model.backbone.compile_parts()
         scalars = frozenset(name for name, tensor in weights(model).items() if tensor.ndim == 0)
         wrapped = wrap_distributed(model, train, self.ranks, self.device, self.bf16)
         # The tensors themselves: they follow every update.
@@ -100,9 +102,8 @@ class Loop(ABC):
             if ranks.first and not self.quiet:
                 print(f"{self.out} ended at step {state.step}: nothing to do")
             return Finished(self.out, state.step, False, state.best, ranks.first)
-        new_log = NullLogger()
-        if ranks.first:
-            new_log = Log(self.out, self.name, train.steps, state.step, self.quiet)
+        how = (self.out, self.name, train.steps, state.step, self.quiet)
+        new_log = Log(*how) if ranks.first else NullLogger()
         on_cuda = self.device.type == "cuda"  # the host draws small numbers and launches
         with new_log as log, stop_on_signal(patient=ranks.group is not None) as stop, one_thread(on_cuda):
             if state.step:
@@ -111,10 +112,8 @@ class Loop(ABC):
             while not self.is_done() and not ranks.any(stop.asked):
                 tokens += self.batches.tokens_read(state.step)
                 loss = self.step()
-                logs, validates, saves = (
-                    train.is_due(state.step, every)
-                    for every in (train.log_every, train.valid_every, train.save_every)
-                )
+                every = (train.log_every, train.valid_every, train.save_every)
+                logs, validates, saves = (train.is_due(state.step, steps) for steps in every)
                 if logs or validates or saves:
                     self._check_last_step()  # nothing of a spoilt step is shown or kept
                 values = None
@@ -164,10 +163,8 @@ class Loop(ABC):
             self._stop(*bad)
 
     def _stop(self, loss: float, norm: float) -> None:
-        """The update that would spoil the weights is not made: what is saved is the last good state.
-
-        Weights that an earlier update has spoilt already are not saved: the checkpoint before them stays.
-        """
+        """The update that would spoil the weights is not made: what is saved is the last good state. Weights
+        that an earlier update has spoilt already are not saved: the checkpoint before them stays."""
         spoilt = not all(bool(torch.isfinite(tensor).all()) for tensor in self.weights.values())
         folder = (self.out / "last").resolve() if self.ranks.any(spoilt) else self.save(False)
         where = f"the last good state is in {folder}" if folder.exists() else "no good state was saved yet"

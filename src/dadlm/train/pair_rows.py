@@ -2,11 +2,9 @@
 
 A row is the document, end-of-text, the summary, end-of-text. What follows in the same block is end-of-text
 too, and learned: decoding opens whole blocks, so a model that never learned what stands behind the end would
-guess there, pass after pass; and shown as known, it would tell where the summary ends. What is behind that is
-padding: neither learned nor seen by anything that is.
+guess there, pass after pass. What is behind that is padding: neither learned nor seen.
 
-Rows of like length share a bucket, of one shape each. Which rows a step takes follows from (seed, step)
-alone, as in `tokens.rows`. Knows nothing of noise or losses.
+Rows of like length share a bucket, of one shape each. Which rows a step takes follows from (seed, step).
 
 B rows of a batch, L their length, N block size.
 """
@@ -90,9 +88,6 @@ class PairRows:
         self._counts = [max(1, round(len(bucket) / batch_size)) for bucket, _ in self._buckets]
         self._blocks = [max(map(self._blocks_of, bucket)) for bucket, _ in self._buckets]
         self._last: tuple[tuple[int, int], PairBatch] | None = None
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def batch(self, step: int, seed: int) -> PairBatch:
         """The rows of a training step. In an epoch the buckets take turns in random order, each as often as

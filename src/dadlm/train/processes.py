@@ -1,8 +1,5 @@
-"""The processes of one run, as torchrun starts them, and what they exchange besides tensors; the lock that
-keeps a second run out of a run's folder; and the signals that ask training to stop.
-
-Knows nothing of models: how weights and gradients are distributed is in `distributed.py`.
-"""
+"""The processes of one run, as torchrun starts them; the lock that keeps a second run out of a run's folder;
+the signals that ask training to stop. How weights and gradients are distributed is in `distributed.py`."""
 
 import os
 import signal
@@ -12,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +20,7 @@ from dadlm.model import find_device
 from dadlm.model.files import lock
 from dadlm.train.config import TrainConfig
 
+T = TypeVar("T")
 _PATIENCE = timedelta(days=1)  # the first process of a machine may have to prepare a large text
 
 
@@ -41,10 +40,6 @@ class Ranks:
         """The one that writes files and logs."""
         return self.rank == 0
 
-    def place(self, device: torch.device) -> torch.device:
-        """The device of this process, of the kind that is asked for."""
-        return device if self.group is None or device.type != "cuda" else torch.device("cuda", self.local)
-
     def wait(self) -> None:
         """Until all have come here."""
         if self.group is not None:
@@ -58,20 +53,11 @@ class Ranks:
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
         return bool(found)
 
-    def broadcast(self, values: list[float]) -> list[float]:
-        """The first one's values: the others' may differ in the last bit, and decisions hang on them."""
-        if self.group is None:
-            return values
-        sent = torch.tensor(values, dtype=torch.float64)
-        dist.broadcast(sent, 0, group=self.group)
-        return sent.tolist()
-
-    def broadcast_text(self, text: str) -> str:
-        """The first one's text."""
-        if self.group is None:
-            return text
-        sent: list[str] = [text]
-        dist.broadcast_object_list(sent, 0, group=self.group)
+    def broadcast(self, value: T) -> T:
+        """The first one's numbers, of which the others' may differ in the last bit, or its text."""
+        sent = [value]
+        if self.group is not None:
+            dist.broadcast_object_list(sent, 0, group=self.group)
         return sent[0]
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -136,8 +122,7 @@ class StopFlag:
 @contextmanager
 def stop_on_signal(patient: bool = False) -> Iterator[StopFlag]:
     """Ctrl-C and SIGTERM ask training to save and stop after the current step; a second Ctrl-C interrupts at
-    once. Not if `patient`: torchrun passes on the Ctrl-C that its processes have got already.
-    """
+    once. Not if `patient`: torchrun passes on the Ctrl-C that its processes have got already."""
     stop = StopFlag()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # Python delivers signals to the main thread only

@@ -87,25 +87,13 @@ def start_optimizer(model: Model, train: TrainConfig) -> torch.optim.AdamW:
     )
 
 
-@dataclass
-class _Noted:
-    bad: Tensor
-    known: torch.cuda.Event
-    loss: Tensor
-    norm: Tensor
-
-
 class NanWatch:
-    """Whether a step's loss and gradients are numbers, found out on CUDA without waiting for the device.
-
-    The optimiser skips by itself an update that is none, and it is noticed a step later: what the device says
-    of a step is written to the CPU's memory when it is known, and read when the next is on its way. (The
-    average of the weights then takes in the unchanged ones once more.)
-    """
+    """Whether a step's loss and gradients are numbers, found out on CUDA without waiting for the device: the
+    optimiser skips an update that is none, and it is read when the next step is on its way."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._noted: _Noted | None = None
+        self._noted: tuple[Tensor, torch.cuda.Event, Tensor, Tensor] | None = None
 
     def note(self, loss: Tensor, norm: Tensor) -> None:
         """Before the optimiser's step; `read` what was noted before first."""
@@ -114,12 +102,13 @@ class NanWatch:
         on_host, known = torch.empty((), pin_memory=True), torch.cuda.Event()
         on_host.copy_(bad, non_blocking=True)
         known.record()
-        self._noted = _Noted(on_host, known, loss.clone(), norm)
+        self._noted = on_host, known, loss.clone(), norm
 
     def read(self) -> tuple[float, float] | None:
         """Loss and gradient norm of the step noted last, if they spoilt it; each is returned once."""
         noted, self._noted = self._noted, None
         if noted is None:
             return None
-        noted.known.synchronize()
-        return (float(noted.loss), float(noted.norm)) if bool(noted.bad) else None
+        bad, known, loss, norm = noted
+        known.synchronize()
+        return (float(loss), float(norm)) if bool(bad) else None

@@ -1,5 +1,6 @@
 """Training on text: find model and rows, then train. Under torchrun, one process of several."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +9,10 @@ import torch
 
 from dadlm.errors import CheckpointError
 from dadlm.evaluate import RowScores, score_rows
-from dadlm.model import Model
+from dadlm.model import Model, ModelConfig, load
+from dadlm.model.checkpoint import set_weights, weights
 from dadlm.noise import best_interval
-from dadlm.tokens import Rows
+from dadlm.tokens import Rows, Tokenizer
 from dadlm.train.batches import Batches
 from dadlm.train.checkpoint import compare_runs
 from dadlm.train.config import RunConfig
@@ -18,9 +20,13 @@ from dadlm.train.data import load_rows, load_tokenizer
 from dadlm.train.log import Log, NullLogger
 from dadlm.train.loop import Finished, Loop
 from dadlm.train.processes import Ranks, alone_in, joined
-from dadlm.train.start import fresh_model, model_from
 
 Probe = Callable[[Model], dict[str, float]]
+# Which family may be trained on from which: the stages of the paper, and every family from itself.
+_STAGES = {"ar": ("ar",), "mdlm": ("mdlm",), "bd3lm": ("mdlm", "bd3lm"), "dadlm": ("mdlm", "bd3lm", "dadlm")}
+# Where these differ the shapes may still fit, but the weights would mean something else.
+_MEANING = ("architecture", "heads", "kv_heads", "head_width", "rope_theta", "norm_eps")
+_NEW = ("graph.", "head.offset")  # what DA-DLM adds starts fresh when the earlier stage has none
 
 
 class Trainer(Loop):
@@ -51,13 +57,9 @@ class Trainer(Loop):
 
     def score(self) -> tuple[RowScores, dict[str, float]]:
         """Validation scores of the averaged weights, and what the probe measures."""
-        model, batch = self.state.model, len(self.gradients.parts[0])
-        with (
-            self.state.ema.in_place_of(self.weights),
-            torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16),
-            torch.no_grad(),
-        ):
-            count = self.config.train.valid_rows
+        model, count, batch = self.state.model, self.config.train.valid_rows, len(self.gradients.parts[0])
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+        with self.state.ema.in_place_of(self.weights), autocast, torch.no_grad():
             scores = score_rows(model, self.valid_rows, count=count, batch_size=batch)
             return scores, self.probe(model) if self.probe else {}
 
@@ -110,4 +112,32 @@ def _find_model(run: RunConfig) -> Model:
         raise CheckpointError(
             f"{run.init_from} has another tokenizer than {run.data.tokenizer}: leave data.tokenizer out"
         )
+    return model
+
+
+def fresh_model(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> Model:
+    """A model with random weights for a tokenizer."""
+    torch.manual_seed(seed)
+    config = replace(config, vocab_size=tokenizer.vocab_size + 1, eot_id=tokenizer.eot_id)
+    return Model(config, tokenizer)
+
+
+def model_from(origin: str | Path, config: ModelConfig, seed: int) -> Model:
+    """A model of `config` with the weights of `origin`; tokenizer and vocabulary come from there too."""
+    earlier = load(origin)
+    family = earlier.config.family
+    if family not in _STAGES[config.family]:
+        allowed = " or ".join(_STAGES[config.family])
+        raise CheckpointError(
+            f"{origin} is a model of family {family}; {config.family} can start from {allowed}"
+        )
+    if earlier.tokenizer is None:
+        raise CheckpointError(f"{origin} has no tokenizer.json: its text cannot be continued")
+    for name in _MEANING:
+        theirs, own = getattr(earlier.config, name), getattr(config, name)
+        if theirs != own and not (name == "norm_eps" and math.isclose(theirs, own, rel_tol=1e-6)):  # float32
+            raise CheckpointError(f"{origin} has {name} {theirs}, this model {own}: give the same")
+    model = fresh_model(config, earlier.tokenizer, seed)
+    new = {name: tensor for name, tensor in weights(model).items() if name.startswith(_NEW)}
+    set_weights(model, new | weights(earlier), origin)
     return model

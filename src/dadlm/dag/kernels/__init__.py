@@ -1,8 +1,5 @@
-"""Triton twins of the algorithms over a chain of groups: one launch each instead of a loop of small ones.
-
-The functions of `dag` call them by themselves for fp32 and narrower tensors on CUDA; `usable` says when.
-Everything here works on flat batches: emissions [B, N, K], transitions [B, N, K, K], contiguous.
-"""
+"""Triton twins of the algorithms over a chain of groups, each in one launch, on flat batches: contiguous
+emissions [B, N, K] and transitions [B, N, K, K]."""
 
 from importlib.util import find_spec
 

@@ -1,10 +1,10 @@
-"""The forward recursion, its gradient (posteriors of nodes and pairs) and tilted links, each in one launch.
-
-A program walks some chains from the first group to the last (or back); the state of a chain, K numbers,
-never leaves the registers. The recursion is that of `dag._recursion`; impossible nodes are exactly -inf.
+"""The forward recursion of `dag._recursion`, its gradient (posteriors of nodes and pairs) and tilted links. A
+program walks some chains from the first group to the last (or back), with their state in registers.
 
 B chains, N groups, K candidates; S chains per program, P the power of two above K.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -19,8 +19,7 @@ def alphas(emission_logp: Tensor, transition_logp: Tensor) -> tuple[Tensor, Tens
     B, N, K = emission_logp.shape
     alpha = torch.empty(B, N, K, device=emission_logp.device, dtype=torch.float32)
     total = torch.empty(B, device=emission_logp.device, dtype=torch.float32)
-    S, P = _tile(K)
-    _forward[(triton.cdiv(B, S),)](emission_logp, transition_logp, alpha, total, B, N, K, S, P)
+    _launch(_forward, (B, N, K), emission_logp, transition_logp, alpha, total)
     return alpha, total
 
 
@@ -29,8 +28,7 @@ def gradients(alpha: Tensor, transition_logp: Tensor, grad: Tensor) -> tuple[Ten
     B, N, K = alpha.shape
     to_emission = torch.empty(B, N, K, device=alpha.device, dtype=torch.float32)
     to_transition = torch.empty(B, N, K, K, device=alpha.device, dtype=torch.float32)
-    S, P = _tile(K)
-    _backward[(triton.cdiv(B, S),)](alpha, transition_logp, grad, to_emission, to_transition, B, N, K, S, P)
+    _launch(_backward, (B, N, K), alpha, transition_logp, grad, to_emission, to_transition)
     return to_emission, to_transition
 
 
@@ -38,14 +36,14 @@ def tilt(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
     """Links [B, N, K, K] in fp32 whose paths are weighted by their emissions [B, N, K]."""
     B, N, K = emission_logp.shape
     links = torch.empty(B, N, K, K, device=emission_logp.device, dtype=torch.float32)
-    S, P = _tile(K)
-    _tilt[(triton.cdiv(B, S),)](emission_logp, transition_logp, links, B, N, K, S, P)
+    _launch(_tilt, (B, N, K), emission_logp, transition_logp, links)
     return links
 
 
-def _tile(K: int) -> tuple[int, int]:
-    P = triton.next_power_of_2(K)
-    return max(1, 512 // (P * P)), P
+def _launch(kernel: Any, shape: tuple[int, int, int], *tensors: Tensor) -> None:
+    P = triton.next_power_of_2(shape[2])
+    S = max(1, 512 // (P * P))
+    kernel[(triton.cdiv(shape[0], S),)](*tensors, *shape, S, P)
 
 
 @triton.jit

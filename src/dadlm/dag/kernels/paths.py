@@ -1,7 +1,4 @@
-"""Drawing a path and finding the best one, each in one launch; a lane of the program walks one chain.
-
-Sums and comparisons run one by one in the order of the torch twins, so that the same numbers give the same
-path.
+"""Drawing a path and finding the best one; a lane of the program walks one chain, as the torch twins do.
 
 B chains, N groups, K candidates; S chains per program.
 """

@@ -16,3 +16,8 @@ def takes(x: Tensor) -> bool:
 def usable(x: Tensor, grad: bool) -> bool:
     """Whether a kernel that has no gradient may stand in for torch; compiled code is fused already."""
     return takes(x) and not grad and not torch.compiler.is_compiling()
+
+
+def attends(q: Tensor, grad: bool) -> bool:
+    """Whether `attend`, which has no gradient, has tiles for the width of these heads."""
+    return usable(q, grad) and q.shape[-1] in (16, 32, 64, 128)

@@ -1,8 +1,5 @@
 """Attention over a prefix of which each query sees its own number of positions, and over the query's block.
-
-One pass with a running softmax, nothing of the size queries × keys in memory, and no work beyond what the
-longest-seeing query of a tile may see: the prefix lengths are read on the device, so one captured graph
-serves texts of any length. `model.attention` has the torch twin.
+The prefix lengths are read on the device, so one captured graph serves texts of any length.
 
 B rows, C queries, L prefix positions, H heads, E head width.
 """
@@ -12,12 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dadlm.model.kernels.inside_programs import rows
+
 _FEW = 256  # programs that a large GPU runs at once anyway
-
-
-def fits(head_width: int) -> bool:
-    """Whether the kernel has tiles for this head width."""
-    return head_width in (16, 32, 64, 128)
 
 
 def attend(
@@ -29,9 +23,7 @@ def attend(
     normaliser: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """q [B, C, H, E] over the first visible [B, C] positions of k, v [B, L, H, E]; out and log normaliser.
-
-    `own` = (k, v, is_key) adds the keys of the row's block: [B, C, H, E] and which of them count [B, C].
-    """
+    `own` = (k, v, is_key) adds the keys of the row's block: [B, C, H, E] and which of them count [B, C]."""
     B, C, H, E = q.shape
     out = torch.empty(B, C, H, E, device=q.device, dtype=v.dtype)
     lse = torch.empty(B, C, H, device=q.device, dtype=torch.float32) if normaliser else None
@@ -79,12 +71,7 @@ def _attend(
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     node = tl.program_id(2) * QUERIES + tl.arange(0, QUERIES)
     real = node < C
-    width = tl.arange(0, E)
-    queries = tl.load(
-        q + row * q_row + node[:, None] * q_node + head * q_head + width[None, :],
-        mask=real[:, None],
-        other=0.0,
-    )
+    queries = rows(q, row, node, head, real, q_row, q_node, q_head, E)
     sees = tl.load(visible + row * visible_row + node * visible_node, mask=real, other=0)
     top = tl.full([QUERIES], -float("inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
@@ -92,30 +79,16 @@ def _attend(
     limit = tl.max(sees, 0)
     for first in range(0, limit, KEYS):
         key = first + tl.arange(0, KEYS)
-        there = (key < limit)[:, None]
-        key_tile = tl.load(
-            k + row * k_row + key[:, None] * k_node + head * k_head + width[None, :], mask=there, other=0.0
-        )
-        value_tile = tl.load(
-            v + row * v_row + key[:, None] * v_node + head * v_head + width[None, :], mask=there, other=0.0
-        )
+        key_tile = rows(k, row, key, head, key < limit, k_row, k_node, k_head, E)
+        value_tile = rows(v, row, key, head, key < limit, v_row, v_node, v_head, E)
         allowed = key[None, :] < sees[:, None]
         top, total, acc = _take_in(queries, key_tile, value_tile, allowed, top, total, acc, scale, PRECISION)
     if OWN:
         for first in range(0, C, KEYS):
             key = first + tl.arange(0, KEYS)
-            there = (key < C)[:, None]
             counts = tl.load(is_key + row * is_key_row + key * is_key_node, mask=key < C, other=0) != 0
-            key_tile = tl.load(
-                own_k + row * ok_row + key[:, None] * ok_node + head * ok_head + width[None, :],
-                mask=there,
-                other=0.0,
-            )
-            value_tile = tl.load(
-                own_v + row * ov_row + key[:, None] * ov_node + head * ov_head + width[None, :],
-                mask=there,
-                other=0.0,
-            )
+            key_tile = rows(own_k, row, key, head, key < C, ok_row, ok_node, ok_head, E)
+            value_tile = rows(own_v, row, key, head, key < C, ov_row, ov_node, ov_head, E)
             allowed = counts[None, :] & real[:, None]
             top, total, acc = _take_in(
                 queries, key_tile, value_tile, allowed, top, total, acc, scale, PRECISION
@@ -124,6 +97,6 @@ def _attend(
     safe = tl.where(some, total, 1.0)
     place = (row * C + node) * H + head
     result = (acc / safe[:, None]).to(out.dtype.element_ty)
-    tl.store(out + place[:, None] * E + width[None, :], result, mask=real[:, None])
+    tl.store(out + place[:, None] * E + tl.arange(0, E)[None, :], result, mask=real[:, None])
     if LSE:
         tl.store(lse + place, tl.where(some, top + tl.log(safe), -float("inf")), mask=real)

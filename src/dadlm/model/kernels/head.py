@@ -1,9 +1,8 @@
 """The vocabulary head and cross-entropy in one: log-probabilities of targets.
 
-Logits are made a piece at a time in the precision of the matrix product, reduced to one number per node,
-and made again for the gradient. Where all of them take but a small share of the device's memory, they are
-kept for it instead: a fourth of the head's products is saved. Rows of the weights are padded to a multiple of
-64, because matrix products over a vocabulary of odd size fall back to slow kernels.
+Logits are made a piece at a time, reduced to one number per node, and made again for the gradient, or kept
+for it where all of them take but a small share of the device's memory. Rows of the weights are padded to a
+multiple of 64: matrix products over a vocabulary of odd size fall back to slow kernels.
 
 n nodes, D width, V tokens without the mask, P padded vocabulary.
 """
@@ -21,10 +20,8 @@ _KEPT = 10  # all of them are kept if they take at most one part in so many of t
 
 
 def target_logp(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, tokens: int) -> Tensor:
-    """fp32 log-probability [n] of target ids [n] among the first `tokens` of the vocabulary.
-
-    hidden [n, D]; weight [·, D] and bias [·] are the parameters, cast as autocast would.
-    """
+    """fp32 log-probability [n] of target ids [n] among the first `tokens` of the vocabulary. hidden [n, D];
+    weight [·, D] and bias [·] are the parameters, cast as autocast would."""
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
@@ -34,21 +31,14 @@ def target_logp(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Ten
 
 class _TargetLogp(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Tensor,
-        tokens: int,
-        dtype: Any,
-        grad: bool,
-    ) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        hidden, weight, bias, target, tokens, dtype, grad = inputs
         with torch.autocast(hidden.device.type, enabled=False):
             h = hidden.to(dtype)
             w, b = _padded(weight, bias, tokens, dtype)
             logp, lse = (torch.empty(len(h), device=h.device, dtype=torch.float32) for _ in range(2))
-            kept = [] if grad and _fits(len(h) * len(w) * h.itemsize, h.device) else None
+            memory = torch.cuda.get_device_properties(h.device).total_memory
+            kept = [] if grad and len(h) * len(w) * h.itemsize <= memory // _KEPT else None
             for part in _parts(len(h), len(w)):
                 logits = _logits(h[part], w, b)
                 _reduce[(len(logits),)](
@@ -81,25 +71,14 @@ class _TargetLogp(torch.autograd.Function):
                 to_weight += logits.t() @ h[part]
                 if to_bias is not None:
                     to_bias += logits.sum(0, dtype=torch.float32)
-            rows = len(weight)
-            return (
-                to_hidden.to(hidden.dtype),
-                _fit(to_weight, rows).to(weight.dtype),
-                None if bias is None or to_bias is None else _fit(to_bias, rows).to(bias.dtype),
-                None,
-                None,
-                None,
-                None,
-            )
+            to_weight = _fit(to_weight, len(weight)).to(weight.dtype)
+            to_bias = None if to_bias is None else _fit(to_bias, len(weight)).to(bias.dtype)
+            return to_hidden.to(hidden.dtype), to_weight, to_bias, None, None, None, None
 
 
 def _parts(n: int, P: int) -> list[slice]:
     size = max(1, _PIECE // P // 128 * 128)
     return [slice(first, min(first + size, n)) for first in range(0, n, size)]
-
-
-def _fits(size: int, device: torch.device) -> bool:
-    return size <= torch.cuda.get_device_properties(device).total_memory // _KEPT
 
 
 def _padded(weight: Tensor, bias: Tensor | None, tokens: int, dtype: Any) -> tuple[Tensor, Tensor | None]:

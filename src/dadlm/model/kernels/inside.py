@@ -2,12 +2,12 @@
 
 A program takes one block and head: its nodes are loaded straight from packed storage, all against all in one
 tile, and the prefix enters as one more key whose score is its log normaliser. The start node, which is no
-key, asks alone: with it a block of 64 candidates would not fit a tile of 64. Nothing of the size nodes ×
-nodes reaches memory, and no node is moved to a slot and back. `attention._inside` and `merge` are the twin.
+key, asks alone: with it a block of 64 candidates would not fit a tile of 64.
 
 B rows, C packed nodes, G blocks, M slots per block, H heads, E head width, T tile.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,32 +31,24 @@ def attend_inside(
     q: Tensor, k: Tensor, v: Tensor, nodes: Nodes, prefix: tuple[Tensor, Tensor] | None
 ) -> Tensor:
     """Node queries, keys, values [B, C, H, E], and the prefix: average [B, C, H, E], normaliser [B, C, H]."""
-    before, before_lse = (None, None) if prefix is None else prefix
-    return _Inside.apply(q, k, v, before, before_lse, nodes)  # type: ignore[return-value]
+    return _Inside.apply(nodes, q, k, v, *(prefix or (None, None)))  # type: ignore[return-value]
 
 
 class _Inside(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        before: Tensor | None,
-        before_lse: Tensor | None,
-        nodes: Nodes,
-    ) -> Tensor:
-        B, C, H, E = q.shape
-        out = torch.empty(B, C, H, E, device=q.device, dtype=v.dtype)
-        lse = torch.empty(B, C, H, device=q.device, dtype=torch.float32)
-        _run(forward, q, k, v, before, before_lse, nodes, (out, lse))
-        ctx.save_for_backward(q, k, v, before, before_lse, out, lse)
+    def forward(ctx: Any, nodes: Nodes, *inputs: Any) -> Tensor:
+        q, _, v, _, _ = inputs
+        out = torch.empty(q.shape, device=q.device, dtype=v.dtype)
+        lse = torch.empty(q.shape[:3], device=q.device, dtype=torch.float32)
+        _run(forward, nodes, inputs, (out, lse))
+        ctx.save_for_backward(*inputs, out, lse)
         ctx.nodes = nodes
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, before, before_lse, out, lse = ctx.saved_tensors
+        *inputs, out, lse = ctx.saved_tensors
+        q, _, _, before, _ = inputs
         to_q, to_k, to_v = (torch.empty(q.shape, device=q.device, dtype=q.dtype) for _ in range(3))
         to_before = to_lse = None
         if before is not None:
@@ -65,21 +57,13 @@ class _Inside(torch.autograd.Function):
             to_lse = torch.zeros(lse.shape, device=q.device, dtype=torch.float32)
         spare = (to_q if to_before is None else to_before, lse if to_lse is None else to_lse)
         more = (out, lse, grads[0].contiguous(), to_q, to_k, to_v, *spare)
-        _run(backward, q, k, v, before, before_lse, ctx.nodes, more)
-        return to_q, to_k, to_v, to_before, to_lse, None
+        _run(backward, ctx.nodes, inputs, more)
+        return None, to_q, to_k, to_v, to_before, to_lse
 
 
-def _run(
-    kernel: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    before: Tensor | None,
-    before_lse: Tensor | None,
-    nodes: Nodes,
-    others: tuple[Tensor, ...],
-) -> None:
-    """`others` are contiguous [B, C, H(, E)]; of the rest only the last dimension has to be."""
+def _run(kernel: Any, nodes: Nodes, inputs: Sequence[Any], others: tuple[Tensor, ...]) -> None:
+    """`others` are contiguous [B, C, H(, E)]; of the inputs only the last dimension has to be."""
+    q, k, v, before, before_lse = inputs
     B, C, H, E = q.shape
     G, M = nodes.first.shape[1], nodes.slots
     has_prefix = before is not None

@@ -19,15 +19,9 @@ def _nodes(where, is_key, pair, slot, there, G, M, PACKED: tl.constexpr):
 
 
 @triton.jit
-def _rows(x, row, node, head, there, x_row, x_node, x_head, E: tl.constexpr):
+def rows(x, row, node, head, there, x_row, x_node, x_head, E: tl.constexpr):
     x += row * x_row + head * x_head  # places inside a row fit 32 bits, which saves half the registers
     return tl.load(x + node[:, None] * x_node + tl.arange(0, E)[None, :], mask=there[:, None], other=0.0)
-
-
-@triton.jit
-def _is_last(pair, G, PACKED: tl.constexpr):
-    """Whether this block is the last of its row, after which packed storage has only padding."""
-    return PACKED and pair % G == G - 1
 
 
 @triton.jit
@@ -48,7 +42,7 @@ def _answer(
     PREFIX: tl.constexpr, E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What some queries of a block see."""
-    queries = _rows(q, row, node, head, there, q_row, q_node, q_head, E)
+    queries = rows(q, row, node, head, there, q_row, q_node, q_head, E)
     scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
     scores = tl.where(counts[None, :], scores, -float("inf"))
     top = tl.max(scores, 1)
@@ -64,7 +58,7 @@ def _answer(
     if PREFIX:
         share = tl.exp(seen - base)
         total += share
-        average = _rows(before, row, node, head, there, b_row, b_node, b_head, E).to(tl.float32)
+        average = rows(before, row, node, head, there, b_row, b_node, b_head, E).to(tl.float32)
         # Where nothing of the prefix was seen its average may be anything.
         acc += tl.where(share[:, None] > 0, share[:, None] * average, 0.0)
     safe = tl.where(total > 0, total, 1.0)
@@ -87,8 +81,8 @@ def forward(
     row = (pair // G).to(tl.int64)
     slot = START + tl.arange(0, T)
     node, there, counts = _nodes(where, is_key, pair, slot, slot < M, G, M, PACKED)
-    keys = _rows(k, row, node, head, there, k_row, k_node, k_head, E)
-    values = _rows(v, row, node, head, there, v_row, v_node, v_head, E)
+    keys = rows(k, row, node, head, there, k_row, k_node, k_head, E)
+    values = rows(v, row, node, head, there, v_row, v_node, v_head, E)
     _answer(
         q, before, before_lse, out, lse, keys, values, counts, row, head, node, there,
         q_row, q_node, q_head, b_row, b_node, b_head, l_row, l_node, l_head, C, H, scale,
@@ -102,7 +96,7 @@ def forward(
             q_row, q_node, q_head, b_row, b_node, b_head, l_row, l_node, l_head, C, H, scale,
             PREFIX, E, PRECISION,
         )  # fmt: skip
-    if _is_last(pair, G, PACKED):
+    if PACKED and pair % G == G - 1:  # after the last block of a row there is only padding
         _clear(out, row, node, there, head, C, H, E, T)
 
 
@@ -116,7 +110,7 @@ def _differentiate(
     """The gradients of some queries and of what they saw; those of keys and values come back."""
     begin = row * C * H + head
     flat = node[:, None] * (H * E) + tl.arange(0, E)[None, :]
-    queries = _rows(q, row, node, head, there, q_row, q_node, q_head, E)
+    queries = rows(q, row, node, head, there, q_row, q_node, q_head, E)
     arrives = tl.load(grad + begin * E + flat, mask=there[:, None], other=0.0)
     result = tl.load(out + begin * E + flat, mask=there[:, None], other=0.0).to(tl.float32)
     normaliser = tl.load(lse + begin + node * H, mask=there, other=0.0)
@@ -125,7 +119,7 @@ def _differentiate(
         seen = tl.load(
             before_lse + row * l_row + head * l_head + node * l_node, mask=there, other=-float("inf")
         )
-        average = _rows(before, row, node, head, there, b_row, b_node, b_head, E).to(tl.float32)
+        average = rows(before, row, node, head, there, b_row, b_node, b_head, E).to(tl.float32)
         share = tl.exp(seen - normaliser)
         change = share[:, None] * arrives.to(tl.float32)
         tl.store(to_before + begin * E + flat, change.to(to_before.dtype.element_ty), mask=there[:, None])
@@ -154,8 +148,8 @@ def backward(
     row = (pair // G).to(tl.int64)
     slot = START + tl.arange(0, T)
     node, there, counts = _nodes(where, is_key, pair, slot, slot < M, G, M, PACKED)
-    keys = _rows(k, row, node, head, there, k_row, k_node, k_head, E)
-    values = _rows(v, row, node, head, there, v_row, v_node, v_head, E)
+    keys = rows(k, row, node, head, there, k_row, k_node, k_head, E)
+    values = rows(v, row, node, head, there, v_row, v_node, v_head, E)
     change_k, change_v = _differentiate(
         q, before, before_lse, out, lse, grad, to_q, to_before, to_lse,
         keys, values, counts, row, head, node, there,
@@ -182,7 +176,7 @@ def backward(
     flat = begin + node[:, None] * (H * E) + width
     tl.store(to_k + flat, change_k.to(kind), mask=there[:, None])
     tl.store(to_v + flat, change_v.to(kind), mask=there[:, None])
-    if _is_last(pair, G, PACKED):
+    if PACKED and pair % G == G - 1:  # after the last block of a row there is only padding
         _clear(to_q, row, node, there, head, C, H, E, T)
         _clear(to_k, row, node, there, head, C, H, E, T)
         _clear(to_v, row, node, there, head, C, H, E, T)

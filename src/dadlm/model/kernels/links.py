@@ -1,8 +1,6 @@
-"""Scores of the links between adjacent groups: q·k of every node with every node of the group before.
-
-A program takes one block and head and reads its nodes straight from packed storage: for each pair of
-candidates, all positions of the block at once. As a batch of K × K products they would need both sides copied
-to slots in fp32, for products too small for matrix units. `transition._scores` has the twin.
+"""Scores of the links between adjacent groups: q·k of every node with every node of the group before. A
+program takes one block and head, straight from packed storage: as K × K products both sides would be copied
+to slots in fp32.
 
 B rows, C packed nodes, G blocks, M slots, N block size, K candidates, H heads, E head width.
 """

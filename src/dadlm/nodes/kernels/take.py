@@ -1,9 +1,5 @@
-"""Rows of a tensor by index, zeros where the index is -1: the move between slots and packed nodes, on CUDA.
-
-Indexing in torch takes an integer-divided path per element there, and the zeros a second pass.
-
-B rows, P places to take from, Q places to fill, F features.
-"""
+"""`moves.take` on CUDA, where torch's own takes two passes. B rows, P places to take from, Q to fill, F
+features."""
 
 import torch
 import triton
