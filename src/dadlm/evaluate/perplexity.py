@@ -22,11 +22,11 @@ from torch import Tensor
 from dadlm import counter
 from dadlm.errors import ConfigError
 from dadlm.evaluate.intervals import FEW, bootstrap
-from dadlm.evaluate.scores import block_of, eval_mode, finite, score_batch
+from dadlm.evaluate.scores import block_of, finite, score_batch
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.text import about, check_length, documents_of, pick
 from dadlm.evaluate.work import Work
-from dadlm.model import Model
+from dadlm.model import Model, eval_mode
 from dadlm.noise import Noise, sample_time
 from dadlm.objective import losses
 from dadlm.tokens import Rows
@@ -73,7 +73,7 @@ def perplexity(
         for batch in work.batches(keys, batch_size, "perplexity"):
             place = torch.tensor([int(key) for key in batch])
             ids = rows.batch([index[int(key)] for key in batch])
-            with eval_mode(model):
+            with eval_mode(model), torch.no_grad():
                 work.add(zip(batch, _pieces(model, ids, place, len(index), draws, seed), strict=True))
         groups = documents_of(rows, model.config.eot_id)[index]
         is_bound = block_of(model, rows.context) > 1

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from dadlm.errors import ConfigError
 from dadlm.evaluate.intervals import bootstrap
-from dadlm.evaluate.scores import block_of, eval_mode, finite, score_batch
+from dadlm.evaluate.scores import block_of, finite, score_batch
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.text import about, check_length, documents_of, take
 from dadlm.evaluate.work import Work
-from dadlm.model import Model
+from dadlm.model import Model, eval_mode
 from dadlm.tokens import Rows
 
 NOTE = "the first rows, as training reads the text it validates on; intervals draw whole documents"
@@ -93,7 +93,7 @@ def check_tokenizers(models: list[Model]) -> None:
 def _pieces(models: list[Model], rows: Rows, keys: list[str], count: int, seed: int) -> list[Any]:
     """[reconstruction, bound] of each model, for each of the rows: [R][M][2]."""
     index = torch.tensor([int(key) for key in keys])
-    with eval_mode(*models):
+    with eval_mode(*models), torch.no_grad():
         scores = [score_batch(one, rows.batch(index), index, count, seed)[:2] for one in models]
     return finite(torch.stack([torch.stack(pair) for pair in scores])).permute(2, 0, 1).tolist()
 
