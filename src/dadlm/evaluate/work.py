@@ -27,8 +27,8 @@ KINDS = {
     "summarisation": "ROUGE, tokens per forward pass and the lead-sentence baseline",
     "latency": "time of a complete denoising step, and memory",
 }
-"""Every evaluation, in the order of the report. A kind is a function of `dadlm.evaluate`, a module of
-`dadlm.cli.evaluate` with its options, and one of `dadlm.evaluate.report` with its tables."""
+"""Every evaluation, in the order of the report. A kind is a function of `dadlm.evaluate`, a class of
+options in `dadlm.cli.evaluate`, and a module of `dadlm.evaluate.report` with its tables."""
 
 
 class Work:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dadlm.errors import ConfigError
-from dadlm.evaluate.report.document import Found, Section, Skipped, Table, in_short
+from dadlm.evaluate.report.document import Found, Section, Table, in_short
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -21,7 +21,7 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
 def render(
-    template: str, sections: Sequence[Section], found: Sequence[Found], skipped: Sequence[Skipped]
+    template: str, sections: Sequence[Section], found: Sequence[Found], skipped: Sequence[dict[str, str]]
 ) -> str:
     """`page.html` or `report.md`; figures are on the page only."""
     values = {"sections": sections, "found": found, "skipped": skipped, "short": in_short(sections)}
