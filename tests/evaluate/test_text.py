@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.text import about, check_length, documents_of, pick, rows_of, take
+from dadlm.evaluate.text import about, check_length, documents_of, pick, rows_of
 from dadlm.model import Model, ModelConfig
 from dadlm.tokens import Rows, Tokenizer, word_level
 from dadlm.train.config import DataConfig
@@ -70,12 +70,6 @@ def test_rows_have_the_wanted_length_or_what_a_short_text_has(family, words, len
     assert (len(rows), rows.context) == (data["rows"], data["row_length"]) == expected
 
 
-def test_a_text_of_less_than_a_block_is_refused(folder: Path):
-    (folder / "a.txt").write_text("one two", encoding="utf-8")
-    with pytest.raises(DataError, match=r"a\.txt has 3 tokens where a row needs at least 4"):
-        rows_of(model_of(), "a.txt")
-
-
 @pytest.mark.parametrize(
     ("family", "length", "told"),
     [
@@ -103,13 +97,6 @@ def test_what_cannot_be_read(folder: Path):
     model.tokenizer = None
     with pytest.raises(ConfigError, match=r"no tokenizer.*tokenizer\.json"):
         rows_of(model, "a.txt")
-
-
-def test_take_counts_rows():
-    rows = Rows.from_ids(list(range(12)), 4)
-    assert [take(rows, count) for count in (None, 1, 3, 9)] == [3, 1, 3, 3]
-    with pytest.raises(ConfigError, match="count must be at least 1, got 0"):
-        take(rows, 0)
 
 
 def test_a_row_is_of_the_document_it_begins_in():

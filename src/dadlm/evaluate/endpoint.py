@@ -73,7 +73,10 @@ class Endpoint:
                 "no endpoint: set OPENAI_BASE_URL to the address of an OpenAI-compatible server "
                 "(and OPENAI_API_KEY where it wants a key)"
             )
-        object.__setattr__(self, "key", _checked_key(key.strip()))
+        key = key.strip()
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise ConfigError("the key holds spaces or signs that no key has; set OPENAI_API_KEY again")
+        object.__setattr__(self, "key", key)
         object.__setattr__(self, "base_url", _checked_address(base_url or _ADDRESS))
 
     @property
@@ -191,12 +194,13 @@ class Endpoint:
         try:
             reply = json.loads(content)
             text, usage = reply["choices"][0]["message"].get("content"), reply.get("usage") or {}
-            tokens = [_whole(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")]
+            counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             said = self._hide(content[:_KEPT].decode("utf-8", "replace"))[:100]
             raise _RetryableError(f"not a chat completion ({said!r})") from None
         text = text if isinstance(text, str) else ""  # refusals come without content
         text = self._hide(text)[:_KEPT].encode("utf-8", "replace").decode()  # JSON can spell half a character
+        tokens = [count if type(count) is int and count >= 0 else None for count in counts]
         return Answer(text=text, requests=requests, prompt_tokens=tokens[0], completion_tokens=tokens[1])
 
 
@@ -209,29 +213,17 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
 def _seconds(retry_after: str | None) -> float:
     """Retry-After is a number of seconds or a date; nonsense counts as nothing."""
     if not retry_after:
         return 0.0
     try:
-        return max(0.0, float(retry_after) if retry_after.strip().isdigit() else _until(retry_after))
+        if retry_after.strip().isdigit():
+            return float(retry_after)
+        when = parsedate_to_datetime(retry_after)
+        return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError, OverflowError):
         return 0.0
-
-
-def _until(date: str) -> float:
-    when = parsedate_to_datetime(date)
-    return (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
-
-
-def _checked_key(key: str) -> str:
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ConfigError("the key holds spaces or signs that no key has; set OPENAI_API_KEY again")
-    return key
 
 
 def _checked_address(address: str) -> str:

@@ -1,8 +1,5 @@
 """Language models made by others, opened by name: they embed texts, and say how likely a text is.
 
-Knows texts and numbers; nothing of our own models, of what MAUVE does with a feature, or a judge with a
-probability.
-
 n texts, B texts of a batch, L tokens of its longest text, D width, V vocabulary.
 """
 
@@ -54,14 +51,8 @@ def open_language_model(
 class LanguageModel:
     """A causal language model."""
 
-    label: str
-    """What tables print."""
-    identity: str
-    """Tells it from every other, also from one that lay in the same place before."""
-    window: int
-    """The most tokens it can read."""
-
     def __init__(self, label: str, identity: str, tokenizer: Any, model: Any) -> None:
+        """Tables print the label; the identity also tells it from one that lay in the same place before."""
         self.label, self.identity, self._tokenizer, self._model = label, identity, tokenizer, model
         positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
         self.window = min(positions, tokenizer.model_max_length, sys.maxsize)  # 10^30 where it is not known
@@ -116,7 +107,7 @@ class LanguageModel:
         passes: dict[tuple[int, ...], Tensor] = {}  # answers that differ in their last token share a pass
         logp = []
         for answer in answers:
-            ids = self._ids(answer, self.window)
+            [ids] = self._many([answer], self.window)
             if len(context) + len(ids) > self.window:
                 raise self._too_long(len(context), self.window)
             before = tuple(ids[:-1])
@@ -124,7 +115,8 @@ class LanguageModel:
                 row = torch.tensor([[*context, *before]], device=self._model.device)
                 passes[before] = self._model(input_ids=row, use_cache=False).logits[0, len(context) - 1 :]
             targets = torch.tensor(ids, dtype=torch.long, device=self._model.device)
-            logp.append(_logp(passes[before][: len(ids)], targets))
+            nats = F.cross_entropy(passes[before][: len(ids)].float(), targets, reduction="none")
+            logp.append(-nats.double().sum().item())
         return logp
 
     @property
@@ -138,9 +130,6 @@ class LanguageModel:
         if longest >= limit:
             raise self._too_long(longest, limit)
         return contexts
-
-    def _ids(self, text: str, limit: int, special: bool = False) -> list[int]:
-        return self._many([text], limit, special)[0]
 
     def _many(self, texts: list[str], limit: int, special: bool = False) -> list[list[int]]:
         """All at once, which the tokenizer spreads over the processor's cores."""
@@ -193,8 +182,8 @@ class Encoder(LanguageModel):
         """Mean of the last hidden states of prompt and text together, at unit length."""
         limit = min(max_tokens or self.window, self.window)
         whole = [prompt + text for prompt, text in _pairs(prompts, texts)]
-        rows = [self._ids(text, limit, special=True) for text in whole]
-        truncated = [len(self._ids(text, limit + 1, special=True)) > limit for text in whole]
+        rows = self._many(whole, limit, special=True)
+        truncated = [len(ids) > limit for ids in self._many(whole, limit + 1, special=True)]
         features = np.zeros((len(rows), self._model.config.hidden_size), np.float32)
         for batch, ids, mask in self._batches(rows, batch_size):
             hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
@@ -216,16 +205,10 @@ def _pairs(prompts: Sequence[str] | None, texts: Sequence[str]) -> list[tuple[st
 def _nats(logits: Tensor, ids: Tensor) -> Tensor:
     """[B, L - 1]: −log p of each token of ids [B, L] but the first, under logits [B, L, V]."""
     some = max(1, _LOGITS // logits[0].numel())
+    parts = zip(logits[:, :-1].split(some), ids[:, 1:].split(some), strict=True)
     return torch.cat(
         [
-            F.cross_entropy(part[:, :-1].flatten(0, 1).float(), targets.flatten(), reduction="none").view(
-                targets.shape
-            )
-            for part, targets in zip(logits.split(some), ids[:, 1:].split(some), strict=True)
+            F.cross_entropy(part.flatten(0, 1).float(), targets.flatten(), reduction="none").view_as(targets)
+            for part, targets in parts
         ]
     )
-
-
-def _logp(logits: Tensor, targets: Tensor) -> float:
-    """Sum of log p of the targets [L] under logits [L, V]."""
-    return -F.cross_entropy(logits.float(), targets, reduction="none").double().sum().item()

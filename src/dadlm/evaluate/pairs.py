@@ -1,7 +1,6 @@
 """Pairs of continuations of the same prompt: of two models, or real text against a spoilt copy.
 
-Samples are JSON Lines with "prompt", "text", "model", "configuration" and "index", as `generation` writes
-them; "source" may say which text the prompts are from. Two belong together when configuration and index are
+Samples are JSON Lines as `generation` writes them. Two belong together when configuration and index are
 equal. Planted pairs, whose better side is known, show whether a judge can be trusted.
 """
 
@@ -174,15 +173,8 @@ def plant(texts: list[str], *, count: int, seed: int = 0, source: str | None = N
             "off-topic": real[(index + 1) % len(real)],
         }
         for kind in PLANTED_KINDS:
-            pairs.append(
-                Pair(
-                    configuration=kind,
-                    index=index,
-                    prompt=" ".join(some[:_PROMPT]),
-                    a=" " + " ".join(real[index]),
-                    b=" " + " ".join(made[kind]),
-                )
-            )
+            prompt, a, b = (" ".join(part) for part in (some[:_PROMPT], real[index], made[kind]))
+            pairs.append(Pair(configuration=kind, index=index, prompt=prompt, a=f" {a}", b=f" {b}"))
     return Pairs(a=REAL, b=PLANTED, pairs=tuple(pairs), source=source)
 
 
@@ -215,9 +207,7 @@ def in_words(found: dict[str, Any]) -> list[str]:
         f"{row['pairs']}, wrong in {row['wrong']}, undecided in {row['undecided']}."
         for row in found["rows"]
     ]
+    verdict = "does not reliably tell real text from these: its verdicts on models are no evidence."
     if found["trusted"]:
-        return [*lines, "This judge tells real text from each of these; its verdicts are worth reading."]
-    return [
-        *lines,
-        "This judge does not reliably tell real text from these: its verdicts on models are no evidence.",
-    ]
+        verdict = "tells real text from each of these; its verdicts are worth reading."
+    return [*lines, f"This judge {verdict}"]

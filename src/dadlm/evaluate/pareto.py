@@ -2,7 +2,7 @@
 
 For each model the configurations that no other one beats in both are its frontier. Its tail, drawn dashed,
 lies beyond the last of them that keeps a tenth of the best quality. The operating regime of DA-DLM, shaded,
-reaches from its first frontier point to the start of its tail. Reads the JSON of `generation`, nothing else.
+reaches from its first frontier point to the start of its tail.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,14 +38,10 @@ class Point:
 
 
 class Style(NamedTuple):
-    """One colour for a family; the marker tells models of one family and block size apart."""
+    """The family gives the colour; the marker tells models of one family and block size apart."""
 
     family: str
     marker: str
-
-    @property
-    def colour(self) -> str:
-        return _COLOURS[self.family]
 
 
 def draw_pareto(result: Mapping[str, Any], path: str | Path, quality: Quality | None = None) -> None:
@@ -61,7 +57,9 @@ def draw_pareto(result: Mapping[str, Any], path: str | Path, quality: Quality | 
     for axes, size in zip(panels, sizes, strict=True):
         _panel(axes, [row for row in rows if (row["block_size"] or 0) == size], styles, quality)
         axes.set_title(f"block size {size}" if size else "no blocks", fontsize=10)
-        _references(axes, [row for row in rows if row["family"] == "ar"], quality)
+        for row in rows:
+            if row["family"] == "ar":  # it writes one token a pass: a line to look up to
+                axes.axhline(row[quality]["mean"], color=_GREY, ls=":", lw=1.2, zorder=1)
     panels[0].set_ylabel(_AXIS[quality])
     _scale(panels[0], quality)
     figure.tight_layout()
@@ -132,19 +130,16 @@ def _panel(axes, rows: Sequence[Mapping[str, Any]], styles: Mapping[str, Style],
             best = _draw_model(axes, points, style)
             if style.family == "dadlm" and not shaded:  # of several, the first
                 regime = best[0].speed, best[tail_start(best)].speed
-                axes.axvspan(*regime, color=style.colour, alpha=0.09, lw=0, zorder=0)
+                axes.axvspan(*regime, color=_COLOURS[style.family], alpha=0.09, lw=0, zorder=0)
                 shaded = True
     adjusted = all(row["adjusted_tpf"] is not None for row in rows)
-    axes.set_xlabel("adjusted TPF" if adjusted else "raw TPF" if _all_raw(rows) else "TPF, adjusted if known")
+    raw = all(row["adjusted_tpf"] in (None, row["raw_tpf"]) for row in rows)
+    axes.set_xlabel("adjusted TPF" if adjusted else "raw TPF" if raw else "TPF, adjusted if known")
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _all_raw(rows: Sequence[Mapping[str, Any]]) -> bool:
-    return all(row["adjusted_tpf"] in (None, row["raw_tpf"]) for row in rows)
-
-
 def _draw_model(axes, points: Sequence[Point], style: Style) -> list[Point]:
-    best, colour = frontier(points), style.colour
+    best, colour = frontier(points), _COLOURS[style.family]
     start = tail_start(best)
     for part, line in ((best[: start + 1], "-"), (best[start:], "--")):
         axes.plot([p.speed for p in part], [p.value for p in part], line, color=colour, lw=1.4, zorder=2)
@@ -154,12 +149,6 @@ def _draw_model(axes, points: Sequence[Point], style: Style) -> list[Point]:
         face = "white" if point.infilled else colour
         axes.plot(point.speed, point.value, style.marker, **how, mfc=face, ms=5, zorder=3)
     return best
-
-
-def _references(axes, rows: Sequence[Mapping[str, Any]], quality: Quality) -> None:
-    """An AR model writes one token a pass: a line to look up to."""
-    for row in rows:
-        axes.axhline(row[quality]["mean"], color=_GREY, ls=":", lw=1.2, zorder=1)
 
 
 def _scale(axes, quality: Quality) -> None:
@@ -179,7 +168,7 @@ def _legend(figure, styles: Mapping[str, Style], families: set[str]) -> None:
     from matplotlib.patches import Patch
 
     entries: list[Any] = [
-        Line2D([], [], color=style.colour, marker=style.marker, ms=5, label=_named(style, styles))
+        Line2D([], [], color=_COLOURS[style.family], marker=style.marker, ms=5, label=_named(style, styles))
         for style in dict.fromkeys(styles.values())
     ]
     if "ar" in families:

@@ -134,15 +134,9 @@ def _pieces(
             blocks.scatter_add_(1, stratum, torch.ones_like(loss))
             by_time += score_batch(model, ids, place, count, seed, step=draw)[1][:, None] * (L - 1) / draws
     finite(torch.cat([nats, by_time], 1))
-    return [
-        {
-            "nats": row.tolist(),
-            "blocks": number.tolist(),
-            "by_time": other.tolist(),
-            "bytes": _bytes(model, one),
-        }
-        for row, number, other, one in zip(nats, blocks, by_time, ids, strict=True)
-    ]
+    names = ("nats", "blocks", "by_time", "bytes")
+    columns = (nats.tolist(), blocks.tolist(), by_time.tolist(), (_bytes(model, row) for row in ids))
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _bytes(model: Model, ids: Tensor) -> int | None:

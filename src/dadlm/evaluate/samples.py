@@ -1,8 +1,7 @@
 """Prompts from rows of text, their completions by a model, and how the rows really continue.
 
 Sample i continues the first tokens of row i with seed + i: the same prompts and random numbers for every
-model and configuration, in any batch and for any number of samples. Rows are drawn at random: the first
-ones would come from few documents. Knows nothing of what is measured on the texts.
+model and configuration, in any batch and for any number of samples.
 """
 
 import json
@@ -61,8 +60,10 @@ class PromptSet:
     def truth(self) -> list[list[int]]:
         """How each row continues, once; up to its first end-of-text, as completions are."""
         end = self.prompt_tokens + self.new_tokens
-        rows = (self.rows[index] for index in self.indices[: len(self.rows)])
-        return [_up_to_end(row[self.prompt_tokens : end].tolist(), self.tokenizer.eot_id) for row in rows]
+        rows = [self.rows[index] for index in self.indices[: len(self.rows)]]
+        texts = [row[self.prompt_tokens : end].tolist() for row in rows]
+        eot_id = self.tokenizer.eot_id
+        return [ids[: ids.index(eot_id) + 1] if eot_id in ids else ids for ids in texts]
 
 
 def prompt_set(
@@ -128,8 +129,8 @@ def make_samples(
         )
         columns = (made.tokens, made.texts, made.forward_passes, made.cache_passes)
         names = ("tokens", "text", "forward_passes", "cache_passes")
-        samples = (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
-        work.add(zip(batch, samples, strict=True))
+        made_rows = zip(*columns, strict=True)
+        work.add((key, dict(zip(names, row, strict=True))) for key, row in zip(batch, made_rows, strict=True))
     return work.values(keys)
 
 
@@ -165,7 +166,3 @@ def write_samples(
 def file_name(*words: str) -> str:
     """Words as a name that every file system takes."""
     return re.sub(r"[^\w.=]+", "-", "-".join(words)).strip("-.")
-
-
-def _up_to_end(ids: list[int], eot_id: int) -> list[int]:
-    return ids[: ids.index(eot_id) + 1] if eot_id in ids else ids

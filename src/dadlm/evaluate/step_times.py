@@ -1,7 +1,4 @@
-"""How long a step takes each model in each of its configurations, and how that compares with BD3LM's.
-
-Knows nothing of how a step is timed, or what the texts are like.
-"""
+"""How long a step takes each model in each of its configurations, and how that compares with BD3LM's."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median

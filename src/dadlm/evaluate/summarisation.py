@@ -1,7 +1,7 @@
 """How well a model summarises: ROUGE with intervals, tokens per forward pass, the lead-sentence baseline.
 
-Works with any model that has a tokenizer; whether it was trained to summarise is not asked. References are
-scored whole, so that models of different contexts are measured by the same texts. Knows nothing of files.
+Works with any model that has a tokenizer. References are scored whole, so that models of different contexts
+are measured by the same texts.
 """
 
 import re
