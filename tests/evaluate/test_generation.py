@@ -405,18 +405,8 @@ def test_command(
         save(model, tmp_path / name / "last")
     text = " ".join(WORDS[(7 * place) % 28] for place in range(20 * CONTEXT))
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
-    words = [
-        "evaluate",
-        "generation",
-        "--model",
-        "base",
-        "graph/last",
-        "--data",
-        "text.txt",
-        "--device",
-        "cpu",
-    ]
-    words += ["--samples", "10", "--configurations", "T=2", "FH/infill=2,0.5"]
+    words = ["evaluate", "generation", "--model", "base", "graph/last", "--data", "text.txt"]
+    words += ["--device", "cpu", "--samples", 10, "--configurations", "T=2", "FH/infill=2,0.5"]
     result = cli(*words, "--json")
     assert (result.code, result.err) == (0, "")
     folder = tmp_path / "evaluation" / "generation"

@@ -61,18 +61,7 @@ def evil(llama: Path, folder: Path, where: str) -> Path:
     [
         ["convert", "EVIL", "--from-causal", "--out", "OUT"],
         ["evaluate", "judge", "--planted", "TEXT", "--judge", "EVIL", "--out", "OUT"],
-        [
-            "evaluate",
-            "generation",
-            "--data",
-            "TEXT",
-            "--embedder",
-            "none",
-            "--judge-lm",
-            "EVIL",
-            "--out",
-            "OUT",
-        ],
+        ["evaluate", "generation", "--data", "TEXT", "--embedder", "none", "--judge-lm", "EVIL"],
     ],
     ids=["convert", "judge", "judge-lm"],
 )

@@ -1,8 +1,7 @@
 """Open-ended generation, the paper's main comparison: how good completions are, and what they cost.
 
-Every model completes the same prompts in every configuration. Quality is MAUVE against how the rows really
-continue, perplexity under a judge, and what can be counted in the tokens; cost is tokens per forward pass
-(TPF), raw and adjusted by the time a step takes.
+Quality is MAUVE against how the rows really continue, perplexity under a judge, and what can be counted in
+the tokens; cost is tokens per forward pass (TPF), raw and adjusted by the time a step takes.
 """
 
 import hashlib

@@ -66,9 +66,15 @@ class LanguageModel:
         max_tokens: int | None = None,
         batch_size: int = 8,
     ) -> Scored:
-        """Last hidden state and −log p of each text after its prompt.
+        """Read each text after its prompt, both truncated to `max_tokens` or to all the model can read."""
+        prompts = [""] * len(texts) if prompts is None else prompts
+        if len(prompts) != len(texts):
+            raise DataError(f"{len(texts)} texts need as many prompts, not {len(prompts)}")
+        limit = min(max_tokens or self.window, self.window)
+        return self._score(list(texts), list(prompts), limit, batch_size)
 
-        Both together are truncated to `max_tokens`, or to all that the model can read.
+    def _score(self, texts: list[str], prompts: list[str], limit: int, batch_size: int) -> Scored:
+        """Last hidden state and −log p of each text after its prompt.
 
         Prompt and text are tokenized apart and their ids joined, so that no token spans the boundary and all
         continuations of a prompt have the same context. Without a prompt the first token has nothing before
@@ -76,13 +82,9 @@ class LanguageModel:
         and generative perplexity is usually measured so. An empty text has its prompt's feature or, without
         one, that of the end-of-text token.
         """
-        limit = min(max_tokens or self.window, self.window)
-        pairs = _pairs(prompts, texts)
-        contexts = self._contexts([prompt for prompt, _ in pairs], limit)
-        whole = [
-            context + ids  # one token more shows whether there was more
-            for context, ids in zip(contexts, self._many([text for _, text in pairs], limit + 1), strict=True)
-        ]
+        contexts = self._contexts(prompts, limit)
+        more = self._many(texts, limit + 1)  # one token more shows whether there was more
+        whole = [context + ids for context, ids in zip(contexts, more, strict=True)]
         rows = [ids[:limit] or [self._end] for ids in whole]
         starts = np.array([max(len(context), 1) for context in contexts], dtype=np.int64)
         ends = np.array([len(row) for row in rows], dtype=np.int64)
@@ -170,18 +172,9 @@ class LanguageModel:
 class Encoder(LanguageModel):
     """A model that reads a text as a whole: it embeds, and has no probability of a text."""
 
-    @torch.inference_mode()
-    def score(
-        self,
-        texts: Sequence[str],
-        prompts: Sequence[str] | None = None,
-        *,
-        max_tokens: int | None = None,
-        batch_size: int = 8,
-    ) -> Scored:
+    def _score(self, texts: list[str], prompts: list[str], limit: int, batch_size: int) -> Scored:
         """Mean of the last hidden states of prompt and text together, at unit length."""
-        limit = min(max_tokens or self.window, self.window)
-        whole = [prompt + text for prompt, text in _pairs(prompts, texts)]
+        whole = [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
         rows = self._many(whole, limit, special=True)
         truncated = [len(ids) > limit for ids in self._many(whole, limit + 1, special=True)]
         features = np.zeros((len(rows), self._model.config.hidden_size), np.float32)
@@ -193,13 +186,6 @@ class Encoder(LanguageModel):
 
     def answer_logp(self, prompt: str, answers: Sequence[str]) -> list[float]:
         raise ConfigError(f"{self.label} is an encoder and has no probabilities; smollm2, for example, has")
-
-
-def _pairs(prompts: Sequence[str] | None, texts: Sequence[str]) -> list[tuple[str, str]]:
-    prompts = [""] * len(texts) if prompts is None else prompts
-    if len(prompts) != len(texts):
-        raise DataError(f"{len(texts)} texts need as many prompts, not {len(prompts)}")
-    return list(zip(prompts, texts, strict=True))
 
 
 def _nats(logits: Tensor, ids: Tensor) -> Tensor:

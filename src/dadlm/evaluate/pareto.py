@@ -6,7 +6,6 @@ reaches from its first frontier point to the start of its tail.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,18 +22,15 @@ _MARKERS = "os^Dv"
 _TAIL = 0.1
 
 
-@dataclass(frozen=True)
-class Point:
-    """One configuration of a model."""
+class Point(NamedTuple):
+    """One configuration of a model; quality is the value, or its inverse where less is better."""
 
     speed: float
-    """Tokens per forward pass: adjusted, or raw where that is not known."""
     value: float
     low: float
     high: float
     infilled: bool
     quality: float
-    """The value, or its inverse where less is better."""
 
 
 class Style(NamedTuple):
@@ -46,8 +42,9 @@ class Style(NamedTuple):
 
 def draw_pareto(result: Mapping[str, Any], path: str | Path, quality: Quality | None = None) -> None:
     """Draw PATH.svg and PATH.png; quality is MAUVE where it was measured, else perplexity under the judge."""
-    quality = quality or ("mauve" if _measured(result, "mauve") else "judge_perplexity")
-    rows = _measured(result, quality)
+    if quality is None:
+        quality = "mauve" if any(row["mauve"] for row in result["rows"]) else "judge_perplexity"
+    rows = [row for row in result["rows"] if row[quality] is not None]
     if not rows:
         raise DataError(f"no row has a {_AXIS[quality]}: there is nothing to draw")
     sizes = sorted({row["block_size"] or 0 for row in rows if row["family"] != "ar"}, reverse=True) or [0]
@@ -92,10 +89,6 @@ def _named(style: Style, styles: Mapping[str, Style]) -> str:
     return ", ".join(same).lstrip("_")  # with a leading underscore the entry would be hidden
 
 
-def _measured(result: Mapping[str, Any], quality: Quality) -> list[Mapping[str, Any]]:
-    return [row for row in result["rows"] if row[quality] is not None]
-
-
 def _styles(rows: Sequence[Mapping[str, Any]]) -> dict[str, Style]:
     """How each model is drawn; AR models are lines, not points."""
     styles: dict[str, Style] = {}
@@ -108,24 +101,16 @@ def _styles(rows: Sequence[Mapping[str, Any]]) -> dict[str, Style]:
     return styles
 
 
-def _points(rows: Sequence[Mapping[str, Any]], quality: Quality) -> list[Point]:
-    return [
-        Point(
-            speed=row["raw_tpf"] if row["adjusted_tpf"] is None else row["adjusted_tpf"],
-            value=row[quality]["mean"],
-            low=row[quality]["low"],
-            high=row[quality]["high"],
-            infilled=row["infill"] is not None,
-            quality=row[quality]["mean"] if quality == "mauve" else 1 / row[quality]["mean"],
-        )
-        for row in rows
-    ]
+def _point(row: Mapping[str, Any], quality: Quality) -> Point:
+    speed = row["raw_tpf"] if row["adjusted_tpf"] is None else row["adjusted_tpf"]
+    mean, low, high = (row[quality][name] for name in ("mean", "low", "high"))
+    return Point(speed, mean, low, high, row["infill"] is not None, mean if quality == "mauve" else 1 / mean)
 
 
 def _panel(axes, rows: Sequence[Mapping[str, Any]], styles: Mapping[str, Style], quality: Quality) -> None:
     shaded = False
     for model, style in styles.items():
-        points = _points([row for row in rows if row["model"] == model], quality)
+        points = [_point(row, quality) for row in rows if row["model"] == model]
         if points:
             best = _draw_model(axes, points, style)
             if style.family == "dadlm" and not shaded:  # of several, the first

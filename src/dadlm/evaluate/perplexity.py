@@ -2,10 +2,8 @@
 
 First-hitting decoding reveals a block's tokens one by one in a random order. The mean of -log p(x | order)
 over all orders bounds -log p(x) from above. With n maskable positions it is the mean over m = 1..n and over
-the sets of m masked ones of (n/m)·Σ -log p(token | the rest), each token through its own marginal (DA-DLM:
-through the node marginals). Drawing m evenly is the low-variance form; the paper draws a time t, masks each
-position with probability t and weighs by 1/t, which has the same mean (but for the times below 1e-3, which
-it leaves out).
+the sets of m masked ones of (n/m)·Σ -log p(token | the rest), each token through its own marginal. Drawing m
+evenly is the low-variance form; the paper's draws a time t and weighs by 1/t, with the same mean.
 
 R rows, B rows of a batch, L tokens of a row, G blocks, C strata.
 """

@@ -1,9 +1,7 @@
 """Conditional block reconstruction, the paper's language-modelling metric, alone or paired.
 
 Two models with the same block size see the same blocks, masks and weights, so what a row has in common for
-both cancels in the difference. Knows nothing of where rows come from.
-
-R rows, M models (1 or 2).
+both cancels in the difference.
 """
 
 from collections.abc import Mapping
@@ -46,7 +44,11 @@ def reconstruction(
     says of the rows.
     """
     models = [model] if against is None else [model, against]
-    _check(models, rows)
+    for one in models:
+        if one.config.family == "ar":
+            raise ConfigError("an AR model masks no blocks to reconstruct: use `dadlm evaluate perplexity`")
+        check_length(one, rows.context)
+    check_tokenizers(models)
     count = take(rows, count)
     subject = {
         "model": describe(model, names[0]),
@@ -70,14 +72,6 @@ def reconstruction(
             result["same_masks"] = block_of(model, rows.context) == block_of(against, rows.context)
         result |= {"tokens": count * (rows.context - 1), "groups": len(groups.unique()), "note": NOTE}
         return work.finish(result)
-
-
-def _check(models: list[Model], rows: Rows) -> None:
-    for one in models:
-        if one.config.family == "ar":
-            raise ConfigError("an AR model masks no blocks to reconstruct: use `dadlm evaluate perplexity`")
-        check_length(one, rows.context)
-    check_tokenizers(models)
 
 
 def check_tokenizers(models: list[Model]) -> None:

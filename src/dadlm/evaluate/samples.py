@@ -120,13 +120,9 @@ def make_samples(
     keys = [f"{run}|{index}" for index in prompts.indices]
     for batch in work.batches(keys, batch_size, f"{name}, {configuration.label}"):
         indices = [int(key.rpartition("|")[2]) for key in batch]
-        made = generate(
-            model,
-            [prompts.prompt(index) for index in indices],
-            seed=[prompts.seed + index for index in indices],
-            batch_size=batch_size,
-            settings=settings,
-        )
+        given = [prompts.prompt(index) for index in indices]
+        seeds = [prompts.seed + index for index in indices]
+        made = generate(model, given, seed=seeds, batch_size=batch_size, settings=settings)
         columns = (made.tokens, made.texts, made.forward_passes, made.cache_passes)
         names = ("tokens", "text", "forward_passes", "cache_passes")
         made_rows = zip(*columns, strict=True)
@@ -142,25 +138,21 @@ def write_samples(
     samples: Sequence[Mapping[str, Any]],
 ) -> None:
     """One JSON object a line, for people and for the judge; `model` is what `describe` says of it."""
-    lines = (
-        {
-            "model": model["name"],
-            **essence(model),
-            "weights": model["weights"],
-            "configuration": configuration.label,
-            "source": prompts.source,
-            "index": index,
-            "seed": prompts.seed + index,
-            "prompt": prompt,
-            "text": sample["text"],
-            "tokens": len(sample["tokens"]),
-            "forward_passes": sample["forward_passes"],
-            "cache_passes": sample["cache_passes"],
-        }
-        for index, prompt, sample in zip(prompts.indices, prompts.texts, samples, strict=True)
-    )
+    about = {"model": model["name"], **essence(model), "weights": model["weights"]}
+    about |= {"configuration": configuration.label, "source": prompts.source}
     with whole_file(folder / f"{file_name(model['name'], configuration.label)}.jsonl") as handle:
-        handle.writelines((json.dumps(line, ensure_ascii=False) + "\n").encode() for line in lines)
+        for index, prompt, sample in zip(prompts.indices, prompts.texts, samples, strict=True):
+            line = {
+                **about,
+                "index": index,
+                "seed": prompts.seed + index,
+                "prompt": prompt,
+                "text": sample["text"],
+                "tokens": len(sample["tokens"]),
+                "forward_passes": sample["forward_passes"],
+                "cache_passes": sample["cache_passes"],
+            }
+            handle.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
 
 
 def file_name(*words: str) -> str:

@@ -1,7 +1,7 @@
 """Rows scored by a model under random masks: what validation and every evaluation of likelihood reads.
 
 A mask depends on the seed, the row and the number of rows, never on the batch: the same for every model
-with the same block size. Knows nothing of results, files or intervals.
+with the same block size.
 
 R rows, B rows of a batch, L tokens of a row, G blocks.
 """
