@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from tests.model.tiny import random_ids, tiny_model
+from tests.test_cli import Cli, cli  # noqa: F401 (a fixture)
 from torch import Tensor
 from torch.testing import assert_close
 
-from dadlm.cli import main
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.evaluate import RowScores, bootstrap, score_rows
 from dadlm.evaluate.perplexity import perplexity
@@ -261,24 +261,18 @@ def test_it_is_the_value_that_training_saw(family, tmp_path: Path, monkeypatch: 
 
 # The commands
 
-Cli = Callable[..., str]
+Run = Callable[..., str]
 
 
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """`dadlm evaluate ...` in an empty folder: what it prints, or what it says before it ends with code 2."""
-    monkeypatch.chdir(tmp_path)
+def run(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Run:  # noqa: F811
+    """`dadlm evaluate ...`: what it prints, or what it says before it ends with code 2."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words: object) -> str:
-        capfd.readouterr()
-        try:
-            code = main(["evaluate", *map(str, words)])
-        except SystemExit as stop:  # options that are refused as they are read
-            code = stop.code
-        out, err = capfd.readouterr()
-        assert code == (2 if re.search("error:|Value error", err) else 0), (code, err)
-        return err if code else out
+        result = cli("evaluate", *words)
+        assert result.code == (2 if "error" in result.err else 0), result
+        return result.err if result.code else result.out
 
     return run
 
@@ -296,12 +290,12 @@ def written(name: str = "text.txt", words: int = 120) -> str:
     return name
 
 
-def test_reconstruction_by_command(cli: Cli):
+def test_reconstruction_by_command(run: Run):
     ours, theirs = saved("ours"), saved("theirs", family="bd3lm", seed=4)
     data = written()
     words = ["reconstruction", "--model", "ours", "--against", "theirs", "--data", data]
-    shown = " ".join(cli(*words).split())
-    told = json.loads(cli(*words, "--json", "--batch-size", 3, "--out", "again"))
+    shown = " ".join(run(*words).split())
+    told = json.loads(run(*words, "--json", "--batch-size", 3, "--out", "again"))
     kept = json.loads(Path("evaluation/reconstruction/reconstruction.json").read_text(encoding="utf-8"))
     assert_close(told["value"], kept["value"], atol=1e-6, rtol=0)
     rows, about = rows_of(ours, data)
@@ -311,29 +305,29 @@ def test_reconstruction_by_command(cli: Cli):
     for name in ("interval", "against_interval", "difference"):
         assert f"{kept[name]['mean']:.3f} [{kept[name]['low']:.3f}, ".replace("-", "−") in shown
     assert f"{kept['gap']:.3f}".replace("-", "−") in shown and "7 rows of 16 tokens" in shown
-    alone = json.loads(cli("reconstruction", "--model", "ours", "--data", data, "--json", "--out", "alone"))
+    alone = json.loads(run("reconstruction", "--model", "ours", "--data", data, "--json", "--out", "alone"))
     assert alone["against"] is None and alone["difference"] is None and alone["value"] == kept["value"]
-    refusal = cli("reconstruction", "--model", "theirs", "--data", data)
+    refusal = run("reconstruction", "--model", "theirs", "--data", data)
     assert "different: model.name" in refusal and ", against)" in refusal and "--out" in refusal
 
 
-def test_models_of_different_contexts_meet_in_the_shorter_one(cli: Cli):
+def test_models_of_different_contexts_meet_in_the_shorter_one(run: Run):
     saved("long"), saved("short", family="bd3lm", context=8, block_size=8)
     words = ["reconstruction", "--model", "long", "--against", "short", "--data", written()]
-    told = json.loads(cli(*words, "--json"))
+    told = json.loads(run(*words, "--json"))
     assert told["data"]["row_length"] == 8 and told["same_masks"] is False
-    assert "each its own" in " ".join(cli(*words).split())
-    assert re.search("rows of 16 tokens do not fit", cli(*words, "--length", 16))
-    assert re.search("multiple of its block size 8", cli(*words, "--length", 4))
+    assert "each its own" in " ".join(run(*words).split())
+    assert re.search("rows of 16 tokens do not fit", run(*words, "--length", 16))
+    assert re.search("multiple of its block size 8", run(*words, "--length", 4))
 
 
-def test_perplexity_by_command(cli: Cli):
+def test_perplexity_by_command(run: Run):
     for family in FAMILIES:
         model, data = saved(family, family=family), written()
         words = ["perplexity", "--model", f"./{family}", "--data", data, "--draws", 2]
         words += ["--out", f"out-{family}"]
-        shown = " ".join(cli(*words).split())
-        told = json.loads(cli(*words, "--json"))
+        shown = " ".join(run(*words).split())
+        told = json.loads(run(*words, "--json"))
         rows, about = rows_of(model, data)
         assert told.pop("command").startswith("dadlm evaluate perplexity --model")
         assert told == perplexity(model, rows, draws=2, data=about, name=family)
@@ -344,13 +338,13 @@ def test_perplexity_by_command(cli: Cli):
         assert told["groups"] < 10 and "documents (or runs" in shown and told["forms_agree"] is None
 
 
-def test_bad_input_to_the_commands(cli: Cli):
+def test_bad_input_to_the_commands(run: Run):
     saved("ours"), saved("ar", family="ar"), written("short.txt", 2)
     for kind in ("reconstruction", "perplexity"):
-        assert "--data FILE" in cli(kind, "--model", "ours")
-        assert "nowhere.txt" in cli(kind, "--model", "ours", "--data", "nowhere.txt")
-        assert "3 tokens where a row needs at least 4" in cli(kind, "--model", "ours", "--data", "short.txt")
+        assert "--data FILE" in run(kind, "--model", "ours")
+        assert "nowhere.txt" in run(kind, "--model", "ours", "--data", "nowhere.txt")
+        assert "3 tokens where a row needs at least 4" in run(kind, "--model", "ours", "--data", "short.txt")
         more = ["--model", "ours", "--data", written()]
-        assert "batch_size must be at least 1" in cli(kind, *more, "--batch-size", 0)
-        assert "count must be at least 1" in cli(kind, *more, "--count", 0)
-    assert "evaluate perplexity" in cli("reconstruction", "--model", "./ar", "--data", written())
+        assert "batch_size must be at least 1" in run(kind, *more, "--batch-size", 0)
+        assert "count must be at least 1" in run(kind, *more, "--count", 0)
+    assert "evaluate perplexity" in run("reconstruction", "--model", "./ar", "--data", written())

@@ -2,9 +2,8 @@
 
 import base64
 import copy
-import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 
 import pytest
 from tests.evaluate import results
+from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 
-from dadlm.cli import main
 from dadlm.errors import DataError
 from dadlm.evaluate.report import report
 from dadlm.evaluate.report.document import number
@@ -426,17 +425,10 @@ def test_a_name_that_is_not_unicode(tmp_path: Path) -> None:
 
 
 def test_every_text_is_escaped(tmp_path: Path) -> None:
-    generation, judge, latency = (
-        results.generation((16,), names={"dadlm": EVIL}),
-        results.judge(EVIL),
-        results.latency(),
-    )
-    generation |= {
-        "embedder": EVIL,
-        "judge_lm": EVIL,
-        "notes": [EVIL],
-        "data": results.DATA | {"source": EVIL},
-    }
+    generation, judge = results.generation((16,), names={"dadlm": EVIL}), results.judge(EVIL)
+    generation |= {"embedder": EVIL, "judge_lm": EVIL, "notes": [EVIL]}
+    generation["data"] = results.DATA | {"source": EVIL}
+    latency = results.latency()
     generation["rows"][-1]["configuration"] = EVIL
     judge |= {"judge": EVIL, "b": EVIL}
     judge["rows"][0]["configuration"] = EVIL
@@ -491,43 +483,24 @@ def test_the_figure_beside_a_result_is_taken(tmp_path: Path) -> None:
 
 # The command
 
-Run = Callable[..., tuple[int, str, str]]
 
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run `dadlm report` in an empty folder: its code, what it printed, what it complained of."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: object) -> tuple[int, str, str]:
-        code = main(["report", *map(str, words)])
-        out, error = capsys.readouterr()
-        return code, out, error
-
-    return run
-
-
-def test_command_says_what_it_found(folder: Path, run: Run, tmp_path: Path) -> None:
-    code, out, _ = run(folder / "latency", folder / "broken.json", "--out", "here")
-    assert code == 0 and "latency.json" in out and "cannot be read" in out and "here/index.html" in out
+def test_command_says_what_it_found(folder: Path, cli: Cli, tmp_path: Path) -> None:  # noqa: F811
+    shown = cli("report", folder / "latency", folder / "broken.json", "--out", "here")
+    assert shown.code == 0 and "latency.json" in shown.out and "cannot be read" in shown.out
+    assert "here/index.html" in shown.out
     assert (tmp_path / "here" / "report.md").read_text("utf-8").startswith("# Evaluation report")
-    _, out, _ = run(folder / "latency", "--json")
-    made = json.loads(out)
+    made = cli("report", folder / "latency", "--json").json
     assert made["kind"] == "report" and [one["kind"] for one in made["results"]] == ["latency"]
-    assert out.count("\n") == 1 and (tmp_path / made["page"]).is_file()
+    assert (tmp_path / made["page"]).is_file()
 
 
-def test_bad_input_to_report(run: Run, tmp_path: Path) -> None:
+def test_bad_input_to_report(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "empty").mkdir()
     results.write(tmp_path / "some" / "x.json", results.latency())
-    for words, told in (
-        ([], "no results: name folders"),
-        (["nowhere"], "nowhere does not exist"),
-        (["empty"], "no results in empty"),
-        (["some", "--out", "some/x.json"], "some/x.json"),
-    ):
-        code, out, error = run(*words)
-        assert (code, out) == (2, "") and error.startswith("error: ") and told in error
+    refused(cli("report"), "no results: name folders")
+    refused(cli("report", "nowhere"), "nowhere does not exist")
+    refused(cli("report", "empty"), "no results in empty")
+    refused(cli("report", "some", "--out", "some/x.json"), "some/x.json")
 
 
 def test_in_short_texts_are_better_worse_or_neither() -> None:

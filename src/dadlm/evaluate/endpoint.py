@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
-from itertools import count
 from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
@@ -94,7 +93,9 @@ class Endpoint:
 
     def ask(self, question: Question, stop: Event) -> Answer:
         """Ask until an answer comes; pauses grow, with jitter so that threads do not return all at once."""
-        for attempt in count(1):
+        attempt = 0
+        while True:
+            attempt += 1
             try:
                 return self._answer(self._send(question), attempt)
             except _RetryableError as error:
@@ -106,7 +107,6 @@ class Endpoint:
                         f"{self.base_url}: {error} (times asked: {attempt}{wait}). "
                         "The answers so far are kept: run the same command again to resume"
                     ) from None
-        raise AssertionError("unreachable")
 
     @cached_property
     def _client(self) -> Any:
@@ -229,11 +229,11 @@ def _seconds(retry_after: str | None) -> float:
 def _checked_address(address: str) -> str:
     try:
         parts = urlsplit(address)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        good = good and address.isascii() and address.isprintable() and " " not in address
+        plain = address.isascii() and address.isprintable() and " " not in address and parts.port != 0
     except ValueError:
-        parts, good = None, False
-    if parts is None or not good or parts.query or parts.fragment:
+        parts, plain = urlsplit(""), False
+    extra = parts.query or parts.fragment or parts.scheme not in ("http", "https")
+    if extra or not plain or not parts.hostname:
         raise ConfigError(f"{address!r} is no address of a server; expected e.g. http://127.0.0.1:8000/v1")
     if parts.username or parts.password:
         raise ConfigError("the address holds a user or password; give the key in OPENAI_API_KEY instead")

@@ -62,18 +62,15 @@ class LanguageModel:
         self,
         texts: Sequence[str],
         prompts: Sequence[str] | None = None,
-        *,
-        max_tokens: int | None = None,
         batch_size: int = 8,
     ) -> Scored:
-        """Read each text after its prompt, both truncated to `max_tokens` or to all the model can read."""
+        """Read each text after its prompt, both together truncated to what the model can read."""
         prompts = [""] * len(texts) if prompts is None else prompts
         if len(prompts) != len(texts):
             raise DataError(f"{len(texts)} texts need as many prompts, not {len(prompts)}")
-        limit = min(max_tokens or self.window, self.window)
-        return self._score(list(texts), list(prompts), limit, batch_size)
+        return self._score(list(texts), list(prompts), batch_size)
 
-    def _score(self, texts: list[str], prompts: list[str], limit: int, batch_size: int) -> Scored:
+    def _score(self, texts: list[str], prompts: list[str], batch_size: int) -> Scored:
         """Last hidden state and −log p of each text after its prompt.
 
         Prompt and text are tokenized apart and their ids joined, so that no token spans the boundary and all
@@ -82,7 +79,8 @@ class LanguageModel:
         and generative perplexity is usually measured so. An empty text has its prompt's feature or, without
         one, that of the end-of-text token.
         """
-        contexts = self._contexts(prompts, limit)
+        limit = self.window
+        contexts = self._contexts(prompts)
         more = self._many(texts, limit + 1)  # one token more shows whether there was more
         whole = [context + ids for context, ids in zip(contexts, more, strict=True)]
         rows = [ids[:limit] or [self._end] for ids in whole]
@@ -105,13 +103,13 @@ class LanguageModel:
     @torch.inference_mode()
     def answer_logp(self, prompt: str, answers: Sequence[str]) -> list[float]:
         """log p of all tokens of each answer after the prompt, tokenized apart as in `score`."""
-        context = self._contexts([prompt], self.window)[0] or [self._end]
+        context = self._contexts([prompt])[0] or [self._end]
         passes: dict[tuple[int, ...], Tensor] = {}  # answers that differ in their last token share a pass
         logp = []
         for answer in answers:
             [ids] = self._many([answer], self.window)
             if len(context) + len(ids) > self.window:
-                raise self._too_long(len(context), self.window)
+                raise self._too_long(len(context))
             before = tuple(ids[:-1])
             if before not in passes:
                 row = torch.tensor([[*context, *before]], device=self._model.device)
@@ -125,12 +123,12 @@ class LanguageModel:
     def _end(self) -> int:
         return self._tokenizer.eos_token_id or 0
 
-    def _contexts(self, prompts: list[str], limit: int) -> list[list[int]]:
+    def _contexts(self, prompts: list[str]) -> list[list[int]]:
         """Tokens before each text, with a start token where the tokenizer puts one."""
-        contexts = self._many(prompts, limit, special=True)
+        contexts = self._many(prompts, self.window, special=True)
         longest = max(map(len, contexts), default=0)
-        if longest >= limit:
-            raise self._too_long(longest, limit)
+        if longest >= self.window:
+            raise self._too_long(longest)
         return contexts
 
     def _many(self, texts: list[str], limit: int, special: bool = False) -> list[list[int]]:
@@ -148,10 +146,10 @@ class LanguageModel:
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # kept, but unused
         return min(_TOKENS_CUDA, free // (2 * 4 * self._model.config.vocab_size))
 
-    def _too_long(self, length: int, limit: int) -> ConfigError:
+    def _too_long(self, length: int) -> ConfigError:
         return ConfigError(
-            f"{self.label} reads {limit} tokens, and a prompt has {length} or more: nothing is left for the "
-            "text; shorten the prompt or choose a language model with a longer context"
+            f"{self.label} reads {self.window} tokens, and a prompt has {length} or more: nothing is left for "
+            "the text; shorten the prompt or choose a language model with a longer context"
         )
 
     def _batches(self, rows: list[list[int]], size: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
@@ -172,11 +170,11 @@ class LanguageModel:
 class Encoder(LanguageModel):
     """A model that reads a text as a whole: it embeds, and has no probability of a text."""
 
-    def _score(self, texts: list[str], prompts: list[str], limit: int, batch_size: int) -> Scored:
+    def _score(self, texts: list[str], prompts: list[str], batch_size: int) -> Scored:
         """Mean of the last hidden states of prompt and text together, at unit length."""
         whole = [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
-        rows = self._many(whole, limit, special=True)
-        truncated = [len(ids) > limit for ids in self._many(whole, limit + 1, special=True)]
+        rows = self._many(whole, self.window, special=True)
+        truncated = [len(ids) > self.window for ids in self._many(whole, self.window + 1, special=True)]
         features = np.zeros((len(rows), self._model.config.hidden_size), np.float32)
         for batch, ids, mask in self._batches(rows, batch_size):
             hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state

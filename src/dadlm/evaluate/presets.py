@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from dadlm.decode import DecodeSettings
@@ -121,31 +122,24 @@ def parse(word: str) -> Configuration:
     return Configuration(DecodeSettings(**options))
 
 
-def _whole(text: str) -> int:
+def _number(kind: type[int] | type[float], text: str) -> Any:
     try:
-        return int(text)
+        return kind(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not a whole number") from None
-
-
-def _real(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
+        raise ValueError(f"{text!r} is not {'a whole number' if kind is int else 'a number'}") from None
 
 
 def _infill(text: str) -> tuple[int, float]:
     k, _, r = text.partition(",")
-    return _whole(k), _real(r)
+    return _number(int, k), _number(float, r)
 
 
 _READ: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("threshold", "top_p", "temperature", "transition_weight"), _real),
+    **dict.fromkeys(("threshold", "top_p", "temperature", "transition_weight"), partial(_number, float)),
     **dict.fromkeys(("path", "nucleus"), str),
-    "steps": _whole,
+    "steps": partial(_number, int),
     "infill": _infill,
-    "padded": lambda text: bool(_whole(text)),
+    "padded": lambda text: bool(_number(int, text)),
 }
 
 

@@ -116,7 +116,8 @@ def entropy(rows: TokenRows) -> float:
 
     An empty row counts as 0: a model must not look more varied by saying nothing.
     """
-    return math.fsum(_entropy(row) for row in rows) / max(len(rows), 1)
+    shares = ([count / len(row) for count in Counter(row).values()] for row in rows)
+    return math.fsum(-math.fsum(p * math.log(p) for p in row) for row in shares) / max(len(rows), 1)
 
 
 def repetition(rows: TokenRows, n: int = 4) -> float:
@@ -124,10 +125,6 @@ def repetition(rows: TokenRows, n: int = 4) -> float:
     total = sum(len(_grams(row, n)) for row in rows)
     fresh = sum(len(set(_grams(row, n))) for row in rows)  # each n-gram is new once, then repeated
     return (total - fresh) / max(total, 1)
-
-
-def _entropy(row: Sequence[int]) -> float:
-    return -math.fsum(count / len(row) * math.log(count / len(row)) for count in Counter(row).values())
 
 
 def _grams(row: Sequence[int], n: int) -> list[tuple[int, ...]]:

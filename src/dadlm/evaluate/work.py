@@ -9,7 +9,7 @@ is refused.
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -118,8 +118,8 @@ def _line(value: Any) -> bytes:
 
 def _open(file: Path, subject: dict[str, Any], pieces: dict[str, Any]) -> BinaryIO:
     """Read the pieces of an earlier run, drop a line that it left unfinished, append from there."""
-    handle = open(file, "a+b")  # noqa: SIM115 (the caller closes it)
-    try:
+    with ExitStack() as stack:
+        handle = stack.enter_context(open(file, "a+b"))
         if not lock(handle.fileno()):
             raise DataError(
                 f"another process is at work on {file}: wait until it ends, or choose another --out"
@@ -129,9 +129,7 @@ def _open(file: Path, subject: dict[str, Any], pieces: dict[str, Any]) -> Binary
         if good == 0:
             handle.write(_line(subject))
             handle.flush()
-    except BaseException:
-        handle.close()
-        raise
+        stack.pop_all()  # the caller closes it
     return handle
 
 
