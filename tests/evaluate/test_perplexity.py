@@ -352,15 +352,9 @@ def test_batch_size_and_a_stop_change_nothing(family, tmp_path: Path):
 def test_bad_requests():
     model = toy()
     rows = rows_from(texts(model, 2))
-    for options, told in (
-        ({"draws": 0}, "draws"),
-        ({"count": 0}, "count"),
-        ({"batch_size": 0}, "batch_size"),
-    ):
-        with pytest.raises(ConfigError, match=told):
-            perplexity(model, rows, **options)
-    with pytest.raises(ConfigError, match=r"rows of 4 tokens do not fit.*multiple of its block size 3"):
-        perplexity(model, Rows.from_ids(torch.zeros(8), 4))
+    for name in ("draws", "count", "batch_size"):
+        with pytest.raises(ConfigError, match=name):
+            perplexity(model, rows, **{name: 0})
     with pytest.raises(ConfigError, match="2 to 6"):
         perplexity(model, Rows.from_ids(torch.zeros(12), 12))
 

@@ -84,14 +84,6 @@ def test_tuples_in_a_subject_are_the_same_after_reading(tmp_path: Path):
         assert squares(tmp_path, {"infill": (2, 0.5)}) == expected
 
 
-def test_kinds_share_a_folder(tmp_path: Path):
-    squares(tmp_path)
-    with Work("cubes", {"seed": 9}, tmp_path) as work:
-        assert work.pieces == {}
-        work.finish({})
-    assert read(tmp_path)["sum"] == 91
-
-
 @pytest.mark.parametrize("line", [b"{\n", b"7\n", b"[1]\n", b"[[], 1]\n", b"\xff\n", b"null\n"])
 def test_a_spoilt_line_is_named(line: bytes, tmp_path: Path):
     squares(tmp_path, stop=1)

@@ -148,8 +148,8 @@ class LanguageModel:
 
     def _too_long(self, length: int) -> ConfigError:
         return ConfigError(
-            f"{self.label} reads {self.window} tokens, and a prompt has {length} or more: nothing is left for "
-            "the text; shorten the prompt or choose a language model with a longer context"
+            f"{self.label} reads {self.window} tokens, and a prompt has {length} or more: nothing is left "
+            "for the text; shorten the prompt or choose a language model with a longer context"
         )
 
     def _batches(self, rows: list[list[int]], size: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:

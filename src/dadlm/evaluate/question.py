@@ -7,7 +7,7 @@ which model wrote what.
 import re
 from dataclasses import dataclass
 from threading import Event
-from typing import Any, Literal
+from typing import Literal
 
 from dadlm.evaluate.language_models import LanguageModel
 
@@ -74,21 +74,14 @@ def verdict_of(answer: str) -> Verdict | None:
 _VERDICTS: dict[str, Verdict] = {"a": "A", "b": "B", "tie": "tie"}
 
 
-@dataclass(frozen=True)
 class LocalJudge:
     """Compares log-probabilities of the answers."""
 
-    model: LanguageModel
-
     threads = 1  # the model itself uses the processor's cores
 
-    @property
-    def label(self) -> str:
-        return self.model.label
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"answers": "log-probabilities", "identity": self.model.identity}
+    def __init__(self, model: LanguageModel) -> None:
+        self.model, self.label = model, model.label
+        self.settings = {"answers": "log-probabilities", "identity": model.identity}
 
     def ask(self, question: Question, stop: Event) -> Answer:
         words = list(_VERDICTS.values())

@@ -1,24 +1,31 @@
 """All results on one page: the paper's tables with the paper's numbers beside ours.
 
-`report` finds the JSON that evaluations wrote and makes one HTML page that needs nothing beside it and one
-Markdown file. A kind of evaluation has a module here with a function `section`.
+`report` finds the JSON that evaluations wrote and makes one Markdown file and one HTML page that needs nothing
+beside it: no script, style and figures inside. A kind of evaluation has a module here with a function
+`section`.
 """
 
 import json
+import re
 from collections.abc import Iterable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from dadlm.errors import DataError
+from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.report.document import Found, Section, Table, in_short
-from dadlm.evaluate.report.render import render
 from dadlm.evaluate.work import KINDS, whole_file
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 __all__ = ["report", "sections_of"]
 
 LARGEST = 50_000_000
 """Bytes of a result."""
+_MARKUP = re.compile(r"([\\`*_\[\]|#~$])")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
 def report(places: Iterable[str | Path], out: str | Path = "report") -> dict[str, Any]:
@@ -41,7 +48,7 @@ def report(places: Iterable[str | Path], out: str | Path = "report") -> dict[str
     for file, template in ((page, "page.html"), (text, "report.md")):
         with whole_file(file) as handle:
             # Names of files and models need not be Unicode.
-            handle.write(render(template, sections, found, skipped).encode("utf-8", "replace"))
+            handle.write(_render(template, sections, found, skipped).encode("utf-8", "replace"))
     return {
         "kind": "report",
         "page": str(page),
@@ -74,7 +81,7 @@ def _read(file: Path) -> Found:
         raise ValueError(f"unknown kind {found.kind[:40]!r}")
     try:
         for template in ("page.html", "report.md"):
-            render(template, sections_of([found]), [found], [])
+            _render(template, sections_of([found]), [found], [])
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         why = f"not a {found.kind} that can be shown ({type(error).__name__}: {str(error)[:80]})"
         raise ValueError(why) from None
@@ -95,3 +102,47 @@ def _files(places: Iterable[str | Path]) -> list[Path]:
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _render(template: str, sections: list[Section], found: list[Found], skipped: list[dict[str, str]]) -> str:
+    """`page.html` or `report.md`; every text is escaped, figures are on the page only."""
+    values = {"sections": sections, "found": found, "skipped": skipped, "short": in_short(sections)}
+    return _environment().get_template(template).render(values).rstrip("\n") + "\n"
+
+
+@cache
+def _environment() -> "Environment":
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+    except ImportError:
+        raise ConfigError("the report needs jinja2: pip install 'dadlm[eval]'") from None
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
+        autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined,
+        finalize=_checked,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"md": _escape, "code": _code}
+    environment.tests["table"] = lambda part: isinstance(part, Table)
+    return environment
+
+
+def _checked(value: Any) -> Any:
+    """A result that was edited may hold anything where a name is expected."""
+    if not isinstance(value, str | int | Path):
+        raise TypeError(f"{type(value).__name__} where a text is expected")
+    return value
+
+
+def _escape(text: str) -> str:
+    text = re.sub("[&<>]", lambda sign: _ENTITIES[sign[0]], " ".join(text.split()))
+    return _MARKUP.sub(r"\\\1", text)
+
+
+def _code(text: str) -> str:
+    """Code whose fence is longer than any run of backticks in it."""
+    text = " ".join(text.split())
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{text}{fence}" if len(fence) == 1 else f"{fence} {text} {fence}"
