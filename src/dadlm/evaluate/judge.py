@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
@@ -67,10 +68,7 @@ def judge(
     }
     with Work("judge", subject, out, quiet) as work:
         _ask(work, by, questions)
-
-        def count(some: list[_Asked]) -> dict[str, Any]:
-            return _count(some, work.pieces, price_in, price_out)
-
+        count = partial(_count, work.pieces, price_in, price_out)
         rows = [{"configuration": name, **count(some)} for name, some in groups.items()]
         for row in rows:
             row["win_rate"] = asdict(wilson(row["wins_a"], row["wins_a"] + row["wins_b"]))
@@ -107,7 +105,7 @@ def _ask(work: Work, by: Judge, questions: Mapping[str, Question]) -> None:
 
 
 def _count(
-    pairs: list[_Asked], answers: Mapping[str, Any], price_in: float | None, price_out: float | None
+    answers: Mapping[str, Any], price_in: float | None, price_out: float | None, pairs: list[_Asked]
 ) -> dict[str, Any]:
     """What came of some pairs."""
     both = [keys for _, keys in pairs]

@@ -221,8 +221,7 @@ def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         if row["model"]["family"] == "bd3lm":
             reference.setdefault(row["model"]["block_size"], row["ms_median"])
-    return [
-        row | {"ratio_to_bd3lm": row["ms_median"] / base if base is not None else None}
-        for row in rows
-        for base in [reference.get(row["model"].get("block_size", 0))]
-    ]
+    for row in rows:
+        base = reference.get(row["model"].get("block_size", 0))
+        row["ratio_to_bd3lm"] = None if base is None else row["ms_median"] / base
+    return rows

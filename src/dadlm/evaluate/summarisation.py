@@ -139,16 +139,14 @@ def lengths(model: Model, document: int | None, summary: int | None) -> tuple[in
 
 
 def _gather(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    tokens, passes = (sum(piece[name] for piece in pieces) for name in ("tokens", "forward_passes"))
+    names = ("tokens", "forward_passes", "cache_passes", "truncated", "reference_too_long")
+    total = {name: sum(piece[name] for piece in pieces) for name in names}
     return {
         **_intervals([piece["rouge"] for piece in pieces]),
-        "tpf": tokens / passes,
+        "tpf": total["tokens"] / total["forward_passes"],
         "lead": _intervals([piece["lead"] for piece in pieces]),
-        "tokens": tokens,
-        "forward_passes": passes,
-        "cache_passes": sum(piece["cache_passes"] for piece in pieces),
-        "truncated": sum(piece["truncated"] for piece in pieces),
-        "references_too_long": sum(piece["reference_too_long"] for piece in pieces),
+        "references_too_long": total.pop("reference_too_long"),
+        **total,
         "empty": sum(not piece["text"].strip() for piece in pieces),
     }
 

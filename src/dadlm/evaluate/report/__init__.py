@@ -1,8 +1,7 @@
 """All results on one page: the paper's tables with the paper's numbers beside ours.
 
-`report` finds the JSON that evaluations wrote and makes one Markdown file and one HTML page that needs nothing
-beside it: no script, style and figures inside. A kind of evaluation has a module here with a function
-`section`.
+`report` finds the JSON that evaluations wrote and makes one Markdown file and one HTML page, without scripts,
+that needs nothing beside it. A kind of evaluation has a module here with a function `section`.
 """
 
 import json
