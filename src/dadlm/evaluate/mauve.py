@@ -81,15 +81,9 @@ def _cluster(points: np.ndarray, clusters: int, seed: int) -> np.ndarray:
     """The cluster of each point; `mauve-text`'s settings, and its seed for k-means."""
     import faiss
 
-    kmeans = faiss.Kmeans(
-        points.shape[1],
-        clusters,
-        niter=500,
-        nredo=5,
-        update_index=True,
-        seed=seed + 2,
-        min_points_per_centroid=1,  # only silences a line on stderr: MAUVE wants few points for each cluster
-    )
+    settings = {"niter": 500, "nredo": 5, "update_index": True, "seed": seed + 2}
+    # The last only silences a line on stderr: MAUVE wants few points for each cluster.
+    kmeans = faiss.Kmeans(points.shape[1], clusters, **settings, min_points_per_centroid=1)
     kmeans.train(points)
     return kmeans.index.search(points, 1)[1].reshape(-1)
 

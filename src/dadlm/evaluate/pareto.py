@@ -58,7 +58,15 @@ def draw_pareto(result: Mapping[str, Any], path: str | Path, quality: Quality | 
             if row["family"] == "ar":  # it writes one token a pass: a line to look up to
                 axes.axhline(row[quality]["mean"], color=_GREY, ls=":", lw=1.2, zorder=1)
     panels[0].set_ylabel(_AXIS[quality])
-    _scale(panels[0], quality)
+    if quality == "mauve":
+        panels[0].set_ylim(0, 1.03)
+    else:
+        from matplotlib.ticker import LogFormatter
+
+        panels[0].set_yscale("log")
+        panels[0].invert_yaxis()
+        panels[0].yaxis.set_major_formatter(LogFormatter())  # plain numbers, and no more than fit
+        panels[0].yaxis.set_minor_formatter(LogFormatter())
     figure.tight_layout()
     _legend(figure, styles, {row["family"] for row in rows})
     for ending in ("svg", "png"):
@@ -134,18 +142,6 @@ def _draw_model(axes, points: Sequence[Point], style: Style) -> list[Point]:
         face = "white" if point.infilled else colour
         axes.plot(point.speed, point.value, style.marker, **how, mfc=face, ms=5, zorder=3)
     return best
-
-
-def _scale(axes, quality: Quality) -> None:
-    from matplotlib.ticker import LogFormatter
-
-    if quality == "mauve":
-        axes.set_ylim(0, 1.03)
-        return
-    axes.set_yscale("log")
-    axes.invert_yaxis()
-    axes.yaxis.set_major_formatter(LogFormatter())  # plain numbers, and no more of them than fit
-    axes.yaxis.set_minor_formatter(LogFormatter())
 
 
 def _legend(figure, styles: Mapping[str, Style], families: set[str]) -> None:

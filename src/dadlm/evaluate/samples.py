@@ -25,7 +25,7 @@ from dadlm.model import Model
 from dadlm.tokens import Rows, Tokenizer
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PromptSet:
     """Prompts, how the text really continues, and how many tokens to generate."""
 
@@ -86,15 +86,8 @@ def prompt_set(
         )
     if samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
-    return PromptSet(
-        rows=rows,
-        source=source,
-        tokenizer=shared_tokenizer(models),
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        indices=[*pick(rows, samples, seed), *range(len(rows), samples)],
-        seed=seed,
-    )
+    indices = [*pick(rows, samples, seed), *range(len(rows), samples)]
+    return PromptSet(rows, source, shared_tokenizer(models), prompt_tokens, new_tokens, indices, seed)
 
 
 def shared_tokenizer(models: Mapping[str, Model]) -> Tokenizer:
