@@ -82,7 +82,8 @@ class Readers:
         chunks = [slice(first, first + _CHUNK) for first in range(0, len(texts), _CHUNK)]
         bar = track(chunks, f"reading {what}", console=Console(stderr=True), disable=self._quiet)
         parts = [vars(self._chunk(reader, prompts[chunk], texts[chunk])) for chunk in bar]
-        return Scored(**{name: _joined([part[name] for part in parts]) for name in parts[0]})
+        arrays: dict[str, Any] = {name: _joined([part[name] for part in parts]) for name in parts[0]}
+        return Scored(**arrays)
 
     def _chunk(self, reader: LanguageModel, prompts: Sequence[str], texts: Sequence[str]) -> Scored:
         if self._folder is None:
