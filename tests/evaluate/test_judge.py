@@ -137,18 +137,6 @@ def write(file: Path, *records: Any) -> Path:
     return file
 
 
-def test_samples_of_another_model_under_the_same_name(tmp_path: Path) -> None:
-    """A folder in which older files were left behind."""
-    old, new = (
-        {**sample("one", index, "text"), "weights": weights} for index, weights in ((0, "abc"), (1, "def"))
-    )
-    write(tmp_path / "old.jsonl", old)
-    write(tmp_path / "new.jsonl", new)
-    write(tmp_path / "two.jsonl", sample("two", 0, "b"), sample("two", 1, "b"))
-    with pytest.raises(DataError, match=r"several models called one.*weights differ"):
-        read_pairs(tmp_path, tmp_path, "one", "two")
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two models, three configurations, one of which only one model has; one sample without a partner."""
@@ -199,6 +187,10 @@ def test_samples_are_matched_by_configuration_and_index(folder: Path) -> None:
         ([sample("da", 7, "x", "T=8")], "no sample of .* has a partner.*T=8, and FH"),
         ([sample("da", 0, "x"), sample("em", 0, "x")], "holds samples of da, em: name the one"),
         ([""], "holds no samples"),
+        (  # older files that were left behind
+            [sample("da", 0, "x") | {"weights": "a"}, sample("da", 1, "x") | {"weights": "b"}],
+            "several models called da.*weights differ",
+        ),
     ],
 )
 def test_bad_samples(tmp_path: Path, lines: list[Any], told: str) -> None:

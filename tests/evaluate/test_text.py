@@ -5,29 +5,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.model.tiny import tiny_model
 
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.text import about, check_length, documents_of, pick, rows_of
-from dadlm.model import Model, ModelConfig
-from dadlm.tokens import Rows, Tokenizer, word_level
+from dadlm.model import Model
+from dadlm.tokens import Rows, word_level
 from dadlm.train.config import DataConfig
 from dadlm.train.data import load_rows
 
 WORDS = ["one", "two", "three", "four", "five"]
 
 
-def model_of(family: str = "bd3lm", tokenizer: Tokenizer | None = None, **changes) -> Model:
-    tokenizer = tokenizer or word_level(WORDS)
-    shape = {"context": 8, "block_size": 4, "layers": 1, "width": 16, "heads": 2} | changes
-    return Model(
-        ModelConfig(
-            family=family,  # type: ignore[arg-type]
-            vocab_size=tokenizer.vocab_size + 1,
-            eot_id=tokenizer.eot_id,
-            **shape,
-        ),
-        tokenizer,
-    )
+def model_of(family: str = "bd3lm") -> Model:
+    tokenizer = word_level(WORDS)
+    ids = {"vocab_size": tokenizer.vocab_size + 1, "eot_id": tokenizer.eot_id}
+    model = tiny_model(family, context=8, block_size=4, **ids)
+    model.tokenizer = tokenizer
+    return model
 
 
 @pytest.fixture
