@@ -57,8 +57,10 @@ def score_batch(
     (B, L), block = ids.shape, block_of(model, ids.shape[1])
     noise = None
     if model.config.family != "ar":
-        how = {"seed": seed, "step": step, "batch_rows": count, "length": L, "block_size": block}
-        noise = draw_noise(NoiseConfig(), rows=index.to(model.device), **how)
+        rows = index.to(model.device)
+        noise = draw_noise(
+            NoiseConfig(), seed=seed, step=step, rows=rows, batch_rows=count, length=L, block_size=block
+        )
     loss = losses(model, ids.to(model.device), noise)
     per_row = [part.sum(1).double().cpu() / (L - 1) for part in (loss.reconstruction, loss.bound)]
     if noise is None:
