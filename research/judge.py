@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dadlm.cli.evaluate.judge import Options, measure
+from dadlm.cli.evaluate.judge import Judge
 from dadlm.evaluate.subject import essence
 from dadlm.evaluate.work import whole_file, write_result
 from research.plan import pairs, plan
@@ -59,13 +59,13 @@ def main() -> None:
     out = Path(options.out)
     samples(Path(options.folder), out / "samples", options.count)
     by: dict[str, Any] = {"judge": "" if options.endpoint else options.judge, "endpoint": options.endpoint}
-    known = Options(planted=options.planted, planted_count=options.planted_count, **by)
-    trusted = {"planted": measure(known, out)["planted"]}
+    known = Judge(planted=options.planted, planted_count=options.planted_count, **by)
+    trusted = {"planted": known.measure(out)["planted"]}
     for pair in PAIRS:
         files = [out / "samples" / f"{name}.jsonl" for name in pair]
         if all(file.exists() for file in files):
             name = "-against-".join(pair)
-            result = measure(Options(samples=tuple(map(str, files)), **by), out / name) | trusted
+            result = Judge(samples=tuple(map(str, files)), **by).measure(out / name) | trusted
             if Path(options.judge).exists():  # a folder: its place is of no interest to others
                 result["judge"] = Path(options.judge).name
             write_result(Path(options.results) / f"{name}.json", result)

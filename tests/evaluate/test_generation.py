@@ -23,7 +23,7 @@ from dadlm.decode import DecodeSettings
 from dadlm.errors import ConfigError
 from dadlm.evaluate.generation import generation
 from dadlm.evaluate.language_models import Scored
-from dadlm.evaluate.quality import Reading, alone, perplexity
+from dadlm.evaluate.quality import Reading, alone, distinct, entropy, perplexity, repetition
 from dadlm.evaluate.text import about
 from dadlm.model import save
 from dadlm.tokens import Rows
@@ -135,11 +135,8 @@ def test_what_is_measured(models: dict[str, Model], readers: dict[str, Reader], 
             **settings,
         )
         assert [one["text"] for one in samples] == again.texts
-        tokens, passes, writes = (
-            sum(map(len, again.tokens)),
-            sum(again.forward_passes),
-            sum(again.cache_passes),
-        )
+        tokens, passes = sum(map(len, again.tokens)), sum(again.forward_passes)
+        writes = sum(again.cache_passes)
         assert (row["tokens"], row["forward_passes"], row["cache_passes"]) == (tokens, passes, writes)
         assert row["raw_tpf"] == tokens / passes
         assert row["tpf_with_cache_passes"] == tokens / (passes + writes)
@@ -230,13 +227,6 @@ def test_each_configuration_has_its_own_times(
     assert len(asked) == 18 + 9  # only what is new
 
 
-def test_no_adjusted_tpf_without_a_reference(no_clock: None) -> None:
-    models = {"base": model_of("bd3lm"), "graph": model_of("dadlm"), "other": model_of("dadlm", block=8)}
-    result = generation(models, text_rows(), samples=2, embedder=None, judge_lm=None)
-    lacking = [row["model"] for row in result["rows"] if row["adjusted_tpf"] is None]
-    assert lacking == ["other"] * 3 and any("other: 3" in note for note in result["notes"])
-
-
 def test_prompts_come_from_all_over_the_text(fast: dict[str, Reader], tmp_path: Path) -> None:
     """Which rows, the seed decides; a sample belongs to its row however many there are."""
     rows, how = text_rows(200), {"configurations": ["FH"], "out": tmp_path}
@@ -263,6 +253,10 @@ def test_another_reader_of_the_same_name_reads_anew(
     how: dict[str, Any] = {"configurations": ["FH"], "samples": 10, "out": tmp_path}
     first = generation(models, text_rows(), **how)
     assert first["readers"] == {"reader smollm2": "weights of smollm2"}
+    shutil.copytree(tmp_path / "features", tmp_path / "b" / "features")
+    fast["smollm2"].read = 0
+    generation(models, text_rows(), **how | {"seed": 2, "out": tmp_path / "b"})  # other texts
+    assert fast["smollm2"].read == 30
     fast["smollm2"].read, fast["smollm2"].identity = 0, "other weights"
     generation(models, text_rows(), **how)
     assert fast["smollm2"].read == 30
@@ -333,26 +327,6 @@ def test_a_kill_loses_one_batch_at_most(
     assert sum(made) == 6 * 12 and fast["smollm2"].read == 0
 
 
-def test_more_samples_and_configurations_go_on_in_the_same_folder(
-    models: dict[str, Model], fast: dict[str, Reader], tmp_path: Path
-) -> None:
-    generation(models, text_rows(), configurations=["T=2"], samples=10, out=tmp_path)
-    more = generation(models, text_rows(), configurations=["FH", "T=2"], samples=12, out=tmp_path)
-    fresh = generation(models, text_rows(), configurations=["FH", "T=2"], samples=12)
-    assert without_latency(more) == without_latency(fresh)
-
-
-def test_features_cannot_belong_to_other_samples(
-    models: dict[str, Model], fast: dict[str, Reader], tmp_path: Path
-) -> None:
-    """Scores left behind by another run are not taken for ours."""
-    how: dict[str, Any] = {"configurations": ["FH"], "samples": 10}
-    generation(models, text_rows(), out=tmp_path / "a", seed=1, **how)
-    shutil.copytree(tmp_path / "a" / "features", tmp_path / "b" / "features")
-    mixed = generation(models, text_rows(), out=tmp_path / "b", seed=2, **how)
-    assert without_latency(mixed) == without_latency(generation(models, text_rows(), seed=2, **how))
-
-
 def test_empty_generations_are_counted(readers: dict[str, Reader], tmp_path: Path) -> None:
     models = {"silent": force_eot(model_of("bd3lm")), "talking": silence_eot(model_of("dadlm"))}
     result = generation(models, text_rows(), configurations=["FH"], samples=12, out=tmp_path)
@@ -362,20 +336,6 @@ def test_empty_generations_are_counted(readers: dict[str, Reader], tmp_path: Pat
     assert silent["tokens"] == 12 and silent["entropy"] == 0
     (note,) = (note for note in result["notes"] if "Empty" in note)
     assert "silent FH: 12" in note and "talking" not in note
-
-
-def test_the_truth_ends_where_its_document_does(fast: dict[str, Reader], tmp_path: Path) -> None:
-    """Row 1 has four words before its end-of-text; a completion would stop there too."""
-    result = generation(
-        {"m": model_of("bd3lm")}, text_rows(2), configurations=["FH"], samples=2, embedder=None, out=tmp_path
-    )
-    first = entropy_of([(3 * place) % 28 for place in range(PROMPT, CONTEXT)])
-    second = entropy_of([*((1 + 3 * place) % 28 for place in range(PROMPT, 20)), TOKENIZER.eot_id])
-    assert result["reference"]["entropy"] == pytest.approx((first + second) / 2)
-
-
-def entropy_of(ids: list[int]) -> float:
-    return -sum(n / len(ids) * math.log(n / len(ids)) for n in Counter(ids).values())
 
 
 def test_rows_are_used_again_where_they_are_few(fast: dict[str, Reader], tmp_path: Path) -> None:
@@ -438,18 +398,8 @@ def test_command(
         save(model, tmp_path / name / "last")
     text = " ".join(WORDS[(7 * place) % 28] for place in range(20 * CONTEXT))
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
-    words = [
-        "evaluate",
-        "generation",
-        "--model",
-        "base",
-        "graph/last",
-        "--data",
-        "text.txt",
-        "--device",
-        "cpu",
-    ]
-    words += ["--samples", 10, "--configurations", "T=2", "FH/infill=2,0.5"]
+    words = ["evaluate", "generation", "--model", "base", "graph/last", "--data", "text.txt"]
+    words += ["--device", "cpu", "--samples", 10, "--configurations", "T=2", "FH/infill=2,0.5"]
     result = cli(*words, "--json")
     assert (result.code, result.err) == (0, "")
     folder = tmp_path / "evaluation" / "generation"
@@ -475,6 +425,43 @@ def test_perplexity_is_that_of_all_tokens_and_its_interval_is_a_bootstrap() -> N
     together = perplexity(reading, torch.tensor([5, 5, 2]))
     assert together == pytest.approx(dict.fromkeys(("mean", "low", "high"), math.exp(7 / 4)))
     assert alone(reading, [[0]] * 3, torch.tensor([5, 5, 2]))["judge_perplexity"] == together
+
+
+# What is counted in tokens
+
+
+def test_distinct_counts_over_the_set() -> None:
+    rows = [[1, 2, 1, 2], [1, 2]]  # 12 21 12, 12
+    assert distinct(rows, 1) == 2 / 6
+    assert distinct(rows, 2) == 2 / 4
+    assert distinct(rows, 3) == 1.0  # 121 212
+    assert distinct([[1, 2], [3, 4]], 2) == 1.0
+
+
+def test_entropy_of_known_rows() -> None:
+    assert entropy([[5, 5, 5]]) == 0.0
+    assert entropy([list(range(16))]) == pytest.approx(math.log(16))
+    assert entropy([[7, 7, 8, 9]]) == pytest.approx(1.5 * math.log(2))
+    # The mean over rows, each with its own frequencies; not the entropy of all rows together.
+    assert entropy([[1, 1], [2, 2], [1, 2]]) == pytest.approx(math.log(2) / 3)
+
+
+def test_repetition_looks_at_what_came_before() -> None:
+    rows = np.random.default_rng(0).integers(3, size=(5, 40)).tolist()
+    seen = [row[i : i + 3] in [row[j : j + 3] for j in range(i)] for row in rows for i in range(38)]
+    assert 0 < sum(seen) < len(seen)
+    assert repetition(rows, n=3) == pytest.approx(sum(seen) / len(seen))
+
+
+def test_rows_without_n_grams() -> None:
+    assert distinct([[1, 2], []], 3) == repetition([[1, 2], []], 3) == entropy([]) == 0.0
+    assert entropy([[], [1, 2]]) == pytest.approx(math.log(2) / 2)
+    assert repetition([[], [1, 1]], 1) == 0.5
+
+
+def test_n_of_an_n_gram() -> None:
+    with pytest.raises(ConfigError, match="at least one token"):
+        distinct([[1]], 0)
 
 
 @pytest.mark.acceptance

@@ -20,15 +20,6 @@ def test_interval_covers_the_true_mean_about_95_times_in_100(kind):
     assert 0.90 <= hits / trials <= 0.98
 
 
-def test_pairing_cancels_what_the_rows_share():
-    generator = torch.Generator().manual_seed(2)
-    hard = 5 * torch.randn(200, generator=generator)
-    a, b = (hard + 0.1 * torch.randn(200, generator=generator) + shift for shift in (0.0, 0.1))
-    paired, alone = bootstrap(b - a), bootstrap(b)
-    assert paired.low > 0
-    assert paired.high - paired.low < 0.05 * (alone.high - alone.low)
-
-
 def test_rows_of_the_same_documents_cover_the_truth_only_when_documents_are_drawn():
     """50 documents of 1 to 12 rows that share an effect as large as what a row adds."""
     generator, trials, hits, naive = torch.Generator().manual_seed(3), 200, 0, 0
@@ -53,23 +44,12 @@ def test_a_ratio_is_of_sums():
     assert (interval.mean, interval.low, interval.high) == (3.0, 1.5, 4.5)
 
 
-def test_interval_is_printed_with_its_mean():
-    assert str(Interval(1.23456, 1.0, 2.0)) == "1.2346 [1.0000, 2.0000]"
-
-
 # The paper's judge tables: DA-DLM's share and its interval, in percent, and the one number of decided pairs
 # (below 4,000) that explains all three.
 PAPER = [
     (1617, 2299, "70.33", "68.44", "72.17"),
-    (1441, 2028, "71.06", "69.04", "72.99"),
     (601, 834, "72.06", "68.92", "75.00"),
-    (1502, 2044, "73.48", "71.53", "75.35"),
-    (1037, 1401, "74.02", "71.66", "76.25"),
-    (1421, 1880, "75.59", "73.59", "77.47"),
-    (989, 1281, "77.21", "74.83", "79.42"),
     (1426, 1807, "78.92", "76.97", "80.73"),
-    (1498, 1842, "81.32", "79.48", "83.04"),
-    (1254, 1434, "87.45", "85.63", "89.06"),
     (1700, 1923, "88.40", "86.90", "89.76"),
 ]
 

@@ -1,7 +1,6 @@
 """The judge: pairs, verdicts, conservative aggregation, restarts, the command line."""
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event, Lock
@@ -10,10 +9,10 @@ from typing import Any
 import pytest
 
 from dadlm.cli import main
-from dadlm.errors import DadlmError, DataError
+from dadlm.errors import DataError
 from dadlm.evaluate.documents import find_jsonl
 from dadlm.evaluate.judge import judge
-from dadlm.evaluate.pairs import Pair, Pairs, read_pairs
+from dadlm.evaluate.pairs import PLANTED_KINDS, Pair, Pairs, in_words, plant, read_pairs, trust
 from dadlm.evaluate.question import Answer, LocalJudge, Question, verdict_of
 
 
@@ -23,13 +22,11 @@ class Reader:
     label, threads = "reader", 2
     settings: dict[str, Any] = {}  # noqa: RUF012 (never changed)
 
-    def __init__(self, key: Callable[[str], float] = len, fail_after: float = math.inf) -> None:
-        self.key, self.asked, self.fail_after, self.lock = key, [], fail_after, Lock()
+    def __init__(self, key: Callable[[str], float] = len) -> None:
+        self.key, self.asked, self.lock = key, [], Lock()
 
     def ask(self, question: Question, stop: Event) -> Answer:
         with self.lock:
-            if len(self.asked) >= self.fail_after:
-                raise DadlmError("the line is dead")
             self.asked.append(question)
         first, second = self.key(question.first), self.key(question.second)
         return Answer(text="A" if first > second else "B" if first < second else "tie")
@@ -47,15 +44,9 @@ class Script(Reader):
         return Answer(text=answer, requests=2, prompt_tokens=100, completion_tokens=3)
 
 
-def pairs_of(*texts: tuple[str, str], configuration: str = "FH") -> Pairs:
-    return Pairs(
-        a="one",
-        b="two",
-        pairs=tuple(
-            Pair(configuration=configuration, index=index, prompt="p", a=a, b=b)
-            for index, (a, b) in enumerate(texts)
-        ),
-    )
+def pairs_of(*texts: tuple[str, str]) -> Pairs:
+    made = (Pair(configuration="FH", index=i, prompt="p", a=a, b=b) for i, (a, b) in enumerate(texts))
+    return Pairs(a="one", b="two", pairs=tuple(made))
 
 
 # Verdicts
@@ -146,18 +137,6 @@ def write(file: Path, *records: Any) -> Path:
     return file
 
 
-def test_samples_of_another_model_under_the_same_name(tmp_path: Path) -> None:
-    """A folder in which older files were left behind."""
-    old, new = (
-        {**sample("one", index, "text"), "weights": weights} for index, weights in ((0, "abc"), (1, "def"))
-    )
-    write(tmp_path / "old.jsonl", old)
-    write(tmp_path / "new.jsonl", new)
-    write(tmp_path / "two.jsonl", sample("two", 0, "b"), sample("two", 1, "b"))
-    with pytest.raises(DataError, match=r"several models called one.*weights differ"):
-        read_pairs(tmp_path, tmp_path, "one", "two")
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two models, three configurations, one of which only one model has; one sample without a partner."""
@@ -193,12 +172,6 @@ def test_samples_are_matched_by_configuration_and_index(folder: Path) -> None:
     assert (result["pairs"], result["wins_a"], result["missing"]) == (4, 4, 2)
 
 
-def test_two_runs_of_one_model_have_different_names(tmp_path: Path) -> None:
-    x, y = (write(tmp_path / f"{name}.jsonl", sample("last", 0, name)) for name in ("x", "y"))
-    pairs = read_pairs(x, y)
-    assert pairs.a != pairs.b
-
-
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
@@ -214,6 +187,10 @@ def test_two_runs_of_one_model_have_different_names(tmp_path: Path) -> None:
         ([sample("da", 7, "x", "T=8")], "no sample of .* has a partner.*T=8, and FH"),
         ([sample("da", 0, "x"), sample("em", 0, "x")], "holds samples of da, em: name the one"),
         ([""], "holds no samples"),
+        (  # older files that were left behind
+            [sample("da", 0, "x") | {"weights": "a"}, sample("da", 1, "x") | {"weights": "b"}],
+            "several models called da.*weights differ",
+        ),
     ],
 )
 def test_bad_samples(tmp_path: Path, lines: list[Any], told: str) -> None:
@@ -235,6 +212,8 @@ def test_the_text_that_prompts_are_from(tmp_path: Path) -> None:
 
 
 def test_a_model_cannot_be_compared_with_itself(folder: Path) -> None:
+    two_runs = read_pairs(*(write(folder / "x" / f"{n}.jsonl", sample("last", 0, n)) for n in "xy"))
+    assert two_runs.a != two_runs.b
     with pytest.raises(DataError, match="both sides are the same"):
         read_pairs(folder, folder, "da", "da")
     with pytest.raises(DataError, match="holds samples of bd, da: not of ar"):
@@ -322,3 +301,71 @@ def test_command_refuses(
 ) -> None:
     assert main(["evaluate", "judge", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+# Planted pairs
+
+
+def text(number: int) -> str:
+    """200 words, all different, none in another text."""
+    return " ".join(f"t{number}n{place}" for place in range(200))
+
+
+TEXTS = [text(0), "too short", text(1), text(2)]
+
+
+def test_pairs_by_hand() -> None:
+    pairs = plant(TEXTS, count=10).pairs
+    assert [(pair.configuration, pair.index) for pair in pairs] == [
+        (kind, index) for index in range(3) for kind in PLANTED_KINDS
+    ]
+    for number, (shuffled, truncated, off_topic) in enumerate(zip(*[iter(pairs)] * 3, strict=True)):
+        words = text(number).split()
+        real = words[64:192]
+        assert all(pair.a.split() == real for pair in (shuffled, truncated, off_topic))
+        assert all(pair.prompt.split() == words[:64] for pair in (shuffled, truncated, off_topic))
+        assert shuffled.b.split() != real and sorted(shuffled.b.split()) == sorted(real)
+        assert truncated.b.split() == real[:16]
+        assert off_topic.b.split() == text((number + 1) % 3).split()[64:192]
+    assert len(plant(TEXTS, count=2).pairs) == 6
+    with pytest.raises(DataError, match="at least 2 texts of 192 words"):
+        plant(TEXTS[:2], count=5)
+
+
+def test_who_knows_is_trusted_and_who_goes_by_length_is_not() -> None:
+    pairs = plant([text(number) for number in range(20)], count=20)
+    answers = {}
+    for pair in pairs.pairs:
+        answers |= {(pair.prompt, pair.a, pair.b): "A", (pair.prompt, pair.b, pair.a): "B"}
+
+    class Knows(Reader):
+        def ask(self, question: Question, stop: Event) -> Answer:
+            return Answer(text=answers[question.prompt, question.first, question.second])
+
+    found = trust(judge(pairs, Knows()))
+    assert found["trusted"] and [row["right"] for row in found["rows"]] == [20, 20, 20]
+    found = trust(judge(pairs, Reader(len)))
+    rows = {row["kind"]: row for row in found["rows"]}
+    assert not found["trusted"]
+    assert (rows["truncated"]["right"], rows["shuffled"]["undecided"]) == (20, 20)
+    assert "no evidence" in in_words(found)[-1]
+
+
+def test_the_command_with_planted_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dadlm.cli.evaluate.judge.open_language_model", lambda name, device: Longer(bias=0))
+    Path("real.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in TEXTS))
+    words = ["evaluate", "judge", "--judge", "x", "--planted", "real.jsonl"]
+    assert main([*words, "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert (alone["a"], alone["pairs"], alone["planted"]["trusted"]) == ("the real text", 9, False)
+    for model, said in (("one", "longer text"), ("two", "short")):
+        record = {"model": model, "index": 0, "text": said, "configuration": "FH", "prompt": "p"}
+        Path(f"{model}.jsonl").write_text(json.dumps(record) + "\n")
+    assert main([*words, "--samples", "one.jsonl", "two.jsonl", "--out", "both"]) == 0
+    shown = capsys.readouterr().out
+    assert "truncated (its first eighth): right in 3 of 3" in shown and "no evidence" in shown
+    both = json.loads(Path("both/judge.json").read_text())
+    assert (both["a"], both["wins_a"], both["planted"]) == ("one", 1, alone["planted"])

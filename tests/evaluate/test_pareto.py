@@ -102,13 +102,7 @@ def test_the_papers_figure(drawn: Drawn, tmp_path: Path) -> None:
     assert [axes.get_title() for axes in panels] == ["block size 16", "block size 8", "block size 4"]
     assert {axes.get_xlabel() for axes in panels} == {"adjusted TPF"}
     assert drawn.legend == [
-        "BD3LM",
-        "DA-DLM",
-        "AR",
-        "with infilling",
-        "dominated",
-        "tail",
-        "operating regime",
+        *("BD3LM", "DA-DLM", "AR", "with infilling", "dominated", "tail", "operating regime")
     ]
     lines = panels[0].get_lines()
     solid, dashed = ([line for line in lines if line.get_linestyle() == style] for style in ("-", "--"))

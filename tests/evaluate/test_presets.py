@@ -30,19 +30,13 @@ def test_the_papers_grids_are_all_rows_of_its_tables(size: int, family: str) -> 
 def test_labels_are_short_and_tell_apart() -> None:
     labels = [one.label for one in configurations_for(model(16), ["paper"])]
     assert labels[:5] == ["FH", "FH infill 2 0.5", "FH infill 2 0", "FH infill 3 0.5", "T=16"]
-    words = ["conf=0.9", "T=8/infill=2,0.5", "FH/path=viterbi", "FH/top_p=0.5/temperature=2"]
-    assert [parse(word).label for word in words] == [
-        "conf 0.9",
-        "T=8 infill 2 0.5",
-        "FH path viterbi",
-        "FH top_p 0.5 temperature 2",
-    ]
-
-
-def test_words_become_settings() -> None:
-    assert parse("T=8/infill=2,0.5").settings == DecodeSettings(sampler="random", steps=8, infill=(2, 0.5))
-    assert parse("conf=0.7").settings == DecodeSettings(sampler="confidence", threshold=0.7)
-    assert parse("FH/path=viterbi").settings == DecodeSettings(path="viterbi")
+    for word, label, settings in (
+        ("conf=0.9", "conf 0.9", {"sampler": "confidence", "threshold": 0.9}),
+        ("T=8/infill=2,0.5", "T=8 infill 2 0.5", {"sampler": "random", "steps": 8, "infill": (2, 0.5)}),
+        ("FH/path=viterbi", "FH path viterbi", {"path": "viterbi"}),
+        ("FH/top_p=0.5/padded=1", "FH top_p 0.5 padded 1", {"top_p": 0.5, "padded": True}),
+    ):
+        assert parse(word) == Configuration(DecodeSettings(**settings)) and parse(word).label == label
 
 
 @pytest.mark.parametrize("block", [1, 2, 4, 5, 16])

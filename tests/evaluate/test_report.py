@@ -2,9 +2,8 @@
 
 import base64
 import copy
-import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 
 import pytest
 from tests.evaluate import results
+from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 
-from dadlm.cli import main
 from dadlm.errors import DataError
 from dadlm.evaluate.report import report
 from dadlm.evaluate.report.document import number
@@ -184,17 +183,6 @@ def test_a_number_that_rounds_to_zero_has_no_sign() -> None:
 # What is said of them
 
 
-def test_how_ours_differs_is_told(page: Page) -> None:
-    for words in (
-        "parameters 10.6M to 10.9M (paper: about 170M)",
-        "context 256 (paper: 1,024)",
-        "samples 1,000 (paper: 5,000)",
-        "device cpu (paper: NVIDIA A800)",
-        "judge a-judge-model (paper: DeepSeek-V4-Flash)",
-    ):
-        assert words in page.text, words
-
-
 def beside(text: str) -> list[str]:
     """What the Markdown says of each table beside the paper's."""
     return re.findall(r"^- \*\*Beside the paper:\*\* (.*)\.$", text, re.M)
@@ -232,6 +220,11 @@ def test_the_papers_own_summaries(family: str, infill: bool, tmp_path: Path) -> 
     page, text = make(tmp_path, papers_summary(family, infill and family != "ar"))
     assert "paper, XSum" in page.rows("Summarisation")
     assert beside(text) == ["data: xsum/test.jsonl (11,334 pairs) (paper: XSum)"]
+    other = papers_summary(family) | {"document_tokens": 32, "summary_tokens": 992}
+    other["model"]["context"] = 256
+    _, text = make(tmp_path / "other", other)
+    told = "context: 256 (paper: 1,024); document tokens: 32 (paper: 768); summary tokens: 992 (paper: 256)"
+    assert beside(text)[0].endswith(f"(paper: XSum); {told}")
 
 
 @pytest.mark.parametrize(
@@ -251,15 +244,6 @@ def test_other_decoding_has_no_paper_beside_it(setting: str, value: Any, told: s
     page, text = make(tmp_path, result)
     assert "paper, XSum" not in page.text
     assert beside(text) == [f"data: xsum/test.jsonl (11,334 pairs) (paper: XSum); {told}"]
-
-
-def test_summaries_of_other_lengths_and_blocks(tmp_path: Path) -> None:
-    result = papers_summary()
-    result |= {"document_tokens": 32, "summary_tokens": 992}
-    result["model"]["block_size"] = 4
-    _, text = make(tmp_path, result)
-    told = "block size: 4 (paper: 16); document tokens: 32 (paper: 768); summary tokens: 992 (paper: 256)"
-    assert beside(text)[0].endswith(f"(paper: XSum); {told}")
 
 
 @pytest.mark.parametrize(
@@ -330,18 +314,12 @@ def test_one_name_twice_is_shown_with_the_folder(tmp_path: Path) -> None:
     names = [name for name in page.rows("Table 1.") if name.startswith("DA-DLM 16")]
     assert names == [f"DA-DLM 16 ({tmp_path / 'runs' / at})" for at in "01"]
     assert list(page.rows("Paired"))[2].startswith("DA-DLM 16 − BD3LM 16 (")
-
-
-def test_one_measurement_told_twice_is_one_row(tmp_path: Path) -> None:
-    page, _ = make(tmp_path, results.reconstruction(), results.reconstruction("bd3lm", 16, 4.425, None))
+    once = [results.reconstruction(), results.reconstruction("bd3lm", 16, 4.425, None)]
+    page, _ = make(tmp_path / "once", *once)
     assert list(page.rows("Table 1."))[2:] == ["BD3LM 16", "DA-DLM 16"]
     assert "[4.404, 4.446]" in page.rows("Table 1.")["BD3LM 16"][2], "the file that knows the interval wins"
-
-
-def test_other_text_is_another_table(tmp_path: Path) -> None:
-    other = results.reconstruction() | {"data": results.DATA | {"source": "novels.txt", "fingerprint": "f"}}
-    page, _ = make(tmp_path, results.reconstruction(), other)
-    assert len(page.tables) == 4
+    once[1]["data"] = results.DATA | {"source": "novels.txt", "fingerprint": "f"}
+    assert len(make(tmp_path / "other", *once)[0].tables) == 3, "another text is another table"
 
 
 # Files
@@ -369,9 +347,8 @@ def test_what_is_too_large_is_left_out(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(import_module("dadlm.evaluate.report"), "LARGEST", 200_000)
     monkeypatch.setattr(import_module("dadlm.evaluate.report.generation"), "_LARGEST", 1000)
     made = report([tmp_path / "runs"], tmp_path)
-    assert [(one["file"], one["why"].partition(":")[0]) for one in made["skipped"]] == [
-        (str(large), "too large")
-    ]
+    [skipped] = made["skipped"]
+    assert skipped["file"] == str(large) and "too large" in skipped["why"]
     assert "<img" not in Path(made["page"]).read_text()
 
 
@@ -442,17 +419,10 @@ def test_a_name_that_is_not_unicode(tmp_path: Path) -> None:
 
 
 def test_every_text_is_escaped(tmp_path: Path) -> None:
-    generation, judge, latency = (
-        results.generation((16,), names={"dadlm": EVIL}),
-        results.judge(EVIL),
-        results.latency(),
-    )
-    generation |= {
-        "embedder": EVIL,
-        "judge_lm": EVIL,
-        "notes": [EVIL],
-        "data": results.DATA | {"source": EVIL},
-    }
+    generation, judge = results.generation((16,), names={"dadlm": EVIL}), results.judge(EVIL)
+    generation |= {"embedder": EVIL, "judge_lm": EVIL, "notes": [EVIL]}
+    generation["data"] = results.DATA | {"source": EVIL}
+    latency = results.latency()
     generation["rows"][-1]["configuration"] = EVIL
     judge |= {"judge": EVIL, "b": EVIL}
     judge["rows"][0]["configuration"] = EVIL
@@ -507,43 +477,24 @@ def test_the_figure_beside_a_result_is_taken(tmp_path: Path) -> None:
 
 # The command
 
-Run = Callable[..., tuple[int, str, str]]
 
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run `dadlm report` in an empty folder: its code, what it printed, what it complained of."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: object) -> tuple[int, str, str]:
-        code = main(["report", *map(str, words)])
-        out, error = capsys.readouterr()
-        return code, out, error
-
-    return run
-
-
-def test_command_says_what_it_found(folder: Path, run: Run, tmp_path: Path) -> None:
-    code, out, _ = run(folder / "latency", folder / "broken.json", "--out", "here")
-    assert code == 0 and "latency.json" in out and "cannot be read" in out and "here/index.html" in out
+def test_command_says_what_it_found(folder: Path, cli: Cli, tmp_path: Path) -> None:  # noqa: F811
+    shown = cli("report", folder / "latency", folder / "broken.json", "--out", "here")
+    assert shown.code == 0 and "latency.json" in shown.out and "cannot be read" in shown.out
+    assert "here/index.html" in shown.out
     assert (tmp_path / "here" / "report.md").read_text("utf-8").startswith("# Evaluation report")
-    _, out, _ = run(folder / "latency", "--json")
-    made = json.loads(out)
+    made = cli("report", folder / "latency", "--json").json
     assert made["kind"] == "report" and [one["kind"] for one in made["results"]] == ["latency"]
-    assert out.count("\n") == 1 and (tmp_path / made["page"]).is_file()
+    assert (tmp_path / made["page"]).is_file()
 
 
-def test_bad_input_to_report(run: Run, tmp_path: Path) -> None:
+def test_bad_input_to_report(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "empty").mkdir()
     results.write(tmp_path / "some" / "x.json", results.latency())
-    for words, told in (
-        ([], "no results: name folders"),
-        (["nowhere"], "nowhere does not exist"),
-        (["empty"], "no results in empty"),
-        (["some", "--out", "some/x.json"], "some/x.json"),
-    ):
-        code, out, error = run(*words)
-        assert (code, out) == (2, "") and error.startswith("error: ") and told in error
+    refused(cli("report"), "no results: name folders")
+    refused(cli("report", "nowhere"), "nowhere does not exist")
+    refused(cli("report", "empty"), "no results in empty")
+    refused(cli("report", "some", "--out", "some/x.json"), "some/x.json")
 
 
 def test_in_short_texts_are_better_worse_or_neither() -> None:

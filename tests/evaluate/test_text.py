@@ -5,29 +5,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.model.tiny import tiny_model
 
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.text import about, check_length, documents_of, pick, rows_of, take
-from dadlm.model import Model, ModelConfig
-from dadlm.tokens import Rows, Tokenizer, word_level
+from dadlm.evaluate.text import about, check_length, documents_of, pick, rows_of
+from dadlm.model import Model
+from dadlm.tokens import Rows, word_level
 from dadlm.train.config import DataConfig
 from dadlm.train.data import load_rows
 
 WORDS = ["one", "two", "three", "four", "five"]
 
 
-def model_of(family: str = "bd3lm", tokenizer: Tokenizer | None = None, **changes) -> Model:
-    tokenizer = tokenizer or word_level(WORDS)
-    shape = {"context": 8, "block_size": 4, "layers": 1, "width": 16, "heads": 2} | changes
-    return Model(
-        ModelConfig(
-            family=family,  # type: ignore[arg-type]
-            vocab_size=tokenizer.vocab_size + 1,
-            eot_id=tokenizer.eot_id,
-            **shape,
-        ),
-        tokenizer,
-    )
+def model_of(family: str = "bd3lm") -> Model:
+    tokenizer = word_level(WORDS)
+    ids = {"vocab_size": tokenizer.vocab_size + 1, "eot_id": tokenizer.eot_id}
+    model = tiny_model(family, context=8, block_size=4, **ids)
+    model.tokenizer = tokenizer
+    return model
 
 
 @pytest.fixture
@@ -70,12 +65,6 @@ def test_rows_have_the_wanted_length_or_what_a_short_text_has(family, words, len
     assert (len(rows), rows.context) == (data["rows"], data["row_length"]) == expected
 
 
-def test_a_text_of_less_than_a_block_is_refused(folder: Path):
-    (folder / "a.txt").write_text("one two", encoding="utf-8")
-    with pytest.raises(DataError, match=r"a\.txt has 3 tokens where a row needs at least 4"):
-        rows_of(model_of(), "a.txt")
-
-
 @pytest.mark.parametrize(
     ("family", "length", "told"),
     [
@@ -103,13 +92,6 @@ def test_what_cannot_be_read(folder: Path):
     model.tokenizer = None
     with pytest.raises(ConfigError, match=r"no tokenizer.*tokenizer\.json"):
         rows_of(model, "a.txt")
-
-
-def test_take_counts_rows():
-    rows = Rows.from_ids(list(range(12)), 4)
-    assert [take(rows, count) for count in (None, 1, 3, 9)] == [3, 1, 3, 3]
-    with pytest.raises(ConfigError, match="count must be at least 1, got 0"):
-        take(rows, 0)
 
 
 def test_a_row_is_of_the_document_it_begins_in():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.evaluate.test_language_models import SHAPE
 
 from dadlm.cli import main
 from dadlm.errors import CheckpointError, DadlmError
@@ -16,21 +17,12 @@ from dadlm.evaluate.untrusted import check_gguf, read_json
 
 transformers = pytest.importorskip("transformers")
 
-SHAPE = {
-    "vocab_size": 64,
-    "max_position_embeddings": 64,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
-
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama")
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)).save_pretrained(folder)
+    config = transformers.LlamaConfig(**SHAPE, num_key_value_heads=2)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
 
@@ -61,18 +53,7 @@ def evil(llama: Path, folder: Path, where: str) -> Path:
     [
         ["convert", "EVIL", "--from-causal", "--out", "OUT"],
         ["evaluate", "judge", "--planted", "TEXT", "--judge", "EVIL", "--out", "OUT"],
-        [
-            "evaluate",
-            "generation",
-            "--data",
-            "TEXT",
-            "--embedder",
-            "none",
-            "--judge-lm",
-            "EVIL",
-            "--out",
-            "OUT",
-        ],
+        ["evaluate", "generation", "--data", "TEXT", "--embedder", "none", "--judge-lm", "EVIL"],
     ],
     ids=["convert", "judge", "judge-lm"],
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import tyro
 from rich.console import Console
 
+from dadlm.cli.options import parse
 from dadlm.errors import ConfigError
 from dadlm.evaluate import report
 
@@ -21,7 +22,7 @@ class _Options:
 
 
 def run(words: list[str]) -> int:
-    options = tyro.cli(_Options, args=words, prog="dadlm report", config=(tyro.conf.FlagCreatePairsOff,))
+    options = parse(_Options, words, "report")
     if not options.folders:
         raise ConfigError("no results: name folders, for example `dadlm report evaluation`")
     result = report(options.folders, options.out)

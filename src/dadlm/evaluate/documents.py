@@ -67,7 +67,7 @@ def record_of(line: bytes, where: str) -> Any:
         raise DataError(f"{where}: not valid JSON ({error})") from None
 
 
-_NAMES = (("document", "summary"), ("prompt", "completion"))
+_FIELDS = (("document", "summary"), ("prompt", "completion"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +100,12 @@ def read_documents(
         for number, line in lines_of(file):
             if len(pairs) == count:
                 break
+            where = f"{file}, line {number}"
             try:
-                pairs.append(_pair(line, f"{file}, line {number}"))
+                record = object_of(line, where)
+                fields = next((two for two in _FIELDS if any(name in record for name in two)), _FIELDS[0])
+                document, summary = (text_of(record, name, where) for name in fields)
+                pairs.append((document, summary))
             except DataError as error:
                 if strict:
                     raise DataError(f"{error}; mend or remove the line, or leave out --strict") from None
@@ -112,13 +116,6 @@ def read_documents(
             f'{" ".join(names)}: no line has "document" and "summary", or "prompt" and "completion"{first}'
         )
     return Documents(pairs=tuple(pairs), source=" ".join(names), skipped=tuple(skipped))
-
-
-def _pair(line: bytes, where: str) -> tuple[str, str]:
-    record = object_of(line, where)
-    names = next((names for names in _NAMES if any(name in record for name in names)), _NAMES[0])
-    document, summary = (text_of(record, name, where) for name in names)
-    return document, summary
 
 
 def object_of(line: bytes, where: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
-from itertools import count
 from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
@@ -73,7 +72,10 @@ class Endpoint:
                 "no endpoint: set OPENAI_BASE_URL to the address of an OpenAI-compatible server "
                 "(and OPENAI_API_KEY where it wants a key)"
             )
-        object.__setattr__(self, "key", _checked_key(key.strip()))
+        key = key.strip()
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise ConfigError("the key holds spaces or signs that no key has; set OPENAI_API_KEY again")
+        object.__setattr__(self, "key", key)
         object.__setattr__(self, "base_url", _checked_address(base_url or _ADDRESS))
 
     @property
@@ -91,7 +93,9 @@ class Endpoint:
 
     def ask(self, question: Question, stop: Event) -> Answer:
         """Ask until an answer comes; pauses grow, with jitter so that threads do not return all at once."""
-        for attempt in count(1):
+        attempt = 0
+        while True:
+            attempt += 1
             try:
                 return self._answer(self._send(question), attempt)
             except _RetryableError as error:
@@ -103,7 +107,6 @@ class Endpoint:
                         f"{self.base_url}: {error} (times asked: {attempt}{wait}). "
                         "The answers so far are kept: run the same command again to resume"
                     ) from None
-        raise AssertionError("unreachable")
 
     @cached_property
     def _client(self) -> Any:
@@ -191,12 +194,13 @@ class Endpoint:
         try:
             reply = json.loads(content)
             text, usage = reply["choices"][0]["message"].get("content"), reply.get("usage") or {}
-            tokens = [_whole(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")]
+            counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             said = self._hide(content[:_KEPT].decode("utf-8", "replace"))[:100]
             raise _RetryableError(f"not a chat completion ({said!r})") from None
         text = text if isinstance(text, str) else ""  # refusals come without content
         text = self._hide(text)[:_KEPT].encode("utf-8", "replace").decode()  # JSON can spell half a character
+        tokens = [count if type(count) is int and count >= 0 else None for count in counts]
         return Answer(text=text, requests=requests, prompt_tokens=tokens[0], completion_tokens=tokens[1])
 
 
@@ -209,39 +213,27 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
 def _seconds(retry_after: str | None) -> float:
     """Retry-After is a number of seconds or a date; nonsense counts as nothing."""
     if not retry_after:
         return 0.0
     try:
-        return max(0.0, float(retry_after) if retry_after.strip().isdigit() else _until(retry_after))
+        if retry_after.strip().isdigit():
+            return float(retry_after)
+        when = parsedate_to_datetime(retry_after)
+        return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError, OverflowError):
         return 0.0
-
-
-def _until(date: str) -> float:
-    when = parsedate_to_datetime(date)
-    return (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
-
-
-def _checked_key(key: str) -> str:
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ConfigError("the key holds spaces or signs that no key has; set OPENAI_API_KEY again")
-    return key
 
 
 def _checked_address(address: str) -> str:
     try:
         parts = urlsplit(address)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        good = good and address.isascii() and address.isprintable() and " " not in address
+        plain = address.isascii() and address.isprintable() and " " not in address and parts.port != 0
     except ValueError:
-        parts, good = None, False
-    if parts is None or not good or parts.query or parts.fragment:
+        parts, plain = urlsplit(""), False
+    extra = parts.query or parts.fragment or parts.scheme not in ("http", "https")
+    if extra or not plain or not parts.hostname:
         raise ConfigError(f"{address!r} is no address of a server; expected e.g. http://127.0.0.1:8000/v1")
     if parts.username or parts.password:
         raise ConfigError("the address holds a user or password; give the key in OPENAI_API_KEY instead")

@@ -1,8 +1,7 @@
 """Open-ended generation, the paper's main comparison: how good completions are, and what they cost.
 
-Every model completes the same prompts in every configuration. Quality is MAUVE against how the rows really
-continue, perplexity under a judge, and what can be counted in the tokens; cost is tokens per forward pass
-(TPF), raw and adjusted by the time a step takes.
+Quality is MAUVE against how the rows really continue, perplexity under a judge, and what can be counted in
+the tokens; cost is tokens per forward pass (TPF), raw and adjusted by the time a step takes.
 """
 
 import hashlib
@@ -72,15 +71,8 @@ def generation(
     settings = replace(settings or GenerationSettings(), **options)
     runs = _runs(models, settings.configurations)
     data = dict(data or about(rows))
-    prompts = prompt_set(
-        models,
-        rows,
-        data.get("source"),
-        settings.prompt_tokens,
-        settings.new_tokens,
-        settings.samples,
-        settings.seed,
-    )
+    wanted = (settings.prompt_tokens, settings.new_tokens, settings.samples, settings.seed)
+    prompts = prompt_set(models, rows, data.get("source"), *wanted)
     folder = None if out is None else Path(out)
     _check(prompts, settings, folder)
     device = str(next(iter(models.values())).device)
@@ -93,11 +85,12 @@ def generation(
         "prompt_tokens": prompts.prompt_tokens,
         "new_tokens": prompts.new_tokens,
     }
+    lines: list[dict[str, Any]] = []
     with Work("generation", subject, out, quiet) as work:
         # Read first: a reader that fails should do so before hours of generation.
-        truth = _read_truth(readers, prompts)
+        texts = [prompts.tokenizer.decode(ids) for ids in prompts.truth]
+        truth = readers.read("the true continuations", prompts.texts[: len(texts)], texts)
         times = step_times(work, models, runs, prompts, settings.batch_size)
-        lines = []
         for run in runs:
             name, configuration = run
             made = make_samples(work, prompts, name, models[name], configuration, settings.batch_size)
@@ -202,11 +195,6 @@ def cost_of(samples: Sequence[Mapping[str, Any]], documents: Tensor, faster: flo
     }
 
 
-def _read_truth(readers: Readers, prompts: PromptSet) -> Reading:
-    texts = [prompts.tokenizer.decode(ids) for ids in prompts.truth]
-    return readers.read("the true continuations", prompts.texts[: len(texts)], texts)
-
-
 def _notes(prompts: PromptSet, lines: Sequence[Mapping[str, Any]], embedder: str | None) -> list[str]:
     """What a reader of the table must know."""
     notes = caution(len(prompts.documents.unique()), "documents (or runs of rows of a single one)")
@@ -231,17 +219,14 @@ def _notes(prompts: PromptSet, lines: Sequence[Mapping[str, Any]], embedder: str
     drawn = {tuple(row["settings"][name] for name in DRAWING) for row in lines}
     if len(drawn) > 1 and any(row["family"] == "ar" for row in lines):
         notes.append(f"Configurations differ in {', '.join(DRAWING)}: AR has the defaults.")
-    if empty := _with(lines, "empty"):
-        notes.append(f"Empty generations (end-of-text at once), measured as they are: {empty}.")
-    if truncated := _with(lines, "cut"):
-        notes.append(f"Texts longer than what a language model reads, measured as far as that: {truncated}.")
+    for field, what in (
+        ("empty", "Empty generations (end-of-text at once), measured as they are"),
+        ("cut", "Texts longer than what a language model reads, measured as far as that"),
+    ):
+        if some := _counted({f"{row['model']} {row['configuration']}": row[field] for row in lines}):
+            notes.append(f"{what}: {some}.")
     return notes
 
 
-def _with(lines: Sequence[Mapping[str, Any]], what: str) -> str:
-    """The configurations that have some of it, and how many."""
-    return _counted({f"{row['model']} {row['configuration']}": row[what] for row in lines if row[what]})
-
-
 def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}: {count}" for name, count in counts.items())
+    return ", ".join(f"{name}: {count}" for name, count in counts.items() if count)

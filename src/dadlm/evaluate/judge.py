@@ -2,7 +2,7 @@
 
 Every pair is shown in both orders; a model wins it only when both orders favour it, everything else is a tie.
 Every answer is kept as soon as it comes, under a hash of its question: a restart, or one with more samples,
-asks only what was never asked. Knows nothing of how a judge is reached (`endpoint.py`, `local_judge.py`).
+asks only what was never asked.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
@@ -21,24 +22,19 @@ from dadlm.evaluate.work import Work
 
 _Asked = tuple[str, list[str]]
 """The prompt of a pair, and the keys of its two questions: A shown first, then B."""
+_OUTCOMES: dict[tuple[str | None, str | None], str] = {("A", "B"): "a", ("B", "A"): "b"}
 _SHOWN = 3  # answers that could not be read, kept in the result as examples
 
 
 class Judge(Protocol):
-    """Whoever answers questions."""
+    """Answers questions; `settings` is what else decides the answers."""
 
     @property
     def label(self) -> str: ...
-
     @property
-    def settings(self) -> Mapping[str, Any]:
-        """What else decides the answers."""
-        ...
-
+    def settings(self) -> Mapping[str, Any]: ...
     @property
-    def threads(self) -> int:
-        """How many questions may be under way at once."""
-        ...
+    def threads(self) -> int: ...
 
     def ask(self, question: Question, stop: Event) -> Answer:
         """Answer, or raise; once `stop` is set, waiting for a better moment ends."""
@@ -59,7 +55,7 @@ def judge(
     groups: dict[str, list[_Asked]] = {}
     for pair in pairs.pairs:
         both = [Question(pair.prompt, pair.a, pair.b), Question(pair.prompt, pair.b, pair.a)]
-        keys = [_key(question) for question in both]
+        keys = [hashlib.sha256(question.text.encode()).hexdigest()[:32] for question in both]
         questions |= zip(keys, both, strict=True)
         groups.setdefault(pair.configuration, []).append((pair.prompt, keys))
     subject = {
@@ -72,11 +68,10 @@ def judge(
     }
     with Work("judge", subject, out, quiet) as work:
         _ask(work, by, questions)
-
-        def count(some: list[_Asked]) -> dict[str, Any]:
-            return _count(some, work.pieces, price_in, price_out)
-
-        rows = [{"configuration": name, **_rated(count(some))} for name, some in groups.items()]
+        count = partial(_count, work.pieces, price_in, price_out)
+        rows = [{"configuration": name, **count(some)} for name, some in groups.items()]
+        for row in rows:
+            row["win_rate"] = asdict(wilson(row["wins_a"], row["wins_a"] + row["wins_b"]))
         # Configurations continue the same prompts: over all of them there are counts, but no interval.
         whole = count([one for some in groups.values() for one in some])
         return work.finish({"source": pairs.source, "missing": pairs.missing, **whole, "rows": rows})
@@ -110,16 +105,23 @@ def _ask(work: Work, by: Judge, questions: Mapping[str, Question]) -> None:
 
 
 def _count(
-    pairs: list[_Asked], answers: Mapping[str, Any], price_in: float | None, price_out: float | None
+    answers: Mapping[str, Any], price_in: float | None, price_out: float | None, pairs: list[_Asked]
 ) -> dict[str, Any]:
     """What came of some pairs."""
     both = [keys for _, keys in pairs]
     verdicts = {key: verdict_of(answers[key]["text"]) for keys in both for key in keys}
-    outcomes = Counter(_outcome(*(verdicts[key] for key in keys)) for keys in both)
+    # Only what both orders say counts.
+    outcomes = Counter(_OUTCOMES.get((verdicts[ab], verdicts[ba]), "tie") for ab, ba in both)
     shown = Counter(verdicts[key] for keys in both for key in keys)
     chosen = shown["A"] + shown["B"]
     asked = [answers[key] for key in verdicts]  # each question once, however many pairs ask it
-    tokens_in, tokens_out = (_total(asked, name) for name in ("prompt_tokens", "completion_tokens"))
+    cost: float | None = 0.0
+    totals: dict[str, int | None] = {}
+    for name, price in (("prompt_tokens", price_in), ("completion_tokens", price_out)):
+        counts = [answer[name] for answer in asked]
+        # None when the judge did not always say: a sum with holes would be too small.
+        total = totals[name] = None if None in counts else sum(counts)
+        cost = None if None in (cost, total, price) else cost + total * price / 1e6  # type: ignore[operator]
     unread = [answers[key]["text"][:100] for key, verdict in verdicts.items() if verdict is None]
     return {
         "pairs": len(pairs),
@@ -131,33 +133,6 @@ def _count(
         "unparsed_examples": unread[:_SHOWN],
         "first_position_share": shown["A"] / chosen if chosen else 0.5,
         "requests": sum(answer["requests"] for answer in asked),
-        "prompt_tokens": tokens_in,
-        "completion_tokens": tokens_out,
-        "cost": _cost((tokens_in, price_in), (tokens_out, price_out)),
+        **totals,
+        "cost": cost,
     }
-
-
-def _rated(counts: dict[str, Any]) -> dict[str, Any]:
-    return counts | {"win_rate": asdict(wilson(counts["wins_a"], counts["wins_a"] + counts["wins_b"]))}
-
-
-def _outcome(shown_ab: str | None, shown_ba: str | None) -> str:
-    """Who wins a pair: only what both orders say counts."""
-    return {("A", "B"): "a", ("B", "A"): "b"}.get((shown_ab or "", shown_ba or ""), "tie")
-
-
-def _total(answers: list[Any], name: str) -> int | None:
-    """None when the judge did not always say: a sum with holes would be too small."""
-    counts = [answer[name] for answer in answers]
-    return None if None in counts else sum(counts)
-
-
-def _cost(*parts: tuple[int | None, float | None]) -> float | None:
-    if any(tokens is None or price is None for tokens, price in parts):
-        return None
-    return sum(tokens * price for tokens, price in parts) / 1e6  # type: ignore[operator]
-
-
-def _key(question: Question) -> str:
-    """Of all that is asked, wording included. Who is asked is in the subject."""
-    return hashlib.sha256(question.text.encode()).hexdigest()[:32]

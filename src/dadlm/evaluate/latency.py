@@ -1,10 +1,8 @@
 """Time of a complete denoising update, and memory, by the paper's protocol.
 
 First-hitting without infilling, sampled paths; an update is the network, the choice of path and tokens, and
-remasking. An update that begins a block also includes the prefill or the cache writes of the block before it,
-and is not counted. Generation times other ways to decode by the same rules.
-
-B rows side by side, N block size, P prompt tokens.
+remasking. One that begins a block also includes the prefill or the cache writes of the block before it, and
+is not counted.
 """
 
 import os
@@ -20,7 +18,6 @@ import torch
 
 from dadlm import counter
 from dadlm.decode import DecodeSettings
-from dadlm.decode.engine import StepResult
 from dadlm.decode.generate import completions, decode_steps, release_engine
 from dadlm.decode.slots import ONCE_PER_BLOCK
 from dadlm.errors import ConfigError
@@ -66,23 +63,6 @@ def latency(
     fields of the settings.
     """
     settings, decoding = replace(settings or LatencySettings(), **options), decoding or {}
-    subject = _subject(models, settings) | {
-        "models": [describe(model, name) for name, model in models.items()],
-        "settings": {name: Configuration(how).label for name, how in decoding.items()},
-    }
-    with Work("latency", subject, out, quiet) as work:
-        for (name,) in work.batches(list(models), 1, "latency"):
-            how = decoding.get(name, DecodeSettings())
-            work.add([(name, _measure(name, models[name], how, settings, subject))])
-        measured = [
-            {"model": metadata, **values}
-            for metadata, values in zip(subject["models"], work.values(models), strict=True)
-        ]
-        return work.finish({"rows": _with_ratios(measured), "memory_kind": _memory_kind(models)})
-
-
-def _subject(models: Mapping[str, Model], settings: LatencySettings) -> dict[str, Any]:
-    """The protocol, with its defaults filled in."""
     if not models:
         raise ConfigError("no models to measure")
     batch_size, steps, warmup = settings.batch_size, settings.steps, settings.warmup
@@ -92,33 +72,47 @@ def _subject(models: Mapping[str, Model], settings: LatencySettings) -> dict[str
             f"got {batch_size}, {steps} and {warmup}"
         )
     context = min(model.config.context for model in models.values())
-    prompt_tokens = settings.prompt_tokens
-    prompt_tokens = default_prompt_tokens(context) if prompt_tokens is None else prompt_tokens
+    if settings.prompt_tokens is None:
+        settings = replace(settings, prompt_tokens=default_prompt_tokens(context))
+    prompt_tokens = settings.prompt_tokens or 0
     if not 0 < prompt_tokens < context:
         raise ConfigError(f"prompt_tokens must be in 1..{context - 1}, got {prompt_tokens}")
-    return {
+    new_tokens = settings.new_tokens or context - prompt_tokens
+    subject = {
         "device": device_name(next(iter(models.values()))),
         "batch_size": batch_size,
         "prompt_tokens": prompt_tokens,
-        "new_tokens": settings.new_tokens or context - prompt_tokens,
+        "new_tokens": new_tokens,
         "steps": steps,
         "warmup": warmup,
         "threads": torch.get_num_threads(),
         "seed": settings.seed,
+        "models": [describe(model, name) for name, model in models.items()],
+        "settings": {name: Configuration(how).label for name, how in decoding.items()},
     }
+    with Work("latency", subject, out, quiet) as work:
+        for (name,) in work.batches(list(models), 1, "latency"):
+            how = replace(decoding.get(name, DecodeSettings()), max_new_tokens=new_tokens)
+            work.add([(name, _measure(name, models[name], how, settings))])
+        measured = [
+            {"model": metadata, **values}
+            for metadata, values in zip(subject["models"], work.values(models), strict=True)
+        ]
+        kind = "resident in the process, other models of this run included; looked at after each update"
+        if any(model.device.type == "cuda" for model in models.values()):
+            kind = "allocated by tensors on the GPU"
+        return work.finish({"rows": _with_ratios(measured), "memory_kind": kind})
 
 
-def _measure(
-    name: str, model: Model, how: DecodeSettings, settings: LatencySettings, subject: Mapping[str, Any]
-) -> dict[str, Any]:
-    prompts = random_prompts(model, settings.batch_size, subject["prompt_tokens"], settings.seed)
+def _measure(name: str, model: Model, how: DecodeSettings, settings: LatencySettings) -> dict[str, Any]:
+    prompts = random_prompts(model, settings.batch_size, settings.prompt_tokens or 0, settings.seed)
     took = time_updates(model, prompts, how, steps=settings.steps, warmup=settings.warmup, seed=settings.seed)
     if not took:
         raise ConfigError(
             f"no step of {name} could be timed: among {settings.batch_size} texts one always ends at once; "
             "use a smaller batch size or shorter prompts"
         )
-    memory = watch_memory(model, prompts, replace(how, max_new_tokens=subject["new_tokens"]), settings.seed)
+    memory = watch_memory(model, prompts, how, settings.seed)
     times = {"ms_median": median(took), "ms_mean": fmean(took), "ms_min": min(took), "ms_max": max(took)}
     # Fewer updates than asked for where texts end soon.
     return {**times, "updates": len(took), "memory_mib": memory}
@@ -158,7 +152,7 @@ def _updates(
     single = settings.steps == 1 or model.config.block == 1
     # Updates that launch, then capture, what the others replay.
     preparing = 1 + (ONCE_PER_BLOCK if single else 1)
-    stepping = _decode(model, prompts, settings, seed)
+    stepping = decode_steps(model, completions(model, prompts, settings, seed))
     for number in count():
         _wait(model)
         start = time.perf_counter()
@@ -176,19 +170,12 @@ def _updates(
             yield took
 
 
-def _decode(
-    model: Model, prompts: Sequence[Sequence[int]], settings: DecodeSettings, seed: int
-) -> Iterator[StepResult]:
-    """Each denoising step of one batch of texts."""
-    return decode_steps(model, completions(model, prompts, settings, seed))
-
-
 def watch_memory(
     model: Model, prompts: Sequence[Sequence[int]], settings: DecodeSettings, seed: int
 ) -> dict[str, float | None]:
     """MiB before the prompt is read, while the last block is there, and the most in between."""
     release_engine(model)  # what earlier texts left is not this one's
-    stepping = _decode(model, prompts, settings, seed)
+    stepping = decode_steps(model, completions(model, prompts, settings, seed))
     if model.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(model.device)
     start = end = peak = _memory(model)
@@ -228,20 +215,13 @@ def _memory(model: Model) -> float | None:
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / _MIB
 
 
-def _memory_kind(models: Mapping[str, Model]) -> str:
-    if any(model.device.type == "cuda" for model in models.values()):
-        return "allocated by tensors on the GPU"
-    return "resident in the process, other models of this run included; looked at after each update"
-
-
 def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each row with its time over that of the first BD3LM of the same block size."""
     reference: dict[int, float] = {}
     for row in rows:
         if row["model"]["family"] == "bd3lm":
             reference.setdefault(row["model"]["block_size"], row["ms_median"])
-    return [
-        row | {"ratio_to_bd3lm": row["ms_median"] / base if base is not None else None}
-        for row in rows
-        for base in [reference.get(row["model"].get("block_size", 0))]
-    ]
+    for row in rows:
+        base = reference.get(row["model"].get("block_size", 0))
+        row["ratio_to_bd3lm"] = None if base is None else row["ms_median"] / base
+    return rows

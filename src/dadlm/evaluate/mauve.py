@@ -30,7 +30,8 @@ def mauve(
     scores, redrawn = [], []
     for clustering in range(clusterings):
         labels = _cluster(points, clusters, seed + clustering)
-        p_share, q_share = _shares(labels[len(q) :], clusters), _shares(labels[: len(q)], clusters)
+        sets = (labels[len(q) :], labels[: len(q)])
+        p_share, q_share = (np.bincount(one, minlength=clusters) / len(one) for one in sets)
         scores.append(_area(p_share, q_share))
         # Drawing samples with replacement is drawing their labels from the histogram.
         random = np.random.default_rng([seed, clustering])
@@ -52,12 +53,10 @@ def cluster_count(n_p: int, n_q: int) -> int:
 def _interval(mean: float, redrawn: np.ndarray) -> dict[str, float]:
     """The spread of the redrawn scores, laid around the mean of the real ones.
 
-    A redrawn pair of sets differs by its own sampling noise on top of that of the samples, and every
-    difference lowers MAUVE: redrawn scores lie below the real one as a whole (a set against itself scores 1,
-    redrawn about 0.9), so their bare percentiles would leave it outside. Their distances from their own mean
-    are free of that shift. In simulations the interval is right for scores up to 0.9 and up to three times
-    too wide near 1. It covers other samples and another clustering, not that MAUVE itself depends on the
-    number of samples: compare scores of equally many.
+    Redrawn sets have sampling noise of their own, and every difference lowers MAUVE: their scores lie below
+    the real one as a whole, so bare percentiles would leave it outside. In simulations the interval is right
+    for scores up to 0.9 and up to three times too wide near 1. MAUVE also depends on the number of samples:
+    compare scores of equally many.
     """
     low, high = mean + np.quantile(redrawn - redrawn.mean(), [0.025, 0.975])
     return {"mean": mean, "low": max(0.0, min(float(low), mean)), "high": min(1.0, max(float(high), mean))}
@@ -82,21 +81,11 @@ def _cluster(points: np.ndarray, clusters: int, seed: int) -> np.ndarray:
     """The cluster of each point; `mauve-text`'s settings, and its seed for k-means."""
     import faiss
 
-    kmeans = faiss.Kmeans(
-        points.shape[1],
-        clusters,
-        niter=500,
-        nredo=5,
-        update_index=True,
-        seed=seed + 2,
-        min_points_per_centroid=1,  # only silences a line on stderr: MAUVE wants few points for each cluster
-    )
+    settings = {"niter": 500, "nredo": 5, "update_index": True, "seed": seed + 2}
+    # The last only silences a line on stderr: MAUVE wants few points for each cluster.
+    kmeans = faiss.Kmeans(points.shape[1], clusters, **settings, min_points_per_centroid=1)
     kmeans.train(points)
     return kmeans.index.search(points, 1)[1].reshape(-1)
-
-
-def _shares(labels: np.ndarray, clusters: int) -> np.ndarray:
-    return np.bincount(labels, minlength=clusters) / len(labels)
 
 
 def _area(p_share: np.ndarray, q_share: np.ndarray) -> float:

@@ -1,7 +1,6 @@
 """Pairs of continuations of the same prompt: of two models, or real text against a spoilt copy.
 
-Samples are JSON Lines with "prompt", "text", "model", "configuration" and "index", as `generation` writes
-them; "source" may say which text the prompts are from. Two belong together when configuration and index are
+Samples are JSON Lines as `generation` writes them. Two belong together when configuration and index are
 equal. Planted pairs, whose better side is known, show whether a judge can be trusted.
 """
 
@@ -56,66 +55,72 @@ class _Sample:
     where: str
     record: dict[str, Any]
 
-    @property
-    def place(self) -> Place:
-        return self.record["configuration"], self.record["index"]
-
-    @property
-    def metadata(self) -> dict[str, Any] | None:
-        """What the sample says of its model; those that others made need not say anything."""
-        model = essence(self.record)
-        scale = (model["context"], model["parameters"])
-        known = model["family"] in tuple(NAMES) and all(isinstance(number, int) for number in scale)
-        return model if known else None
-
 
 def read_pairs(a: str | Path, b: str | Path, model_a: str = "", model_b: str = "") -> Pairs:
     """Match the samples of file or folder `a` with those of `b`; where one holds several models, name one."""
-    side_a, side_b = _side(a, model_a), _side(b, model_b)
+    side_a, side_b = sides = _side(a, model_a), _side(b, model_b)
     if side_a == side_b:
         raise DataError(f"both sides are the same samples of {a}: name two models, or give a second file")
     common = sorted(side_a.keys() & side_b.keys())
     if not common:
-        there = [", ".join(sorted({configuration for configuration, _ in side})) for side in (side_a, side_b)]
+        there = [", ".join(sorted({configuration for configuration, _ in side})) for side in sides]
         raise DataError(
             f"no sample of {a} has a partner in {b}: equal configuration and index are needed; "
             f"configurations there: {there[0]}, and {there[1]}"
         )
-    firsts = [next(iter(side.values())) for side in (side_a, side_b)]
-    names = [first.record["model"] for first in firsts]
+    firsts = [next(iter(side.values())).record for side in sides]
+    names = [first["model"] for first in firsts]
     if names[0] == names[1]:  # two runs of one model
         names = [f"{name} ({source})" for name, source in zip(names, (a, b), strict=True)]
-    sources = {side[place].record.get("source") for side in (side_a, side_b) for place in common}
+    pairs = []
+    for place in common:
+        one, other = side_a[place], side_b[place]
+        prompt = one.record["prompt"]
+        if prompt != other.record["prompt"]:
+            raise DataError(
+                f"{one.where} and {other.where}: the prompts differ, so the texts cannot be compared"
+            )
+        texts = {"prompt": prompt, "a": one.record["text"], "b": other.record["text"]}
+        pairs.append(Pair(configuration=place[0], index=place[1], **texts))
+    sources = {side[place].record.get("source") for side in sides for place in common}
     return Pairs(
         a=names[0],
         b=names[1],
-        pairs=tuple(_pair(side_a[place], side_b[place]) for place in common),
-        model_a=firsts[0].metadata,
-        model_b=firsts[1].metadata,
+        pairs=tuple(pairs),
+        model_a=_metadata(firsts[0]),
+        model_b=_metadata(firsts[1]),
         missing=len(side_a.keys() ^ side_b.keys()),
         # Where any sample does not say, the others do not speak for it.
         source=None if None in sources else " and ".join(sorted(filter(None, sources))),
     )
 
 
+def _metadata(record: dict[str, Any]) -> dict[str, Any] | None:
+    """What a sample says of its model; those that others made need not say anything."""
+    model = essence(record)
+    scale = (model["context"], model["parameters"])
+    known = model["family"] in tuple(NAMES) and all(isinstance(number, int) for number in scale)
+    return model if known else None
+
+
 def _side(source: str | Path, model: str) -> dict[Place, _Sample]:
     """The samples of one model."""
     lines = ((f"{file}, line {at}", one) for file in find_jsonl(source) for at, one in read_jsonl(file))
     samples = [_sample(record, where) for where, record in lines]
-    models = sorted({sample.record["model"] for sample in samples})
     if not samples:
         raise DataError(f"{source} holds no samples")
+    models = sorted({sample.record["model"] for sample in samples})
     if model not in models and (model or len(models) > 1):
         wanted = f"not of {model}" if model else "name the one to compare"
         raise DataError(f"{source} holds samples of {', '.join(models)}: {wanted}")
     model = model or models[0]
     side: dict[Place, _Sample] = {}
     for sample in samples:
-        if sample.record["model"] == model and side.setdefault(sample.place, sample) is not sample:
-            configuration, index = sample.place
+        place = sample.record["configuration"], sample.record["index"]
+        if sample.record["model"] == model and (first := side.setdefault(place, sample)) is not sample:
             raise DataError(
-                f"{sample.where}: sample {index} of {configuration} is already in "
-                f"{side[sample.place].where}; remove one of them"
+                f"{sample.where}: sample {place[1]} of {place[0]} is already in {first.where}; remove one of "
+                "them"
             )
     if len({sample.record.get("weights") for sample in side.values()}) > 1:
         raise DataError(
@@ -129,21 +134,10 @@ def _sample(record: Any, where: str) -> _Sample:
     missing = _FIELDS if not isinstance(record, dict) else [name for name in _FIELDS if name not in record]
     if missing:
         raise DataError(f"{where}: not a sample: no {', '.join(missing)}")
+    if type(record["index"]) is not int:
+        raise DataError(f"{where}: field 'index' must be a whole number, found {record['index']!r}")
     texts = [*_FIELDS[:-1], *(["source"] if record.get("source") is not None else [])]
-    index = record["index"]
-    if not isinstance(index, int) or isinstance(index, bool):
-        raise DataError(f"{where}: field 'index' must be a whole number, found {index!r}")
     return _Sample(where, record | {name: field_of(record, name, where) for name in texts})
-
-
-def _pair(a: _Sample, b: _Sample) -> Pair:
-    prompt = a.record["prompt"]
-    if prompt != b.record["prompt"]:
-        raise DataError(f"{a.where} and {b.where}: the prompts differ, so the texts cannot be compared")
-    configuration, index = a.place
-    return Pair(
-        configuration=configuration, index=index, prompt=prompt, a=a.record["text"], b=b.record["text"]
-    )
 
 
 REAL, PLANTED = "the real text", "what was made of it"
@@ -174,15 +168,8 @@ def plant(texts: list[str], *, count: int, seed: int = 0, source: str | None = N
             "off-topic": real[(index + 1) % len(real)],
         }
         for kind in PLANTED_KINDS:
-            pairs.append(
-                Pair(
-                    configuration=kind,
-                    index=index,
-                    prompt=" ".join(some[:_PROMPT]),
-                    a=" " + " ".join(real[index]),
-                    b=" " + " ".join(made[kind]),
-                )
-            )
+            prompt, a, b = (" ".join(part) for part in (some[:_PROMPT], real[index], made[kind]))
+            pairs.append(Pair(configuration=kind, index=index, prompt=prompt, a=f" {a}", b=f" {b}"))
     return Pairs(a=REAL, b=PLANTED, pairs=tuple(pairs), source=source)
 
 
@@ -215,9 +202,7 @@ def in_words(found: dict[str, Any]) -> list[str]:
         f"{row['pairs']}, wrong in {row['wrong']}, undecided in {row['undecided']}."
         for row in found["rows"]
     ]
+    verdict = "does not reliably tell real text from these: its verdicts on models are no evidence."
     if found["trusted"]:
-        return [*lines, "This judge tells real text from each of these; its verdicts are worth reading."]
-    return [
-        *lines,
-        "This judge does not reliably tell real text from these: its verdicts on models are no evidence.",
-    ]
+        verdict = "tells real text from each of these; its verdicts are worth reading."
+    return [*lines, f"This judge {verdict}"]

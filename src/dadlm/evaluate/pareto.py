@@ -2,11 +2,10 @@
 
 For each model the configurations that no other one beats in both are its frontier. Its tail, drawn dashed,
 lies beyond the last of them that keeps a tenth of the best quality. The operating regime of DA-DLM, shaded,
-reaches from its first frontier point to the start of its tail. Reads the JSON of `generation`, nothing else.
+reaches from its first frontier point to the start of its tail.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,35 +22,29 @@ _MARKERS = "os^Dv"
 _TAIL = 0.1
 
 
-@dataclass(frozen=True)
-class Point:
-    """One configuration of a model."""
+class Point(NamedTuple):
+    """One configuration of a model; quality is the value, or its inverse where less is better."""
 
     speed: float
-    """Tokens per forward pass: adjusted, or raw where that is not known."""
     value: float
     low: float
     high: float
     infilled: bool
     quality: float
-    """The value, or its inverse where less is better."""
 
 
 class Style(NamedTuple):
-    """One colour for a family; the marker tells models of one family and block size apart."""
+    """The family gives the colour; the marker tells models of one family and block size apart."""
 
     family: str
     marker: str
 
-    @property
-    def colour(self) -> str:
-        return _COLOURS[self.family]
-
 
 def draw_pareto(result: Mapping[str, Any], path: str | Path, quality: Quality | None = None) -> None:
     """Draw PATH.svg and PATH.png; quality is MAUVE where it was measured, else perplexity under the judge."""
-    quality = quality or ("mauve" if _measured(result, "mauve") else "judge_perplexity")
-    rows = _measured(result, quality)
+    if quality is None:
+        quality = "mauve" if any(row["mauve"] for row in result["rows"]) else "judge_perplexity"
+    rows = [row for row in result["rows"] if row[quality] is not None]
     if not rows:
         raise DataError(f"no row has a {_AXIS[quality]}: there is nothing to draw")
     sizes = sorted({row["block_size"] or 0 for row in rows if row["family"] != "ar"}, reverse=True) or [0]
@@ -61,9 +54,19 @@ def draw_pareto(result: Mapping[str, Any], path: str | Path, quality: Quality | 
     for axes, size in zip(panels, sizes, strict=True):
         _panel(axes, [row for row in rows if (row["block_size"] or 0) == size], styles, quality)
         axes.set_title(f"block size {size}" if size else "no blocks", fontsize=10)
-        _references(axes, [row for row in rows if row["family"] == "ar"], quality)
+        for row in rows:
+            if row["family"] == "ar":  # it writes one token a pass: a line to look up to
+                axes.axhline(row[quality]["mean"], color=_GREY, ls=":", lw=1.2, zorder=1)
     panels[0].set_ylabel(_AXIS[quality])
-    _scale(panels[0], quality)
+    if quality == "mauve":
+        panels[0].set_ylim(0, 1.03)
+    else:
+        from matplotlib.ticker import LogFormatter
+
+        panels[0].set_yscale("log")
+        panels[0].invert_yaxis()
+        panels[0].yaxis.set_major_formatter(LogFormatter())  # plain numbers, and no more than fit
+        panels[0].yaxis.set_minor_formatter(LogFormatter())
     figure.tight_layout()
     _legend(figure, styles, {row["family"] for row in rows})
     for ending in ("svg", "png"):
@@ -94,10 +97,6 @@ def _named(style: Style, styles: Mapping[str, Style]) -> str:
     return ", ".join(same).lstrip("_")  # with a leading underscore the entry would be hidden
 
 
-def _measured(result: Mapping[str, Any], quality: Quality) -> list[Mapping[str, Any]]:
-    return [row for row in result["rows"] if row[quality] is not None]
-
-
 def _styles(rows: Sequence[Mapping[str, Any]]) -> dict[str, Style]:
     """How each model is drawn; AR models are lines, not points."""
     styles: dict[str, Style] = {}
@@ -110,41 +109,30 @@ def _styles(rows: Sequence[Mapping[str, Any]]) -> dict[str, Style]:
     return styles
 
 
-def _points(rows: Sequence[Mapping[str, Any]], quality: Quality) -> list[Point]:
-    return [
-        Point(
-            speed=row["raw_tpf"] if row["adjusted_tpf"] is None else row["adjusted_tpf"],
-            value=row[quality]["mean"],
-            low=row[quality]["low"],
-            high=row[quality]["high"],
-            infilled=row["infill"] is not None,
-            quality=row[quality]["mean"] if quality == "mauve" else 1 / row[quality]["mean"],
-        )
-        for row in rows
-    ]
+def _point(row: Mapping[str, Any], quality: Quality) -> Point:
+    speed = row["raw_tpf"] if row["adjusted_tpf"] is None else row["adjusted_tpf"]
+    mean, low, high = (row[quality][name] for name in ("mean", "low", "high"))
+    return Point(speed, mean, low, high, row["infill"] is not None, mean if quality == "mauve" else 1 / mean)
 
 
 def _panel(axes, rows: Sequence[Mapping[str, Any]], styles: Mapping[str, Style], quality: Quality) -> None:
     shaded = False
     for model, style in styles.items():
-        points = _points([row for row in rows if row["model"] == model], quality)
+        points = [_point(row, quality) for row in rows if row["model"] == model]
         if points:
             best = _draw_model(axes, points, style)
             if style.family == "dadlm" and not shaded:  # of several, the first
                 regime = best[0].speed, best[tail_start(best)].speed
-                axes.axvspan(*regime, color=style.colour, alpha=0.09, lw=0, zorder=0)
+                axes.axvspan(*regime, color=_COLOURS[style.family], alpha=0.09, lw=0, zorder=0)
                 shaded = True
     adjusted = all(row["adjusted_tpf"] is not None for row in rows)
-    axes.set_xlabel("adjusted TPF" if adjusted else "raw TPF" if _all_raw(rows) else "TPF, adjusted if known")
+    raw = all(row["adjusted_tpf"] in (None, row["raw_tpf"]) for row in rows)
+    axes.set_xlabel("adjusted TPF" if adjusted else "raw TPF" if raw else "TPF, adjusted if known")
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _all_raw(rows: Sequence[Mapping[str, Any]]) -> bool:
-    return all(row["adjusted_tpf"] in (None, row["raw_tpf"]) for row in rows)
-
-
 def _draw_model(axes, points: Sequence[Point], style: Style) -> list[Point]:
-    best, colour = frontier(points), style.colour
+    best, colour = frontier(points), _COLOURS[style.family]
     start = tail_start(best)
     for part, line in ((best[: start + 1], "-"), (best[start:], "--")):
         axes.plot([p.speed for p in part], [p.value for p in part], line, color=colour, lw=1.4, zorder=2)
@@ -156,30 +144,12 @@ def _draw_model(axes, points: Sequence[Point], style: Style) -> list[Point]:
     return best
 
 
-def _references(axes, rows: Sequence[Mapping[str, Any]], quality: Quality) -> None:
-    """An AR model writes one token a pass: a line to look up to."""
-    for row in rows:
-        axes.axhline(row[quality]["mean"], color=_GREY, ls=":", lw=1.2, zorder=1)
-
-
-def _scale(axes, quality: Quality) -> None:
-    from matplotlib.ticker import LogFormatter
-
-    if quality == "mauve":
-        axes.set_ylim(0, 1.03)
-        return
-    axes.set_yscale("log")
-    axes.invert_yaxis()
-    axes.yaxis.set_major_formatter(LogFormatter())  # plain numbers, and no more of them than fit
-    axes.yaxis.set_minor_formatter(LogFormatter())
-
-
 def _legend(figure, styles: Mapping[str, Style], families: set[str]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     entries: list[Any] = [
-        Line2D([], [], color=style.colour, marker=style.marker, ms=5, label=_named(style, styles))
+        Line2D([], [], color=_COLOURS[style.family], marker=style.marker, ms=5, label=_named(style, styles))
         for style in dict.fromkeys(styles.values())
     ]
     if "ar" in families:

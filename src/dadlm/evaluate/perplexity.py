@@ -2,10 +2,8 @@
 
 First-hitting decoding reveals a block's tokens one by one in a random order. The mean of -log p(x | order)
 over all orders bounds -log p(x) from above. With n maskable positions it is the mean over m = 1..n and over
-the sets of m masked ones of (n/m)·Σ -log p(token | the rest), each token through its own marginal (DA-DLM:
-through the node marginals). Drawing m evenly is the low-variance form; the paper draws a time t, masks each
-position with probability t and weighs by 1/t, which has the same mean (but for the times below 1e-3, which
-it leaves out).
+the sets of m masked ones of (n/m)·Σ -log p(token | the rest), each token through its own marginal. Drawing m
+evenly is the low-variance form; the paper's draws a time t and weighs by 1/t, with the same mean.
 
 R rows, B rows of a batch, L tokens of a row, G blocks, C strata.
 """
@@ -22,11 +20,11 @@ from torch import Tensor
 from dadlm import counter
 from dadlm.errors import ConfigError
 from dadlm.evaluate.intervals import FEW, bootstrap
-from dadlm.evaluate.scores import block_of, eval_mode, finite, score_batch
+from dadlm.evaluate.scores import block_of, finite, score_batch
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.text import about, check_length, documents_of, pick
 from dadlm.evaluate.work import Work
-from dadlm.model import Model
+from dadlm.model import Model, eval_mode
 from dadlm.noise import Noise, sample_time
 from dadlm.objective import losses
 from dadlm.tokens import Rows
@@ -73,7 +71,7 @@ def perplexity(
         for batch in work.batches(keys, batch_size, "perplexity"):
             place = torch.tensor([int(key) for key in batch])
             ids = rows.batch([index[int(key)] for key in batch])
-            with eval_mode(model):
+            with eval_mode(model), torch.no_grad():
                 work.add(zip(batch, _pieces(model, ids, place, len(index), draws, seed), strict=True))
         groups = documents_of(rows, model.config.eot_id)[index]
         is_bound = block_of(model, rows.context) > 1
@@ -134,15 +132,9 @@ def _pieces(
             blocks.scatter_add_(1, stratum, torch.ones_like(loss))
             by_time += score_batch(model, ids, place, count, seed, step=draw)[1][:, None] * (L - 1) / draws
     finite(torch.cat([nats, by_time], 1))
-    return [
-        {
-            "nats": row.tolist(),
-            "blocks": number.tolist(),
-            "by_time": other.tolist(),
-            "bytes": _bytes(model, one),
-        }
-        for row, number, other, one in zip(nats, blocks, by_time, ids, strict=True)
-    ]
+    names = ("nats", "blocks", "by_time", "bytes")
+    columns = (nats.tolist(), blocks.tolist(), by_time.tolist(), (_bytes(model, row) for row in ids))
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _bytes(model: Model, ids: Tensor) -> int | None:

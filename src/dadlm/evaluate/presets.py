@@ -1,16 +1,14 @@
 """How to decode in a comparison: the paper's three grids, a quick one, and configurations as words.
 
 A word is a way to denoise, `FH` (first-hitting), `T=8` (random remasking in 8 steps a block) or `conf=0.9`
-(keep what is at least that sure), and what else is asked of it: `T=8/infill=2,0.5`, `FH/path=viterbi`.
-Knows nothing of what is measured.
-
-N block size, T denoising steps a block.
+(keep what is at least that sure), and further settings: `T=8/infill=2,0.5`, `FH/path=viterbi`.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from dadlm.decode import DecodeSettings
@@ -101,69 +99,59 @@ def default_prompt_tokens(context: int) -> int:
 
 def parse(word: str) -> Configuration:
     """`T=8/infill=2,0.5` → a configuration."""
-    how, *rest = word.split("/")
-    name, _, value = how.partition("=")
-    if how == "FH":
-        options: dict[str, Any] = {}
-    elif name == "T":
-        options = {"sampler": "random", "steps": _number(int, value, word)}
-    elif name == "conf":
-        options = {"sampler": "confidence", "threshold": _number(float, value, word)}
-    else:
-        raise _unknown(word)
-    for part in rest:
+    options: dict[str, Any] = {}
+    for at, part in enumerate(word.split("/")):
         name, _, value = part.partition("=")
-        if name in options:
+        if at == 0 and part == "FH":
+            continue
+        if at == 0 and name in ("T", "conf"):
+            options["sampler"] = "random" if name == "T" else "confidence"
+            name = "steps" if name == "T" else "threshold"
+        elif name in options:
             raise ConfigError(f"{word!r} says {name} twice")
-        options[name] = _option(name, value, word)
+        elif at == 0 or name not in _READ or name in ("steps", "threshold"):
+            raise ConfigError(
+                f"unknown configuration {word!r}: name a preset ({', '.join(PRESETS)}), or give FH, T=8 or "
+                "conf=0.9, each with /infill=2,0.5, /path=viterbi, /path=lookahead, /top_p=0.9, "
+                "/nucleus=position, /temperature=1, /transition_weight=0.5 or /padded=1"
+            )
+        try:
+            options[name] = _READ[name](value)
+        except ValueError as error:
+            raise ConfigError(f"{word!r}: {error}; write for example T=8/infill=2,0.5") from None
     return Configuration(DecodeSettings(**options))
 
 
-def _option(name: str, value: str, word: str) -> Any:
-    if name == "infill":
-        k, _, r = value.partition(",")
-        return _number(int, k, word), _number(float, r, word)
-    if name in ("top_p", "temperature", "transition_weight"):
-        return _number(float, value, word)
-    if name in ("path", "nucleus"):
-        return value
-    if name == "padded":
-        return bool(_number(int, value, word))
-    raise _unknown(word)
-
-
-def _number(kind: type, text: str, word: str) -> Any:
+def _number(kind: type[int] | type[float], text: str) -> Any:
     try:
         return kind(text)
     except ValueError:
-        wanted = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"{word!r}: {text!r} is not {wanted}; write for example T=8/infill=2,0.5") from None
+        raise ValueError(f"{text!r} is not {'a whole number' if kind is int else 'a number'}") from None
 
 
-def _unknown(word: str) -> ConfigError:
-    return ConfigError(
-        f"unknown configuration {word!r}: name a preset ({', '.join(PRESETS)}), or give FH, T=8 or conf=0.9, "
-        "each with /infill=2,0.5, /path=viterbi, /path=lookahead, /top_p=0.9, /nucleus=position, "
-        "/temperature=1, /transition_weight=0.5 or /padded=1"
-    )
+def _infill(text: str) -> tuple[int, float]:
+    k, _, r = text.partition(",")
+    return _number(int, k), _number(float, r)
+
+
+_READ: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("threshold", "top_p", "temperature", "transition_weight"), partial(_number, float)),
+    **dict.fromkeys(("path", "nucleus"), str),
+    "steps": partial(_number, int),
+    "infill": _infill,
+    "padded": lambda text: bool(_number(int, text)),
+}
 
 
 def _named(name: str, config: ModelConfig) -> list[Configuration]:
     if name == "quick":
-        half = max(1, config.block // 2)
-        return [parse("FH"), parse("FH/infill=2,0.5"), parse(f"T={half}")]
-    if name == "paper":
-        if config.family == "mdlm" or config.block not in GENERATION:
-            raise ConfigError(
-                f"the paper has grids for the block sizes {', '.join(map(str, GENERATION))}, not for this "
-                f"{config.family} model with blocks of {config.block}: use quick, or give FH, T=8, ..."
-            )
-        return _paper(config.block)
-    return _paper(int(name[6:])) if name in PRESETS else [parse(name)]
-
-
-def _paper(size: int) -> list[Configuration]:
-    """Every row of the paper's table for a block size."""
-    return [
-        Configuration(replace(parse(row.denoising).settings, infill=row.infill)) for row in GENERATION[size]
-    ]
+        return [parse("FH"), parse("FH/infill=2,0.5"), parse(f"T={max(1, config.block // 2)}")]
+    if name == "paper" and (config.family == "mdlm" or config.block not in GENERATION):
+        raise ConfigError(
+            f"the paper has grids for the block sizes {', '.join(map(str, GENERATION))}, not for this "
+            f"{config.family} model with blocks of {config.block}: use quick, or give FH, T=8, ..."
+        )
+    if name not in PRESETS:
+        return [parse(name)]
+    rows = GENERATION[config.block if name == "paper" else int(name.removeprefix("paper-"))]
+    return [Configuration(replace(parse(row.denoising).settings, infill=row.infill)) for row in rows]

@@ -1,7 +1,6 @@
 """How good texts are: what language models read in them, and what can be counted in their tokens.
 
-What was read is kept in files named by a hash of the reader's weights and the texts: an interrupted run loses
-one file's worth of work. The embedder and the judge read in one pass where they are the same model.
+What was read is kept in files named by a hash of the reader's weights and the texts.
 
 n texts, D features.
 """
@@ -82,13 +81,9 @@ class Readers:
     ) -> Scored:
         chunks = [slice(first, first + _CHUNK) for first in range(0, len(texts), _CHUNK)]
         bar = track(chunks, f"reading {what}", console=Console(stderr=True), disable=self._quiet)
-        parts = [self._chunk(reader, prompts[chunk], texts[chunk]) for chunk in bar]
-        return Scored(
-            np.concatenate([part.features for part in parts]),
-            _joined([part.nll for part in parts]),
-            _joined([part.tokens for part in parts]),
-            np.concatenate([part.truncated for part in parts]),
-        )
+        parts = [vars(self._chunk(reader, prompts[chunk], texts[chunk])) for chunk in bar]
+        arrays: dict[str, Any] = {name: _joined([part[name] for part in parts]) for name in parts[0]}
+        return Scored(**arrays)
 
     def _chunk(self, reader: LanguageModel, prompts: Sequence[str], texts: Sequence[str]) -> Scored:
         if self._folder is None:
@@ -96,19 +91,16 @@ class Readers:
         identity = json.dumps([reader.identity, list(prompts), list(texts)])
         file = self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
         if not file.exists():
-            _save(file, reader.score(texts, prompts))
+            scored = reader.score(texts, prompts)
+            arrays = vars(scored) | {"cut": scored.truncated, "truncated": None}  # its name in older files
+            with whole_file(file) as handle:
+                np.savez(handle, **{name: value for name, value in arrays.items() if value is not None})
         with np.load(file, allow_pickle=False) as arrays:
             return Scored(arrays["features"], arrays.get("nll"), arrays.get("tokens"), arrays["cut"])
 
 
 def _joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
     return None if parts[0] is None else np.concatenate([part for part in parts if part is not None])
-
-
-def _save(file: Path, scored: Scored) -> None:
-    with whole_file(file) as handle:
-        arrays = vars(scored) | {"cut": scored.truncated, "truncated": None}  # its name in files from before
-        np.savez(handle, **{name: value for name, value in arrays.items() if value is not None})
 
 
 TokenRows = Sequence[Sequence[int]]
@@ -125,7 +117,8 @@ def entropy(rows: TokenRows) -> float:
 
     An empty row counts as 0: a model must not look more varied by saying nothing.
     """
-    return math.fsum(_entropy(row) for row in rows) / max(len(rows), 1)
+    shares = ([count / len(row) for count in Counter(row).values()] for row in rows)
+    return math.fsum(-math.fsum(p * math.log(p) for p in row) for row in shares) / max(len(rows), 1)
 
 
 def repetition(rows: TokenRows, n: int = 4) -> float:
@@ -133,10 +126,6 @@ def repetition(rows: TokenRows, n: int = 4) -> float:
     total = sum(len(_grams(row, n)) for row in rows)
     fresh = sum(len(set(_grams(row, n))) for row in rows)  # each n-gram is new once, then repeated
     return (total - fresh) / max(total, 1)
-
-
-def _entropy(row: Sequence[int]) -> float:
-    return -math.fsum(count / len(row) * math.log(count / len(row)) for count in Counter(row).values())
 
 
 def _grams(row: Sequence[int], n: int) -> list[tuple[int, ...]]:

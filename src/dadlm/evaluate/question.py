@@ -7,7 +7,7 @@ which model wrote what.
 import re
 from dataclasses import dataclass
 from threading import Event
-from typing import Any, Literal
+from typing import Literal
 
 from dadlm.evaluate.language_models import LanguageModel
 
@@ -68,31 +68,22 @@ class Answer:
 def verdict_of(answer: str) -> Verdict | None:
     """A, B or tie; None for anything else."""
     found = _FORM.fullmatch(answer.strip(_DRESS))
-    if found is None:
-        return None
-    word = found[1].lower()
-    return "tie" if word == "tie" else "A" if word == "a" else "B"
+    return None if found is None else _VERDICTS[found[1].lower()]
 
 
-_WORDS = ("A", "B", "tie")
+_VERDICTS: dict[str, Verdict] = {"a": "A", "b": "B", "tie": "tie"}
 
 
-@dataclass(frozen=True)
 class LocalJudge:
     """Compares log-probabilities of the answers."""
 
-    model: LanguageModel
-
     threads = 1  # the model itself uses the processor's cores
 
-    @property
-    def label(self) -> str:
-        return self.model.label
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"answers": "log-probabilities", "identity": self.model.identity}
+    def __init__(self, model: LanguageModel) -> None:
+        self.model, self.label = model, model.label
+        self.settings = {"answers": "log-probabilities", "identity": model.identity}
 
     def ask(self, question: Question, stop: Event) -> Answer:
-        logp = self.model.answer_logp(f"{question.text}\n\nAnswer:", [f" {word}" for word in _WORDS])
-        return Answer(text=_WORDS[logp.index(max(logp))])
+        words = list(_VERDICTS.values())
+        logp = self.model.answer_logp(f"{question.text}\n\nAnswer:", [f" {word}" for word in words])
+        return Answer(text=words[logp.index(max(logp))])

@@ -1,9 +1,7 @@
 """Conditional block reconstruction, the paper's language-modelling metric, alone or paired.
 
 Two models with the same block size see the same blocks, masks and weights, so what a row has in common for
-both cancels in the difference. Knows nothing of where rows come from.
-
-R rows, M models (1 or 2).
+both cancels in the difference.
 """
 
 from collections.abc import Mapping
@@ -16,11 +14,11 @@ from torch import Tensor
 
 from dadlm.errors import ConfigError
 from dadlm.evaluate.intervals import bootstrap
-from dadlm.evaluate.scores import block_of, eval_mode, finite, score_batch
+from dadlm.evaluate.scores import block_of, finite, score_batch
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.text import about, check_length, documents_of, take
 from dadlm.evaluate.work import Work
-from dadlm.model import Model
+from dadlm.model import Model, eval_mode
 from dadlm.tokens import Rows
 
 NOTE = "the first rows, as training reads the text it validates on; intervals draw whole documents"
@@ -46,7 +44,11 @@ def reconstruction(
     says of the rows.
     """
     models = [model] if against is None else [model, against]
-    _check(models, rows)
+    for one in models:
+        if one.config.family == "ar":
+            raise ConfigError("an AR model masks no blocks to reconstruct: use `dadlm evaluate perplexity`")
+        check_length(one, rows.context)
+    check_tokenizers(models)
     count = take(rows, count)
     subject = {
         "model": describe(model, names[0]),
@@ -72,14 +74,6 @@ def reconstruction(
         return work.finish(result)
 
 
-def _check(models: list[Model], rows: Rows) -> None:
-    for one in models:
-        if one.config.family == "ar":
-            raise ConfigError("an AR model masks no blocks to reconstruct: use `dadlm evaluate perplexity`")
-        check_length(one, rows.context)
-    check_tokenizers(models)
-
-
 def check_tokenizers(models: list[Model]) -> None:
     """Nats per token can be compared only over the same tokens."""
     tokenizers = [(one.tokenizer, one.config.vocab_size) for one in models]
@@ -93,7 +87,7 @@ def check_tokenizers(models: list[Model]) -> None:
 def _pieces(models: list[Model], rows: Rows, keys: list[str], count: int, seed: int) -> list[Any]:
     """[reconstruction, bound] of each model, for each of the rows: [R][M][2]."""
     index = torch.tensor([int(key) for key in keys])
-    with eval_mode(*models):
+    with eval_mode(*models), torch.no_grad():
         scores = [score_batch(one, rows.batch(index), index, count, seed)[:2] for one in models]
     return finite(torch.stack([torch.stack(pair) for pair in scores])).permute(2, 0, 1).tolist()
 

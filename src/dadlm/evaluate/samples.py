@@ -1,8 +1,7 @@
 """Prompts from rows of text, their completions by a model, and how the rows really continue.
 
 Sample i continues the first tokens of row i with seed + i: the same prompts and random numbers for every
-model and configuration, in any batch and for any number of samples. Rows are drawn at random: the first
-ones would come from few documents. Knows nothing of what is measured on the texts.
+model and configuration, in any batch and for any number of samples.
 """
 
 import json
@@ -26,7 +25,7 @@ from dadlm.model import Model
 from dadlm.tokens import Rows, Tokenizer
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PromptSet:
     """Prompts, how the text really continues, and how many tokens to generate."""
 
@@ -61,8 +60,10 @@ class PromptSet:
     def truth(self) -> list[list[int]]:
         """How each row continues, once; up to its first end-of-text, as completions are."""
         end = self.prompt_tokens + self.new_tokens
-        rows = (self.rows[index] for index in self.indices[: len(self.rows)])
-        return [_up_to_end(row[self.prompt_tokens : end].tolist(), self.tokenizer.eot_id) for row in rows]
+        rows = [self.rows[index] for index in self.indices[: len(self.rows)]]
+        texts = [row[self.prompt_tokens : end].tolist() for row in rows]
+        eot_id = self.tokenizer.eot_id
+        return [ids[: ids.index(eot_id) + 1] if eot_id in ids else ids for ids in texts]
 
 
 def prompt_set(
@@ -85,15 +86,8 @@ def prompt_set(
         )
     if samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
-    return PromptSet(
-        rows=rows,
-        source=source,
-        tokenizer=shared_tokenizer(models),
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        indices=[*pick(rows, samples, seed), *range(len(rows), samples)],
-        seed=seed,
-    )
+    indices = [*pick(rows, samples, seed), *range(len(rows), samples)]
+    return PromptSet(rows, source, shared_tokenizer(models), prompt_tokens, new_tokens, indices, seed)
 
 
 def shared_tokenizer(models: Mapping[str, Model]) -> Tokenizer:
@@ -119,17 +113,13 @@ def make_samples(
     keys = [f"{run}|{index}" for index in prompts.indices]
     for batch in work.batches(keys, batch_size, f"{name}, {configuration.label}"):
         indices = [int(key.rpartition("|")[2]) for key in batch]
-        made = generate(
-            model,
-            [prompts.prompt(index) for index in indices],
-            seed=[prompts.seed + index for index in indices],
-            batch_size=batch_size,
-            settings=settings,
-        )
+        given = [prompts.prompt(index) for index in indices]
+        seeds = [prompts.seed + index for index in indices]
+        made = generate(model, given, seed=seeds, batch_size=batch_size, settings=settings)
         columns = (made.tokens, made.texts, made.forward_passes, made.cache_passes)
         names = ("tokens", "text", "forward_passes", "cache_passes")
-        samples = (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
-        work.add(zip(batch, samples, strict=True))
+        made_rows = zip(*columns, strict=True)
+        work.add((key, dict(zip(names, row, strict=True))) for key, row in zip(batch, made_rows, strict=True))
     return work.values(keys)
 
 
@@ -141,31 +131,23 @@ def write_samples(
     samples: Sequence[Mapping[str, Any]],
 ) -> None:
     """One JSON object a line, for people and for the judge; `model` is what `describe` says of it."""
-    lines = (
-        {
-            "model": model["name"],
-            **essence(model),
-            "weights": model["weights"],
-            "configuration": configuration.label,
-            "source": prompts.source,
-            "index": index,
-            "seed": prompts.seed + index,
-            "prompt": prompt,
-            "text": sample["text"],
-            "tokens": len(sample["tokens"]),
-            "forward_passes": sample["forward_passes"],
-            "cache_passes": sample["cache_passes"],
-        }
-        for index, prompt, sample in zip(prompts.indices, prompts.texts, samples, strict=True)
-    )
+    about = {"model": model["name"], **essence(model), "weights": model["weights"]}
+    about |= {"configuration": configuration.label, "source": prompts.source}
     with whole_file(folder / f"{file_name(model['name'], configuration.label)}.jsonl") as handle:
-        handle.writelines((json.dumps(line, ensure_ascii=False) + "\n").encode() for line in lines)
+        for index, prompt, sample in zip(prompts.indices, prompts.texts, samples, strict=True):
+            line = {
+                **about,
+                "index": index,
+                "seed": prompts.seed + index,
+                "prompt": prompt,
+                "text": sample["text"],
+                "tokens": len(sample["tokens"]),
+                "forward_passes": sample["forward_passes"],
+                "cache_passes": sample["cache_passes"],
+            }
+            handle.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
 
 
 def file_name(*words: str) -> str:
     """Words as a name that every file system takes."""
     return re.sub(r"[^\w.=]+", "-", "-".join(words)).strip("-.")
-
-
-def _up_to_end(ids: list[int], eot_id: int) -> list[int]:
-    return ids[: ids.index(eot_id) + 1] if eot_id in ids else ids

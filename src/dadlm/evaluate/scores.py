@@ -1,20 +1,18 @@
 """Rows scored by a model under random masks: what validation and every evaluation of likelihood reads.
 
 A mask depends on the seed, the row and the number of rows, never on the batch: the same for every model
-with the same block size. Knows nothing of results, files or intervals.
+with the same block size.
 
 R rows, B rows of a batch, L tokens of a row, G blocks.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dadlm.errors import CheckpointError
-from dadlm.model import Model
+from dadlm.model import Model, eval_mode
 from dadlm.noise import NoiseConfig, draw_noise
 from dadlm.objective import losses
 from dadlm.tokens import Rows
@@ -45,25 +43,11 @@ def score_rows(
     """Score the first `count` rows once each, with times over the whole range, stratified over all rows."""
     count = len(rows) if count is None else min(count, len(rows))
     batches = []
-    with eval_mode(model):
+    with eval_mode(model), torch.no_grad():
         for first in range(0, count, batch_size):
             index = torch.arange(first, min(first + batch_size, count))
             batches.append(score_batch(model, rows.batch(index), index, count, seed))
     return RowScores(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
-
-
-@contextmanager
-def eval_mode(*models: Model) -> Iterator[None]:
-    """Without dropout and gradients; afterwards each model is in the mode it was in before."""
-    training = [model.training for model in models]
-    try:
-        for model in models:
-            model.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for model, before in zip(models, training, strict=True):
-            model.train(before)
 
 
 def score_batch(
@@ -73,14 +57,9 @@ def score_batch(
     (B, L), block = ids.shape, block_of(model, ids.shape[1])
     noise = None
     if model.config.family != "ar":
+        rows = index.to(model.device)
         noise = draw_noise(
-            NoiseConfig(),
-            seed=seed,
-            step=step,
-            rows=index.to(model.device),
-            batch_rows=count,
-            length=L,
-            block_size=block,
+            NoiseConfig(), seed=seed, step=step, rows=rows, batch_rows=count, length=L, block_size=block
         )
     loss = losses(model, ids.to(model.device), noise)
     per_row = [part.sum(1).double().cpu() / (L - 1) for part in (loss.reconstruction, loss.bound)]

@@ -1,7 +1,4 @@
-"""How long a step takes each model in each of its configurations, and how that compares with BD3LM's.
-
-Knows nothing of how a step is timed, or what the texts are like.
-"""
+"""How long a step takes each model in each of its configurations, and how that compares with BD3LM's."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -24,28 +21,31 @@ def step_times(
 ) -> dict[str, dict[str, Any]]:
     """Milliseconds of a step of each model, in first-hitting (where asked for) and in each configuration."""
     device = device_name(next(iter(models.values())))
-    found: dict[str, dict[str, Any]] = {name: {} for name in models}
-    together: dict[str, list[Run]] = {}  # runs of the same configuration
+    groups: dict[str, list[Run]] = {}  # runs of the same configuration
     for name, configuration in runs:
-        together.setdefault(configuration.fingerprint, []).append((name, configuration))
+        groups.setdefault(configuration.fingerprint, []).append((name, configuration))
     keys = {
         f"latency|{device}|{batch_size}|{same}|{','.join(name for name, _ in group)}": group
-        for same, group in together.items()
+        for same, group in groups.items()
     }
     for (key,) in work.batches(list(keys), 1, "latency"):
         work.add([(key, _in_turns(models, keys[key], prompts, batch_size))])
-    for key, group in keys.items():
-        for name, configuration in group:
-            found[name][configuration.label] = work.pieces[key][name]
-    return {
-        name: {
-            "ms_median": times.get("FH", {}).get("ms_median"),
+    found: dict[str, dict[str, Any]] = {}
+    for name in models:
+        times = {
+            configuration.label: work.pieces[key][name]
+            for key, group in keys.items()
+            for one, configuration in group
+            if one == name
+        }
+        first = times.get("FH", {}).get("ms_median")
+        found[name] = {
+            "ms_median": first,
             "batch_size": batch_size,
             "device": device,
             "configurations": times,
         }
-        for name, times in found.items()
-    }
+    return found
 
 
 def speed_up(

@@ -1,12 +1,12 @@
 """How well a model summarises: ROUGE with intervals, tokens per forward pass, the lead-sentence baseline.
 
-Works with any model that has a tokenizer; whether it was trained to summarise is not asked. References are
-scored whole, so that models of different contexts are measured by the same texts. Knows nothing of files.
+Works with any model that has a tokenizer. References are scored whole, so that models of different contexts
+are measured by the same texts.
 """
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -55,16 +55,26 @@ def summarisation(
         keys = [str(row) for row in range(len(documents.pairs))]
         timed, seconds = 0, 0.0
         for batch in work.batches(keys, batch_size, "summarising"):
+            pieces: dict[str, dict[str, Any]] = {}
+            seeds = [seed + int(key) for key in batch]
             pairs = [documents.pairs[int(key)] for key in batch]
             start = time.perf_counter()  # `generate` ends with tokens on the CPU: the device has finished too
-            written = _write(
-                model, pairs, settings, document_tokens, seeds=[seed + int(key) for key in batch]
-            )
+            prompts = [prompt_of(model, document, document_tokens) for document, _ in pairs]
+            ids = [ids for ids, _ in prompts]
+            written = generate(model, ids, seed=seeds, batch_size=len(pairs), settings=settings)
             timed, seconds = timed + len(batch), seconds + time.perf_counter() - start
-            for (document, reference), piece in zip(pairs, written, strict=True):
-                piece["rouge"] = rouge(reference, piece["text"])
-                piece["lead"] = rouge(reference, lead_sentence(document))
-            work.add(zip(batch, written, strict=True))
+            for row, (key, (document, reference)) in enumerate(zip(batch, pairs, strict=True)):
+                pieces[key] = {
+                    "text": written.texts[row],
+                    "tokens": len(written.tokens[row]),
+                    "forward_passes": written.forward_passes[row],
+                    "cache_passes": written.cache_passes[row],
+                    "truncated": prompts[row][1],
+                    "reference_too_long": len(_encode(model, reference)) > summary_tokens,
+                    "rouge": rouge(reference, written.texts[row]),
+                    "lead": rouge(reference, lead_sentence(document)),
+                }
+            work.add(pieces.items())
         return work.finish(
             {
                 **_gather(work.values(keys)),
@@ -128,40 +138,15 @@ def lengths(model: Model, document: int | None, summary: int | None) -> tuple[in
     return document, summary
 
 
-def _write(
-    model: Model,
-    pairs: Sequence[tuple[str, str]],
-    settings: DecodeSettings,
-    document_tokens: int,
-    seeds: list[int],
-) -> list[dict[str, Any]]:
-    """The summaries of one batch and what they took."""
-    prompts = [prompt_of(model, document, document_tokens) for document, _ in pairs]
-    out = generate(model, [ids for ids, _ in prompts], seed=seeds, batch_size=len(pairs), settings=settings)
-    return [
-        {
-            "text": out.texts[row],
-            "tokens": len(out.tokens[row]),
-            "forward_passes": out.forward_passes[row],
-            "cache_passes": out.cache_passes[row],
-            "truncated": truncated,
-            "reference_too_long": len(_encode(model, reference)) > (settings.max_new_tokens or 0),
-        }
-        for row, ((_, truncated), (_, reference)) in enumerate(zip(prompts, pairs, strict=True))
-    ]
-
-
 def _gather(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    tokens, passes = (sum(piece[name] for piece in pieces) for name in ("tokens", "forward_passes"))
+    names = ("tokens", "forward_passes", "cache_passes", "truncated", "reference_too_long")
+    total = {name: sum(piece[name] for piece in pieces) for name in names}
     return {
         **_intervals([piece["rouge"] for piece in pieces]),
-        "tpf": tokens / passes,
+        "tpf": total["tokens"] / total["forward_passes"],
         "lead": _intervals([piece["lead"] for piece in pieces]),
-        "tokens": tokens,
-        "forward_passes": passes,
-        "cache_passes": sum(piece["cache_passes"] for piece in pieces),
-        "truncated": sum(piece["truncated"] for piece in pieces),
-        "references_too_long": sum(piece["reference_too_long"] for piece in pieces),
+        "references_too_long": total.pop("reference_too_long"),
+        **total,
         "empty": sum(not piece["text"].strip() for piece in pieces),
     }
 

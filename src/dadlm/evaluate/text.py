@@ -1,7 +1,4 @@
-"""A source of text as the rows that an evaluation of a model reads, the same ones training validates on.
-
-Knows neither masks nor what is measured.
-"""
+"""A source of text as the rows that an evaluation of a model reads, the same ones training validates on."""
 
 import hashlib
 from collections.abc import Sequence

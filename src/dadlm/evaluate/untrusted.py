@@ -10,9 +10,8 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from safetensors import SafetensorError, safe_open
-
 from dadlm.errors import CheckpointError
+from dadlm.model.files import read_shapes
 
 _LARGEST_JSON = 4 << 20  # bytes; configurations that list thousands of labels have one
 _DEEPEST = 32
@@ -49,15 +48,10 @@ def check_numbers(value: Any, name: str = "", depth: int = 0) -> None:
     elif isinstance(value, list):
         for inner in value:
             check_numbers(inner, name, depth + 1)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        _check_number(value, name)
-
-
-def _check_number(value: int | float, name: str) -> None:
-    if isinstance(value, float):
+    elif isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{name} is {value}, expected a finite number")
-    elif not name.endswith(_BASES):
+    elif isinstance(value, int) and not name.endswith(_BASES):
         most = _MOST_LAYERS if name.endswith(_LAYERS) else _LARGEST
         if abs(value) > most:
             raise ValueError(f"{name} is {str(value)[:20]}, expected at most {most:,}")
@@ -78,15 +72,9 @@ def check_stored(described: int, stored: int, origin: Path) -> None:
 
 def stored_numbers(folder: Path) -> int:
     """How many numbers the weights of a folder hold at most."""
-    count = 0
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="numpy") as tensors:
-                shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file} is truncated or damaged: {error}") from error
-        count += sum(map(math.prod, shapes))
-    return count or sum(file.stat().st_size for file in folder.glob("*.bin"))  # a byte each at least
+    shapes = [shape for file in folder.glob("*.safetensors") for _, shape in read_shapes(file).values()]
+    # Else a byte each at least.
+    return sum(map(math.prod, shapes)) or sum(file.stat().st_size for file in folder.glob("*.bin"))
 
 
 def check_gguf(file: Path) -> None:

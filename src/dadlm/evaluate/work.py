@@ -2,14 +2,14 @@
 
 A piece has a key (a row, a sample, a question to a judge) and any JSON value. Pieces are appended to
 `KIND.pieces.jsonl`; its first line says what the evaluation is about. Started again with the same subject,
-only the missing pieces are computed; with another subject the folder is refused, because old and new pieces
-must not mix, and so it is while another process works in it. Knows nothing of what is measured.
+only the missing pieces are computed; with another subject, or while another process works there, the folder
+is refused.
 """
 
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,8 +27,8 @@ KINDS = {
     "summarisation": "ROUGE, tokens per forward pass and the lead-sentence baseline",
     "latency": "time of a complete denoising step, and memory",
 }
-"""Every evaluation, in the order of the report. A kind is a function of `dadlm.evaluate`, a module of
-`dadlm.cli.evaluate` with its options, and one of `dadlm.evaluate.report` with its tables."""
+"""Every evaluation, in the order of the report. A kind is a function of `dadlm.evaluate`, a class of
+options in `dadlm.cli.evaluate`, and a module of `dadlm.evaluate.report` with its tables."""
 
 
 class Work:
@@ -69,8 +69,15 @@ class Work:
 
     def add(self, pieces: Iterable[tuple[str, Any]]) -> None:
         """Keep finished pieces; they are on the disk when this returns."""
-        new = dict(pieces)
-        lines = [_piece(self.kind, key, value) for key, value in new.items()]
+        new, lines = dict(pieces), []
+        for key, value in new.items():
+            try:
+                lines.append(_line([key, value]))
+            except ValueError as error:
+                raise DataError(
+                    f"{self.kind}, piece {key!r} is infinite or not a number ({error}) and was not kept: "
+                    "check the model's weights"
+                ) from None
         self.pieces |= new
         if self._file is not None:
             self._file.writelines(lines)
@@ -109,20 +116,10 @@ def _line(value: Any) -> bytes:
     return (json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _piece(kind: str, key: str, value: Any) -> bytes:
-    try:
-        return _line([key, value])
-    except ValueError as error:
-        raise DataError(
-            f"{kind}, piece {key!r} is infinite or not a number ({error}) and was not kept: "
-            "check the model's weights"
-        ) from None
-
-
 def _open(file: Path, subject: dict[str, Any], pieces: dict[str, Any]) -> BinaryIO:
     """Read the pieces of an earlier run, drop a line that it left unfinished, append from there."""
-    handle = open(file, "a+b")  # noqa: SIM115 (the caller closes it)
-    try:
+    with ExitStack() as stack:
+        handle = stack.enter_context(open(file, "a+b"))
         if not lock(handle.fileno()):
             raise DataError(
                 f"another process is at work on {file}: wait until it ends, or choose another --out"
@@ -132,9 +129,7 @@ def _open(file: Path, subject: dict[str, Any], pieces: dict[str, Any]) -> Binary
         if good == 0:
             handle.write(_line(subject))
             handle.flush()
-    except BaseException:
-        handle.close()
-        raise
+        stack.pop_all()  # the caller closes it
     return handle
 
 
@@ -153,31 +148,27 @@ def _read(handle: BinaryIO, file: Path, subject: dict[str, Any], pieces: dict[st
             raise DataError(
                 f"{file}, line {number}: not a finished piece ({error}); remove the file to start over"
             ) from None
-        if number == 1:
-            _compare(file, value, subject)
+        if number == 1 and value != subject:
+            raise DataError(
+                f"{file.parent} holds an evaluation of something else (different: "
+                f"{', '.join(_different(value, subject))}); choose another --out, or remove {file.name} and "
+                "what else it wrote there"
+            )
         good += len(line)
     return good
 
 
-def _compare(file: Path, there: Any, now: dict[str, Any]) -> None:
-    if there == now:
-        return
-    names = ", ".join(_different(there, now))
-    raise DataError(
-        f"{file.parent} holds an evaluation of something else (different: {names}); "
-        f"choose another --out, or remove {file.name} and what else it wrote there"
-    )
-
-
 def _different(there: Any, now: Any, name: str = "") -> list[str]:
     """Names of the fields in which two subjects differ, such as seed, model.weights."""
+    if there == now:
+        return []
     if not (isinstance(there, dict) and isinstance(now, dict)):
-        return [] if there == now else [name or "all"]
-    names = []
-    for inner in {**there, **now}:
-        whole = f"{name}.{inner}" if name else inner
-        if inner in there and inner in now:
-            names += _different(there[inner], now[inner], whole)
-        else:
-            names.append(whole)
-    return names
+        return [name or "all"]
+    missing = object()
+    return [
+        different
+        for inner in {**there, **now}
+        for different in _different(
+            there.get(inner, missing), now.get(inner, missing), f"{name}.{inner}" if name else inner
+        )
+    ]

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from dadlm import counter, dag
 from dadlm.errors import ConfigError
-from dadlm.evaluate.scores import eval_mode, finite
-from dadlm.model import Context, Model
+from dadlm.evaluate.scores import finite
+from dadlm.model import Context, Model, eval_mode
 
 _COPIES = 128  # masked copies of blocks scored at once
 _NEVER = 1 << 62  # rank of a token that is not revealed
@@ -50,7 +50,7 @@ def score_continuation(
     if not continuation:
         return Score(0.0, True)
     ids = torch.tensor([*context, *continuation], device=model.device)
-    with eval_mode(model):
+    with eval_mode(model), torch.no_grad():
         if family == "ar":
             return _exact(model, ids, len(context))
         return _bound(model, ids, len(context), draws, seed)

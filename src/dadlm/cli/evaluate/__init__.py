@@ -1,21 +1,18 @@
-"""dadlm evaluate KIND: measure, write KIND.json, show the tables that `dadlm report` has for it.
-
-A kind is a module here with its `Options` and a function `measure` that calls `dadlm.evaluate`.
-"""
+"""dadlm evaluate KIND: measure, write KIND.json, show the tables that `dadlm report` has for it."""
 
 import json
 import shlex
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import tyro
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dadlm.cli.evaluate.kinds import OPTIONS
+from dadlm.cli.options import parse, subcommand
 from dadlm.errors import ConfigError
 from dadlm.evaluate.report import document as doc
 from dadlm.evaluate.report import sections_of
@@ -32,21 +29,17 @@ USAGE = "\n".join(
 
 
 def run(words: list[str]) -> int:
-    if words and words[0] in ("-h", "--help"):
-        print(USAGE)
+    problem = f"unknown kind of evaluation {words[0]!r}" if words else "say what to evaluate"
+    options = subcommand(words, OPTIONS, USAGE, problem)
+    if options is None:
         return 0
-    if not words or words[0] not in KINDS:
-        problem = f"unknown kind of evaluation {words[0]!r}" if words else "say what to evaluate"
-        raise ConfigError(f"{problem}\n{USAGE}")
     kind, *words = words
-    module = import_module(f"dadlm.cli.evaluate.{kind}")
-    prog = f"dadlm evaluate {kind}"
-    options = tyro.cli(module.Options, args=words, prog=prog, config=(tyro.conf.FlagCreatePairsOff,))
+    options = parse(options, words, f"evaluate {kind}")
     folder = Path(options.out or f"evaluation/{kind}")
     if folder.is_file():
         raise ConfigError(f"{folder} is a file: --out must be a folder")
     command = shlex.join(["dadlm", "evaluate", kind, *_without_secrets(words)])
-    result = module.measure(options, folder) | {"command": command}
+    result = options.measure(folder) | {"command": command}
     file = folder / f"{kind}.json"
     write_result(file, result)
     if options.json:

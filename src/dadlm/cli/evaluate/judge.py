@@ -12,15 +12,16 @@ from dadlm.cli.evaluate.common import Common
 from dadlm.errors import ConfigError
 from dadlm.evaluate import judge
 from dadlm.evaluate.endpoint import Endpoint
-from dadlm.evaluate.judge import Judge
 from dadlm.evaluate.language_models import open_language_model
-from dadlm.evaluate.pairs import Pairs, plant, read_pairs, trust
+from dadlm.evaluate.pairs import plant, read_pairs, trust
 from dadlm.evaluate.question import LocalJudge
 from dadlm.tokens.sources import read_texts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Common):
+class Judge(Common):
+    """Two sets of samples compared in pairs by a language model."""
+
     samples: tuple[str, ...] = ()
     """Samples as `dadlm evaluate generation` writes them: one file or folder with both models, or A's and
     B's."""
@@ -54,52 +55,40 @@ class Options(Common):
     seed: tyro.conf.Suppress[int] = 0
     batch_size: tyro.conf.Suppress[int] = 16
 
+    def measure(self, folder: Path) -> dict[str, Any]:
+        if len(self.samples) not in (1, 2) and (self.samples or not self.planted):
+            raise ConfigError("no samples: pass --samples FOLDER, or --samples A.jsonl B.jsonl")
+        if bool(self.endpoint) == bool(self.judge):
+            raise ConfigError(
+                "who judges? Pass either --endpoint MODEL (a server's) or --judge NAME (on this machine)"
+            )
+        if self.planted_count < 1:
+            raise ConfigError(f"--planted-count must be at least 1, got {self.planted_count}")
+        by, prices = self._judge(), {"price_in": self.price_in, "price_out": self.price_out}
+        planted: dict[str, Any] = {}
+        if self.planted:
+            # Some documents are too short: look at more than are wanted, and never at all of a large text.
+            texts = list(islice(read_texts(self.planted), 20 * self.planted_count))
+            known = judge(
+                plant(texts, count=self.planted_count, source=self.planted),
+                by,
+                out=folder / "planted" if self.samples else folder,
+                quiet=self.json,
+                **prices,
+            )
+            planted = {"planted": trust(known)}
+            if not self.samples:
+                return known | planted
+        pairs = read_pairs(self.samples[0], self.samples[-1], self.model_a, self.model_b)
+        return judge(pairs, by, out=folder, quiet=self.json, **prices) | planted
 
-def measure(options: Options, folder: Path) -> dict[str, Any]:
-    if len(options.samples) not in (1, 2) and (options.samples or not options.planted):
-        raise ConfigError("no samples: pass --samples FOLDER, or --samples A.jsonl B.jsonl")
-    if bool(options.endpoint) == bool(options.judge):
-        raise ConfigError(
-            "who judges? Pass either --endpoint MODEL (a server's) or --judge NAME (on this machine)"
-        )
-    if options.planted_count < 1:
-        raise ConfigError(f"--planted-count must be at least 1, got {options.planted_count}")
-    by = _judge(options)
-
-    def ask(pairs: Pairs, out: Path) -> dict[str, Any]:
-        return judge(
-            pairs, by, price_in=options.price_in, price_out=options.price_out, out=out, quiet=options.json
-        )
-
-    planted: dict[str, Any] = {}
-    if options.planted:
-        known = ask(_plant(options), folder / "planted" if options.samples else folder)
-        planted = {"planted": trust(known)}
-        if not options.samples:
-            return known | planted
-    pairs = read_pairs(options.samples[0], options.samples[-1], options.model_a, options.model_b)
-    return ask(pairs, folder) | planted
-
-
-def _plant(options: Options) -> Pairs:
-    # Some documents are too short: look at more than are wanted, and never at all of a large text.
-    texts = list(islice(read_texts(options.planted), 20 * options.planted_count))
-    return plant(texts, count=options.planted_count, source=options.planted)
-
-
-def _judge(options: Options) -> Judge:
-    if not options.endpoint:
-        return LocalJudge(open_language_model(options.judge, options.device))
-    return Endpoint(
-        model=options.endpoint, threads=options.concurrency, timeout=options.timeout, body=_body(options.body)
-    )
-
-
-def _body(text: str) -> dict[str, Any]:
-    try:
-        body = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--body is not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise ConfigError("--body must be a JSON object, such as '{\"top_p\": 1}'")
-    return body
+    def _judge(self) -> Endpoint | LocalJudge:
+        if not self.endpoint:
+            return LocalJudge(open_language_model(self.judge, self.device))
+        try:
+            body = json.loads(self.body)
+        except ValueError as error:
+            raise ConfigError(f"--body is not JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise ConfigError("--body must be a JSON object, such as '{\"top_p\": 1}'")
+        return Endpoint(model=self.endpoint, threads=self.concurrency, timeout=self.timeout, body=body)

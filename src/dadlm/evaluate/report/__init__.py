@@ -1,34 +1,42 @@
 """All results on one page: the paper's tables with the paper's numbers beside ours.
 
-`report` finds the JSON that evaluations wrote and makes one HTML page that needs nothing beside it and one
-Markdown file. It measures nothing and opens no model. A kind of evaluation has a module here with a function
-`section`.
+`report` finds the JSON that evaluations wrote and makes one Markdown file and one HTML page, without scripts,
+that needs nothing beside it. A kind of evaluation has a module here with a function `section`.
 """
 
 import json
+import re
 from collections.abc import Iterable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from dadlm.errors import DataError
-from dadlm.evaluate.report.document import Found, Section, Skipped, Table, in_short
-from dadlm.evaluate.report.render import render
+from dadlm.errors import ConfigError, DataError
+from dadlm.evaluate.report.document import Found, Section, Table, in_short
 from dadlm.evaluate.work import KINDS, whole_file
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 __all__ = ["report", "sections_of"]
 
 LARGEST = 50_000_000
 """Bytes of a result."""
+_MARKUP = re.compile(r"([\\`*_\[\]|#~$])")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
 def report(places: Iterable[str | Path], out: str | Path = "report") -> dict[str, Any]:
     """Write the results of folders and files to `out`/index.html and `out`/report.md; say what was found."""
     places = list(places)
-    gathered, skipped = _gather(places)
-    problems = {one.file: _problem(one) for one in gathered}
-    found = [one for one in gathered if not problems[one.file]]
-    skipped += [Skipped(file, why) for file, why in problems.items() if why]
+    found: list[Found] = []
+    skipped: list[dict[str, str]] = []
+    for file in _files(places):
+        try:
+            found.append(_read(file))
+        except ValueError as error:
+            skipped.append({"file": str(file), "why": str(error)})
     if not found:
         raise DataError(
             f"no results in {', '.join(map(str, places)) or 'no folder'}: "
@@ -39,13 +47,13 @@ def report(places: Iterable[str | Path], out: str | Path = "report") -> dict[str
     for file, template in ((page, "page.html"), (text, "report.md")):
         with whole_file(file) as handle:
             # Names of files and models need not be Unicode.
-            handle.write(render(template, sections, found, skipped).encode("utf-8", "replace"))
+            handle.write(_render(template, sections, found, skipped).encode("utf-8", "replace"))
     return {
         "kind": "report",
         "page": str(page),
         "markdown": str(text),
         "results": [{"file": str(one.file), "kind": one.kind} for one in found],
-        "skipped": [{"file": str(one.file), "why": one.why} for one in skipped],
+        "skipped": skipped,
         "tables": [part.caption for section in sections for part in section.parts if isinstance(part, Table)],
         "in_short": in_short(sections),
     }
@@ -57,39 +65,30 @@ def sections_of(found: list[Found]) -> list[Section]:
     return [import_module(f"{__name__}.{kind}").section(some) for kind, some in by_kind.items() if some]
 
 
-def _problem(one: Found) -> str:
-    """Why a result cannot be shown, or "". It may come from another version, or an editor."""
-    if one.kind not in KINDS:
-        return f"unknown kind {one.kind[:40]!r}"
+def _read(file: Path) -> Found:
+    """A result that can be shown; it may come from another version, or an editor. ValueError says why not."""
+    try:
+        if (size := file.stat().st_size) > LARGEST:
+            raise ValueError(f"too large: {size:,} bytes, more than {LARGEST:,}")
+        result = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"cannot be read: {error}") from None
+    if not isinstance(result, dict) or not isinstance(result.get("kind"), str):
+        raise ValueError("no evaluation")
+    found = Found(file, result)
+    if found.kind not in KINDS:
+        raise ValueError(f"unknown kind {found.kind[:40]!r}")
     try:
         for template in ("page.html", "report.md"):
-            render(template, sections_of([one]), [one], [])
+            _render(template, sections_of([found]), [found], [])
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        return f"not a {one.kind} that can be shown ({type(error).__name__}: {str(error)[:80]})"
-    return ""
-
-
-def _gather(places: Iterable[str | Path]) -> tuple[list[Found], list[Skipped]]:
-    """Every result below these folders, and among these files, once each; other JSON is named, not fatal."""
-    found: list[Found] = []
-    skipped: list[Skipped] = []
-    for file in _files(places):
-        try:
-            if (size := file.stat().st_size) > LARGEST:
-                skipped.append(Skipped(file, f"too large: {size:,} bytes, more than {LARGEST:,}"))
-                continue
-            result = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
-        except (OSError, ValueError, RecursionError) as error:
-            skipped.append(Skipped(file, f"cannot be read: {error}"))
-            continue
-        if isinstance(result, dict) and isinstance(result.get("kind"), str):
-            found.append(Found(file, result))
-        else:
-            skipped.append(Skipped(file, "no evaluation"))
-    return found, skipped
+        why = f"not a {found.kind} that can be shown ({type(error).__name__}: {str(error)[:80]})"
+        raise ValueError(why) from None
+    return found
 
 
 def _files(places: Iterable[str | Path]) -> list[Path]:
+    """Every JSON file among these and below these folders, once."""
     files: dict[Path, Path] = {}  # by their true place: a folder and one above it may both be given
     for place in map(Path, places):
         if not place.exists():
@@ -102,3 +101,47 @@ def _files(places: Iterable[str | Path]) -> list[Path]:
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _render(template: str, sections: list[Section], found: list[Found], skipped: list[dict[str, str]]) -> str:
+    """`page.html` or `report.md`; every text is escaped, figures are on the page only."""
+    values = {"sections": sections, "found": found, "skipped": skipped, "short": in_short(sections)}
+    return _environment().get_template(template).render(values).rstrip("\n") + "\n"
+
+
+@cache
+def _environment() -> "Environment":
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+    except ImportError:
+        raise ConfigError("the report needs jinja2: pip install 'dadlm[eval]'") from None
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
+        autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined,
+        finalize=_checked,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"md": _escape, "code": _code}
+    environment.tests["table"] = lambda part: isinstance(part, Table)
+    return environment
+
+
+def _checked(value: Any) -> Any:
+    """A result that was edited may hold anything where a name is expected."""
+    if not isinstance(value, str | int | Path):
+        raise TypeError(f"{type(value).__name__} where a text is expected")
+    return value
+
+
+def _escape(text: str) -> str:
+    text = re.sub("[&<>]", lambda sign: _ENTITIES[sign[0]], " ".join(text.split()))
+    return _MARKUP.sub(r"\\\1", text)
+
+
+def _code(text: str) -> str:
+    """Code whose fence is longer than any run of backticks in it."""
+    text = " ".join(text.split())
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{text}{fence}" if len(fence) == 1 else f"{fence} {text} {fence}"

@@ -1,7 +1,4 @@
-"""A report as plain data: sections of tables and figures, and how numbers are written.
-
-All text here is plain; `render.py` escapes it.
-"""
+"""A report as plain data: sections of tables and figures, and how numbers are written. All text is plain."""
 
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
@@ -27,14 +24,6 @@ class Found:
     @property
     def folder(self) -> str:
         return str(self.file.parent)
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A JSON file that is no result that can be shown, and why."""
-
-    file: Path
-    why: str
 
 
 @dataclass(frozen=True)
@@ -71,27 +60,37 @@ class Row:
         self.paper, self.rule = paper, rule
 
 
-@dataclass(frozen=True)
-class Difference:
-    """One thing in which ours is not, or need not be, the paper's setting."""
-
-    what: str
-    ours: str
-    paper: str
+Difference = tuple[str, Any, Any]
+"""A setting, ours and the paper's: numbers or words."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Table:
-    caption: str
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    differences: tuple[Difference, ...] | None = ()
-    """None: the paper has no such table."""
-    notes: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    """The results it was made from."""
-    commands: tuple[str, ...] = ()
-    """The commands that made those, where they say so."""
+    """A table with where it comes from: the files, and the commands that made them where they say so."""
+
+    def __init__(
+        self,
+        found: Iterable[Found],
+        caption: str,
+        columns: Iterable[Column | str],
+        rows: Iterable[Row],
+        *,
+        differences: Iterable[Difference] | None = None,
+        notes: Iterable[str] = (),
+    ) -> None:
+        """Differences None: the paper has no such table. Those where both are the same are left out, except
+        for the data: no name of a file proves that it holds the paper's text, or which part of it."""
+        found = list(found)
+        self.caption, self.rows, self.notes = caption, list(rows), list(notes)
+        self.columns = [Column(one) if isinstance(one, str) else one for one in columns]
+        self.files = [str(one.file) for one in found]
+        self.commands = list(
+            dict.fromkeys(str(one.result["command"]) for one in found if one.result.get("command"))
+        )
+        self.differences = differences and [
+            (what, _setting(ours), _setting(theirs))
+            for what, ours, theirs in dict.fromkeys(differences)
+            if ours != theirs or what == "data"
+        ]
 
     @property
     def groups(self) -> list[tuple[str, list[Column]]]:
@@ -99,7 +98,7 @@ class Table:
         return [(group, list(columns)) for group, columns in groupby(self.columns, lambda one: one.group)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Figure:
     svg: bytes
     caption: str
@@ -114,8 +113,8 @@ class Section:
     anchor: str
     title: str
     about: str
-    parts: tuple[Table | Figure, ...]
-    short: tuple[str, ...] = ()
+    parts: list[Table | Figure]
+    short: list[str]
     """What a reader in a hurry should know."""
 
 
@@ -153,6 +152,10 @@ def measured(
     return Cell(number(interval["mean"] * scale, digits), between(interval, digits, scale), best)
 
 
+def in_words(interval: Mapping[str, Any], digits: int = 2) -> str:
+    return f"{number(interval['mean'], digits)} {between(interval, digits)}"
+
+
 def apart(one: Mapping[str, Any] | None, others: list[Mapping[str, Any] | None]) -> bool:
     """Whether an interval lies above all the others, so that its mean may be called the highest."""
     known = [other for other in others if other is not None]
@@ -162,3 +165,7 @@ def apart(one: Mapping[str, Any] | None, others: list[Mapping[str, Any] | None])
 def in_short(sections: Iterable[Section]) -> list[str]:
     """What all sections say in a sentence, each sentence once."""
     return list(dict.fromkeys(line for section in sections for line in section.short))
+
+
+def _setting(value: Any) -> str:
+    return "unknown" if value is None else value if isinstance(value, str) else whole(value)

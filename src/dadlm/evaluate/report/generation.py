@@ -1,51 +1,47 @@
-"""Open-ended generation: the paper's figure, its tables by block size, and further measures."""
+"""Open-ended generation: the paper's figure, its tables of MAUVE and TPF by block size, further measures."""
 
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from dadlm.errors import DadlmError
+from dadlm.evaluate import paper
 from dadlm.evaluate.generation import ENOUGH
 from dadlm.evaluate.pareto import draw_pareto
-from dadlm.evaluate.report.document import (
-    Column,
-    Content,
-    Figure,
-    Found,
-    Section,
-    Table,
-    apart,
-    measured,
-    number,
-    ruled,
-)
-from dadlm.evaluate.report.grid import block_sizes, grid_notes, grid_of, grid_table, timing
-from dadlm.evaluate.report.subjects import Json, key_of, rank, table, write_key
+from dadlm.evaluate.report import document as doc
+from dadlm.evaluate.report import subjects
+from dadlm.evaluate.report.document import Column, Content, Figure, Found, Table, measured, number
+from dadlm.evaluate.report.subjects import Json, Key, block_size, key_of, rank, write_key
+from dadlm.evaluate.subject import NAMES
 
 _LARGEST = 5_000_000  # bytes of a figure; a larger one is left out
+_TPF, _MAUVE = "Adjusted TPF ↑", "MAUVE ↑"
+
+Grid = dict[Key, dict[str, Json]]
+"""Configuration → name of a model → its row."""
 
 
-def section(found: list[Found]) -> Section:
+def section(found: list[Found]) -> doc.Section:
     parts: list[Table | Figure] = []
     short: list[str] = []
     for one in found:
         where = f" ({one.folder})" if len(found) > 1 else ""
         parts += _figure(one, where)
-        for size in block_sizes(one.result):
-            parts.append(grid_table(one, size, where))
+        sizes = _block_sizes(one.result)
+        for size in sizes:
+            parts.append(_grid_table(one, size, where))
             short += _sentences(one.result, size, where)
-        parts.append(measures_table(one, where))
-    return Section(
+        parts.append(_measures_table(one, where, () if sizes else _notes(one.result, False)))
+    return doc.Section(
         anchor="generation",
         title="Open-ended generation",
         about="Completions of prompts from the validation text over a grid of decoding settings. TPF: tokens "
         "per forward pass; adjusted: times BD3LM's latency per step over the model's own. FH: first-hitting, "
         "one token per pass. T: denoising steps per block. k, r: gaps of up to k masked tokens are filled at "
         "once when a share r of the block is fixed.",
-        parts=tuple(parts),
-        short=tuple(short),
+        parts=parts,
+        short=short,
     )
 
 
@@ -55,20 +51,34 @@ def _figure(one: Found, where: str) -> Iterator[Figure]:
     beside = one.file.parent / "pareto.svg"
     if beside.is_file():
         if beside.stat().st_size <= _LARGEST:
-            yield Figure(svg=beside.read_bytes(), caption=caption)
+            yield Figure(beside.read_bytes(), caption)
         return
     with TemporaryDirectory() as folder:
         try:
             draw_pareto(one.result, Path(folder) / "pareto")
         except DadlmError:  # no matplotlib, or nothing was measured that could be drawn
             return
-        yield Figure(svg=(Path(folder) / "pareto.svg").read_bytes(), caption=caption)
+        yield Figure((Path(folder) / "pareto.svg").read_bytes(), caption)
+
+
+def _block_sizes(result: Json) -> list[int | None]:
+    """Those with a table of their own, large ones first; None: MDLM. AR is a reference for all."""
+    sizes = {block_size(row) for row in result["rows"] if row["family"] != "ar"}
+    return sorted(sizes, key=lambda size: -(size or 0))
+
+
+def _grid(result: Json, size: int | None) -> tuple[Grid, dict[str, str]]:
+    """The rows of one block size, and the families of their models, in the paper's order."""
+    grid: Grid = {}
+    for row in sorted(result["rows"], key=rank):
+        if row["family"] != "ar" and block_size(row) == size:
+            grid.setdefault(key_of(row), {})[row["model"]] = row
+    return grid, {name: row["family"] for rows in grid.values() for name, row in rows.items()}
 
 
 def _sentences(result: Json, size: int | None, where: str) -> Iterator[str]:
     """DA-DLM against BD3LM in MAUVE and judge perplexity, over the configurations that both have."""
-    grid = grid_of(result, size)
-    families = {name: row["family"] for rows in grid.values() for name, row in rows.items()}
+    grid, families = _grid(result, size)
     few = " So few samples mean little." if result["samples"] < ENOUGH else ""
     ours, theirs = ([name for name in families if families[name] == one] for one in ("dadlm", "bd3lm"))
     qualities = {"mauve": "MAUVE", "judge_perplexity": "Judge perplexity"}
@@ -80,8 +90,8 @@ def _sentences(result: Json, size: int | None, where: str) -> Iterator[str]:
             pairs = [(two, one) for one, two in pairs]
         if pairs:
             better = sum(one["mean"] > two["mean"] for one, two in pairs)
-            clear = sum(apart(one, [two]) for one, two in pairs)
-            worse = sum(apart(two, [one]) for one, two in pairs)
+            clear = sum(doc.apart(one, [two]) for one, two in pairs)
+            worse = sum(doc.apart(two, [one]) for one, two in pairs)
             yield (
                 f"{qualities[quality]}{where}: {name} better than {other} in {better} of {len(pairs)} "
                 f"configurations, intervals apart in {clear}; worse with intervals apart in {worse}; "
@@ -89,54 +99,135 @@ def _sentences(result: Json, size: int | None, where: str) -> Iterator[str]:
             )
 
 
-def measures_table(one: Found, where: str) -> Table:
-    result = one.result
-    judged = any(row["judge_perplexity"] for row in result["rows"])
-    timed = timing(result)
-    ranked = sorted(result["rows"], key=lambda row: (*rank(row), row["model"]))
-    rows: list[tuple[Any, tuple[Content, ...]]] = [
-        (row["model"], (row["model"], write_key(key_of(row)), *_measures(row, judged, bool(timed))))
-        for row in ranked
-    ]
-    if result.get("reference"):
-        texts = _text(result["reference"], judged)
-        rows.append((None, ("True text", None, *texts, *[None] * (4 if timed else 3))))
-    judge = f"; perplexity under {result['judge_lm']}" if result["judge_lm"] else ""
-    return table(
+def _grid_table(one: Found, size: int | None, where: str) -> Table:
+    grid, families = _grid(one.result, size)
+    columns, contents = zip(*_columns(grid, families, size), strict=True)
+    has_mauve = any(column.group == _MAUVE for column in columns)
+    return Table(
         [one],
-        ruled(rows),
-        caption=f"Further measures of the same samples{where}{judge}.",
-        columns=(
-            "Model",
-            Column("Denoising", words=True),
-            *(["Perplexity ↓"] if judged else []),
-            *(Column(str(n), "Distinct n-grams", detail=True) for n in (1, 2, 3)),
-            Column("Entropy, nats", detail=True),
-            Column("Repeated 4-grams ↓", detail=True),
-            Column("raw", "TPF ↑"),
-            Column("with cache passes", "TPF ↑", detail=True),
-            "Empty",
-            *([f"ms per step, batch size {timed['batch_size']}"] if timed else []),
-        ),
-        differences=None,
-        notes=tuple(grid_notes(result, False)) if not block_sizes(result) else (),
+        f"{'MAUVE and adjusted TPF' if has_mauve else 'Adjusted TPF'}, "
+        f"{f'block size {size}' if size else 'no blocks'}{where}.",
+        columns,
+        doc.ruled((key[0], [content[key] for content in contents]) for key in grid),
+        differences=_differences(one.result) if any(column.paper for column in columns) else None,
+        notes=_notes(one.result, has_mauve),
     )
 
 
-def _measures(row: Json, judged: bool, timed: bool) -> Iterator[Content]:
-    yield from _text(row, judged)
-    yield number(row["raw_tpf"])
-    yield number(row["tpf_with_cache_passes"])
-    yield number(row["empty"], 0)
-    if timed:
-        yield number(row.get("ms_per_step"))
+def _columns(
+    grid: Grid, families: dict[str, str], size: int | None
+) -> Iterator[tuple[Column, dict[Key, Content]]]:
+    """Columns, and what each says of a configuration; the paper's stand where it has numbers."""
+    yield Column("Denoising"), {key: write_key(key) for key in grid}
+    for at, group in enumerate((_TPF, _MAUVE)):
+        for name, family in families.items():
+            if group == _TPF:
+                yield Column(name, group), {key: _tpf(rows.get(name)) for key, rows in grid.items()}
+            elif any(rows[name]["mauve"] for rows in grid.values() if name in rows):
+                yield Column(name, group), {key: _mauve(rows, name) for key, rows in grid.items()}
+            else:
+                continue
+            theirs = {key: _paper(family, name, size, key)[at] for key in grid}
+            if any(theirs.values()):
+                title = "BD3LM-300K" if _is_300k(family, name) else NAMES[family]
+                values: dict[Key, Content] = {key: number(theirs[key], 2 + at) for key in grid}
+                yield Column(f"{title}, paper", group, paper=True), values
 
 
-def _text(row: Json, judged: bool) -> tuple[Content, ...]:
+def _is_300k(family: str, name: str) -> bool:
+    """The paper has a BD3LM that was trained for twice the steps."""
+    return family == "bd3lm" and "300k" in name.lower()
+
+
+def _paper(family: str, name: str, size: int | None, key: Key) -> tuple[float | None, float | None]:
+    """The paper's TPF and MAUVE of such a model."""
+    row = subjects.paper_row(size, key)
+    if row is None or family not in ("bd3lm", "dadlm"):
+        return None, None
+    if family == "dadlm":
+        return row.dadlm_tpf, row.dadlm_mauve
+    if size == 16 and _is_300k(family, name):
+        return row.bd3lm_tpf, paper.BD3LM_300K_MAUVE[paper.GENERATION[16].index(row)]
+    return row.bd3lm_tpf, row.bd3lm_mauve
+
+
+def _tpf(row: Json | None) -> Content:
+    if row is None:
+        return None
+    adjusted = row["adjusted_tpf"]
+    return doc.Cell(number(row["raw_tpf"]), "raw") if adjusted is None else number(adjusted)
+
+
+def _mauve(rows: dict[str, Json], name: str) -> Content:
+    if name not in rows:
+        return None
+    others = [row["mauve"] for other, row in rows.items() if other != name]
+    return measured(rows[name]["mauve"], 3, best=doc.apart(rows[name]["mauve"], others))
+
+
+def _differences(result: Json) -> Iterator[doc.Difference]:
+    yield "data", subjects.rows_of(result), "OpenWebText"
+    yield from subjects.models_differ(result["models"])
+    yield "prompt tokens", result["prompt_tokens"], paper.PROMPT_TOKENS
+    yield "new tokens", result["new_tokens"], paper.NEW_TOKENS
+    yield "samples", result["samples"], paper.SAMPLES
+    embedder = result["embedder"]
+    if embedder and "gpt2large" not in embedder.lower().replace("-", "").replace(" ", ""):
+        yield "embedder of MAUVE", embedder, paper.EMBEDDER
+    if timed := _timing(result):
+        yield subjects.device_differs(timed["device"])
+        yield "batch size of the timing", timed["batch_size"], paper.BATCH_SIZE
+
+
+def _timing(result: Json) -> Json | None:
+    """On what steps were timed: the same for every model and configuration of a run."""
+    found = result.get("latency") or None
+    while found and "device" not in found:
+        found = next((part for part in found.values() if isinstance(part, dict)), None)
+    return found
+
+
+def _notes(result: Json, has_mauve: bool) -> Iterator[str]:
+    if has_mauve:
+        yield "Bold: an interval above all others of its row."
+    for row in result["rows"]:
+        if row["family"] == "ar" and row["mauve"]:
+            usual = key_of(row) == ("AR", None)
+            theirs = f" (paper {paper.AR_MAUVE})" if usual else f", decoded by {write_key(key_of(row))}"
+            yield f"{row['model']}, for reference: MAUVE {doc.in_words(row['mauve'], 3)}{theirs}."
+    yield from map(str, result.get("notes") or ())
+
+
+def _measures_table(one: Found, where: str, notes: Iterator[str] | tuple[()]) -> Table:
+    result = one.result
+    judged, timed = any(row["judge_perplexity"] for row in result["rows"]), _timing(result)
+    rows: list[tuple[str | None, list[Content]]] = []
+    for row in sorted(result["rows"], key=lambda row: (*rank(row), row["model"])):
+        cost = [number(row["raw_tpf"]), number(row["tpf_with_cache_passes"]), number(row["empty"], 0)]
+        cost += [number(row.get("ms_per_step"))] if timed else []
+        rows.append((row["model"], [row["model"], write_key(key_of(row)), *_text(row, judged), *cost]))
+    if result.get("reference"):
+        rest = [None] * (4 if timed else 3)
+        rows.append((None, ["True text", None, *_text(result["reference"], judged), *rest]))
+    judge = f"; perplexity under {result['judge_lm']}" if result["judge_lm"] else ""
+    columns: list[Column | str] = [
+        "Model",
+        Column("Denoising", words=True),
+        *(["Perplexity ↓"] if judged else []),
+        *(Column(str(n), "Distinct n-grams", detail=True) for n in (1, 2, 3)),
+        Column("Entropy, nats", detail=True),
+        Column("Repeated 4-grams ↓", detail=True),
+        Column("raw", "TPF ↑"),
+        Column("with cache passes", "TPF ↑", detail=True),
+        "Empty",
+        *([f"ms per step, batch size {timed['batch_size']}"] if timed else []),
+    ]
+    caption = f"Further measures of the same samples{where}{judge}."
+    return Table([one], caption, columns, doc.ruled(rows), notes=notes)
+
+
+def _text(row: Json, judged: bool) -> list[Content]:
     """What can be said of texts alone."""
-    return (
-        *([measured(row["judge_perplexity"], 1)] if judged else []),
-        *(number(row["distinct"][n], 3) for n in ("1", "2", "3")),
-        number(row["entropy"]),
-        number(row["repetition"], 3),
-    )
+    distinct = [number(row["distinct"][n], 3) for n in ("1", "2", "3")]
+    perplexity = [measured(row["judge_perplexity"], 1)] if judged else []
+    return [*perplexity, *distinct, number(row["entropy"]), number(row["repetition"], 3)]

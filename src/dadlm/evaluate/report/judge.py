@@ -1,47 +1,24 @@
 """The paper's tables of the judge: win rates among decided pairs, by decoding configuration."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from dadlm.evaluate import paper
 from dadlm.evaluate.pairs import in_words
-from dadlm.evaluate.report.document import (
-    Cell,
-    Column,
-    Content,
-    Difference,
-    Found,
-    Section,
-    Table,
-    measured,
-    number,
-    ruled,
-    whole,
-)
-from dadlm.evaluate.report.subjects import (
-    Json,
-    Key,
-    block_size,
-    data_beside,
-    key_of,
-    models_differ,
-    paper_row,
-    rank_key,
-    table,
-    value_differs,
-    write_key,
-)
+from dadlm.evaluate.report import document as doc
+from dadlm.evaluate.report import subjects
+from dadlm.evaluate.report.document import Column, Content, Found, measured, number, whole
+from dadlm.evaluate.report.subjects import Json, block_size, key_of, write_key
 
 
-def section(found: list[Found]) -> Section:
-    return Section(
+def section(found: list[Found]) -> doc.Section:
+    return doc.Section(
         anchor="judge",
         title="Language model as judge",
         about="Two continuations of the same prompt, shown in both orders, names hidden. A model wins a pair "
         "only if it is preferred in both orders; all else is a tie. Win rates are among decided pairs, with "
         "Wilson intervals.",
-        parts=tuple(map(_table, found)),
-        short=tuple(_sentence(one.result) for one in found if any(map(_decided, one.result["rows"]))),
+        parts=list(map(_table, found)),
+        short=[_sentence(one.result) for one in found if any(map(_decided, one.result["rows"]))],
     )
 
 
@@ -55,29 +32,29 @@ def _paper_side(result: Json) -> tuple[str, int]:
     return "", 0
 
 
-def _table(one: Found) -> Table:
+def _table(one: Found) -> doc.Table:
     result = one.result
     side, size = _paper_side(result)
-    ranked = sorted(((key_of(row), row) for row in result["rows"]), key=lambda pair: rank_key(pair[0]))
-    rows: list[tuple[Any, tuple[Content, ...]]] = [
-        (key[0], (write_key(key), *_verdict(row), *([_paper_rate(size, key, side)] if side else [])))
+    ranked = sorted(
+        ((key_of(row), row) for row in result["rows"]), key=lambda pair: subjects.rank_key(pair[0])
+    )
+    rows: list[tuple[str | None, list[Content]]] = [
+        (key[0], [write_key(key), *_verdict(row), *([_paper_rate(size, key, side)] if side else [])])
         for key, row in ranked
     ]
     if len(rows) > 1:  # counts only: the same prompts in every row are not independent
-        counts = _verdict({**result, "win_rate": None})
-        rows.append((None, ("all", *counts, *([None] if side else []))))
-    return table(
+        rows.append((None, ["all", *_verdict({**result, "win_rate": None}), *([None] if side else [])]))
+    return doc.Table(
         [one],
-        ruled(rows),
-        caption=f"Win rate of {result['a']} against {result['b']}, judged by {result['judge']}.",
-        columns=(
+        f"Win rate of {result['a']} against {result['b']}, judged by {result['judge']}.",
+        [
             "Denoising",
-            Column("Win rate, %", "Ours"),
-            *(Column(name, "Ours") for name in ("Pairs", "Wins", "Losses", "Ties")),
+            *(Column(name, "Ours") for name in ("Win rate, %", "Pairs", "Wins", "Losses", "Ties")),
             *([Column(f"block size {size}, %", "Paper", paper=True)] if side else []),
-        ),
-        differences=tuple(_differences(result)) if side else None,
-        notes=tuple(_notes(result)),
+        ],
+        doc.ruled(rows),
+        differences=_differences(result) if side else None,
+        notes=_notes(result),
     )
 
 
@@ -85,26 +62,25 @@ def _verdict(row: Json) -> Iterator[Content]:
     rate = row["win_rate"] if _decided(row) else None
     yield measured(rate, scale=100, best=bool(rate) and _leaning(rate) != 0)
     for name in ("pairs", "wins_a", "wins_b", "ties"):
-        yield number(row[name], 0)
+        yield whole(row[name])
 
 
-def _paper_rate(size: int, key: Key, side: str) -> Content:
-    row = paper_row(size, key)
+def _paper_rate(size: int, key: subjects.Key, side: str) -> Content:
+    row = subjects.paper_row(size, key)
     if row is None:
         return None
     rate, low, high = row.win_rate, row.win_low, row.win_high
     if side == "b":  # the paper counts DA-DLM's wins, this table BD3LM's
         rate, low, high = 100 - rate, 100 - high, 100 - low
-    return Cell(number(rate), f"[{number(low)}, {number(high)}]")
+    return measured({"mean": rate, "low": low, "high": high})
 
 
-def _differences(result: Json) -> Iterator[Difference]:
-    yield data_beside(result.get("source") or "unknown", "OpenWebText")
+def _differences(result: Json) -> Iterator[doc.Difference]:
+    yield "data", result.get("source") or "unknown", "OpenWebText"
     if paper.JUDGE.lower() not in result["judge"].lower():
-        yield Difference("judge", result["judge"], paper.JUDGE)
-    pairs = max(row["pairs"] for row in result["rows"])
-    yield from value_differs("pairs per configuration", pairs, paper.SAMPLES)
-    yield from models_differ([result["model_a"], result["model_b"]])
+        yield "judge", result["judge"], paper.JUDGE
+    yield "pairs per configuration", max(row["pairs"] for row in result["rows"]), paper.SAMPLES
+    yield from subjects.models_differ([result["model_a"], result["model_b"]])
 
 
 def _notes(result: Json) -> Iterator[str]:

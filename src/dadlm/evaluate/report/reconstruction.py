@@ -4,169 +4,129 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dadlm.evaluate import paper
-from dadlm.evaluate.report.document import (
-    Cell,
-    Column,
-    Content,
-    Difference,
-    Found,
-    Row,
-    Section,
-    Table,
-    measured,
-    number,
-    ruled,
-)
-from dadlm.evaluate.report.subjects import (
-    Json,
-    block_size,
-    by_data,
-    cautions,
-    data_beside,
-    family_name,
-    labels,
-    models_differ,
-    rank,
-    rows_of,
-    source_of,
-    table,
-)
+from dadlm.evaluate.report import document as doc
+from dadlm.evaluate.report import subjects
+from dadlm.evaluate.report.document import Column, Content, Found, Table, measured, number
+from dadlm.evaluate.report.subjects import Json, block_size, rows_of
+from dadlm.evaluate.subject import NAMES
 
 _SETS = ("LM1B", "OpenWebText")
-_PAPER = tuple(Column(name, "Paper", paper=True) for name in _SETS)
+_PAPER = [Column(name, "Paper", paper=True) for name in _SETS]
+_VERDICTS = {"model": "better", "against": "worse", "": "no difference that the interval supports"}
 
 
 @dataclass(frozen=True)
 class _Score:
-    """What a result says of one of its models."""
+    """What a result says of one of its models: "model" or "against"."""
 
-    model: Json
-    value: float
-    interval: Json | None
-    bound: float | None
-    gap: float | None
-    folder: str
+    found: Found
+    side: str
 
     @property
-    def key(self) -> tuple[str, str, float]:
+    def model(self) -> Json:
+        return self.found.result[self.side]
+
+    def value(self, name: str) -> float | None:
+        return self.found.result.get(name if self.side == "model" else f"against_{name}")
+
+    @property
+    def key(self) -> tuple[str, str, float | None]:
         """The same weights with the same value are one measurement, in however many files it is."""
-        return self.model["name"], self.model["weights"], self.value
+        return self.model["name"], self.model["weights"], self.value("value")
 
 
-def section(found: list[Found]) -> Section:
-    parts: list[Table] = []
+def section(found: list[Found]) -> doc.Section:
+    parts: list[Table | doc.Figure] = []
     short: list[str] = []
-    for group in by_data(found):
+    for group in subjects.by_data(found):
         pairs = [one for one in group if one.result["against"]]
         parts.append(_values(group, pairs))
         if pairs:
             parts.append(_pairs(pairs))
             short += [_sentence(one.result) for one in pairs]
-    return Section(
+    return doc.Section(
         anchor="reconstruction",
         title="Conditional block reconstruction",
         about="Nats per token, weighted by the noise schedule: how well a masked block is restored from what "
         "is left of it and the blocks before. Lower is better. For DA-DLM it is no bound on the likelihood; "
         "the bound goes through its node marginals, and the gap between the two is what the graph adds.",
-        parts=tuple(parts),
-        short=tuple(short),
+        parts=parts,
+        short=short,
     )
 
 
 def _values(group: list[Found], pairs: list[Found]) -> Table:
-    scores = sorted(_scores(group, pairs), key=lambda score: rank(score.model))
-    names = labels([(score.model["name"], score.folder) for score in scores])
-    winners = {_score(one, side).key for one in pairs for side in _better(one.result)}
-    rows = ruled(
-        (score.model["family"], tuple(_cells(score, name, score.key in winners)))
-        for score, name in zip(scores, names, strict=True)
-    )
-    return table(
+    every = [_Score(one, "model") for one in group] + [_Score(one, "against") for one in pairs]
+    once: dict[tuple, _Score] = {}
+    for score in every:
+        once.setdefault(score.key, score)
+    scores = sorted(once.values(), key=lambda score: subjects.rank(score.model))
+    names = subjects.labels([(score.model["name"], score.found) for score in scores])
+    winners = {_Score(one, side).key for one in pairs if (side := _better(one.result))}
+    bold = ["Bold: better in a comparison below whose interval leaves out 0."] if winners else []
+    ours = (Column(name, "Ours") for name in ("Reconstruction", "Bound", "Gap"))
+    return Table(
         group,
-        rows,
-        caption=f"Reconstruction ↓ on {rows_of(group[0].result)}, in the form of the paper's Table 1.",
-        columns=(
-            "Model",
-            Column("Family", words=True),
-            "Block size",
-            *(Column(name, "Ours") for name in ("Reconstruction", "Bound", "Gap")),
-            *_PAPER,
+        f"Reconstruction ↓ on {rows_of(group[0].result)}, in the form of the paper's Table 1.",
+        ["Model", Column("Family", words=True), "Block size", *ours, *_PAPER],
+        doc.ruled(
+            (score.model["family"], [name, *_cells(score, score.key in winners)])
+            for score, name in zip(scores, names, strict=True)
         ),
-        differences=tuple(_differences(group)),
-        notes=(
-            *(["Bold: better in a comparison below whose interval leaves out 0."] if winners else []),
-            *cautions(group[0].result),
-        ),
+        differences=_differences(group),
+        notes=[*bold, *subjects.cautions(group[0].result)],
     )
 
 
-def _cells(score: _Score, name: str, best: bool) -> Iterator[Content]:
-    yield name
-    yield family_name(score.model)
+def _cells(score: _Score, best: bool) -> Iterator[Content]:
+    yield NAMES[score.model["family"]]
     yield number(block_size(score.model), 0)
-    known = score.interval is not None
-    yield measured(score.interval, 3, best=best) if known else Cell(number(score.value, 3), best=best)
-    yield number(score.bound, 3)
-    yield number(score.gap, 3)
-    theirs = paper.RECONSTRUCTION.get((score.model["family"], block_size(score.model)), {})
-    yield from (number(theirs.get(set_)) for set_ in _SETS)
+    interval = score.found.result.get("interval" if score.side == "model" else "against_interval")
+    value = number(score.value("value"), 3)
+    yield doc.Cell(value, best=best) if interval is None else measured(interval, 3, best=best)
+    yield number(score.value("bound"), 3)
+    yield number(score.value("gap"), 3)
+    yield from (number(value) for value in _paper_values(score.model))
 
 
-def _scores(group: list[Found], pairs: list[Found]) -> list[_Score]:
-    """Each measurement once."""
-    scores = [_score(one, "model") for one in group] + [_score(one, "against") for one in pairs]
-    return list({score.key: score for score in reversed(scores)}.values())[::-1]
+def _paper_values(model: Json) -> list[float | None]:
+    theirs = paper.RECONSTRUCTION.get((model["family"], block_size(model)), {})
+    return [theirs.get(name) for name in _SETS]
 
 
-def _score(one: Found, side: str) -> _Score:
-    prefix = "" if side == "model" else "against_"
-    known = {name: one.result.get(prefix + name) for name in ("interval", "bound", "gap")}
-    return _Score(model=one.result[side], value=one.result[prefix + "value"], folder=one.folder, **known)
-
-
-def _better(result: Json) -> list[str]:
+def _better(result: Json) -> str:
     """Which of a pair is better, if the interval of the difference says so."""
     low, high = result["difference"]["low"], result["difference"]["high"]
-    return ["model"] if high < 0 else ["against"] if low > 0 else []
+    return "model" if high < 0 else "against" if low > 0 else ""
 
 
 def _pairs(pairs: list[Found]) -> Table:
-    named = [
-        (" − ".join(one.result[side]["name"] for side in ("model", "against")), one.folder) for one in pairs
-    ]
+    named = [(f"{one.result['model']['name']} − {one.result['against']['name']}", one) for one in pairs]
     rows = []
-    for one, name in zip(pairs, labels(named), strict=True):
-        masks = "the same" if one.result["same_masks"] else "each its own"
-        theirs = (number(_paper_difference(one.result, set_)) for set_ in _SETS)
-        rows.append(Row((name, measured(one.result["difference"], 3), masks, *theirs)))
-    return table(
+    for name, (_, found) in zip(subjects.labels(named), named, strict=True):
+        result = found.result
+        one, other = _paper_values(result["model"]), _paper_values(result["against"])
+        theirs = [x - y if x and y and one != other else None for x, y in zip(one, other, strict=True)]
+        masks = "the same" if result["same_masks"] else "each its own"
+        rows.append(doc.Row([name, measured(result["difference"], 3), masks, *map(number, theirs)]))
+    return Table(
         pairs,
+        f"Paired differences in reconstruction on {rows_of(pairs[0].result)}; negative: the first is better.",
+        ["Pair", Column("Difference", "Ours"), Column("Masks", "Ours", words=True), *_PAPER],
         rows,
-        caption=f"Paired differences in reconstruction on {rows_of(pairs[0].result)}; negative: the first is "
-        "better.",
-        columns=("Pair", Column("Difference", "Ours"), Column("Masks", "Ours", words=True), *_PAPER),
-        differences=tuple(_differences(pairs)),
-        notes=("The paper's are differences of its rounded values, without intervals.",),
+        differences=_differences(pairs),
+        notes=["The paper's are differences of its rounded values, without intervals."],
     )
 
 
-def _paper_difference(result: Json, set_: str) -> float | None:
-    one, other = (
-        paper.RECONSTRUCTION.get((result[side]["family"], block_size(result[side])))
-        for side in ("model", "against")
-    )
-    return one[set_] - other[set_] if one and other and one is not other else None
-
-
-def _differences(group: list[Found]) -> Iterator[Difference]:
+def _differences(group: list[Found]) -> Iterator[doc.Difference]:
     models = [one.result[side] for one in group for side in ("model", "against") if one.result[side]]
-    yield data_beside(rows_of(group[0].result), *_SETS)
-    yield from models_differ(models, _SETS)
+    yield "data", rows_of(group[0].result), " and ".join(_SETS)
+    yield from subjects.models_differ(models, _SETS)
 
 
 def _sentence(result: Json) -> str:
-    verdicts = {"model": "better", "against": "worse"}
-    verdict = next((verdicts[side] for side in _better(result)), "no difference that the interval supports")
-    pair = f"{result['model']['name']} against {result['against']['name']} on {source_of(result['data'])}"
-    cell = measured(result["difference"], 3)
-    return f"Reconstruction, {pair}: {verdict}, {cell.text} {cell.beside} nats per token."
+    source = subjects.source_of(result["data"])
+    pair = f"{result['model']['name']} against {result['against']['name']} on {source}"
+    difference = doc.in_words(result["difference"], 3)
+    return f"Reconstruction, {pair}: {_VERDICTS[_better(result)]}, {difference} nats per token."

@@ -1,0 +1,147 @@
+"""Options of each kind of evaluation, and the call of `dadlm.evaluate` that they make."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dadlm import evaluate
+from dadlm.cli.evaluate.common import Common, OneModel, OnText, load_model, load_models, names_of
+from dadlm.cli.evaluate.judge import Judge
+from dadlm.errors import ConfigError
+from dadlm.evaluate import GenerationSettings, LatencySettings
+from dadlm.evaluate.documents import read_documents
+from dadlm.evaluate.reconstruction import check_tokenizers
+from dadlm.evaluate.summarisation import summary_settings
+from dadlm.train.finetune import learned_lengths, lengths_as_learned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction(OnText, OneModel):
+    """The paper's conditional block reconstruction, alone or in pairs."""
+
+    against: str = ""
+    """A second model, to be compared row by row; empty: none."""
+    count: int | None = None
+    """Rows to score, from the start of the text; None: all."""
+    length: int | None = None
+    """Tokens of a row; None: the context, of two models the shorter one."""
+
+    def measure(self, folder: Path) -> dict[str, Any]:
+        model, against, length = load_model(self.model, self), None, self.length
+        if self.against:
+            against = load_model(self.against, self)
+            check_tokenizers([model, against])  # before any text is tokenised
+            length = length or min(model.config.context, against.config.context)
+        rows, data = self.rows(model, length)
+        first, second = names_of([self.model, self.against or self.model])
+        run = self.run(folder) | {"data": data, "names": (first, second)}
+        return evaluate.reconstruction(model, rows, against=against, count=self.count, **run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity(OnText, OneModel):
+    """A perplexity: exact for AR, a valid bound for the other families."""
+
+    count: int | None = None
+    """Rows to score, drawn from all over the text; None: all."""
+    length: int | None = None
+    """Tokens of a row; None: the model's context."""
+    draws: int = 1
+    """Masks drawn for each row and form: more narrow the interval (AR draws none)."""
+
+    def measure(self, folder: Path) -> dict[str, Any]:
+        model = load_model(self.model, self)
+        rows, data = self.rows(model, self.length)
+        run = self.run(folder) | {"data": data, "name": names_of([self.model])[0]}
+        return evaluate.perplexity(model, rows, count=self.count, draws=self.draws, **run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation(OnText, GenerationSettings):
+    """Completions over a grid of decoding settings, their quality and their cost."""
+
+    model: tuple[str, ...] = ("bd3lm", "dadlm")
+    """Models to compare, by name or folder; a BD3LM of the same block size makes an adjusted TPF possible."""
+    configurations: tuple[str, ...] = ("quick",)
+    """Presets (quick, paper, paper-16, paper-8, paper-4) or single ones: FH T=8 T=8/infill=2,0.5 conf=0.9."""
+
+    embedder: str = "smollm2"
+    """Features for MAUVE: smollm2, minilm, gpt2-large, a Hugging Face name or folder; none: no MAUVE."""
+    judge_lm: str = "smollm2"
+    """Language model for perplexity: smollm2, a Hugging Face name or folder; none: no perplexity."""
+
+    def measure(self, folder: Path) -> dict[str, Any]:
+        models = load_models(self.model, self)
+        rows, data = self.rows(min(models.values(), key=lambda model: model.config.context))
+        without = {name: None for name in ("embedder", "judge_lm") if getattr(self, name) in ("", "none")}
+        return evaluate.generation(models, rows, self, out=folder, quiet=self.json, data=data, **without)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summarisation(OneModel):
+    """ROUGE, tokens per forward pass and the lead-sentence baseline."""
+
+    data: str = ""
+    """JSON Lines (.jsonl, also .zst) of {"document", "summary"} or {"prompt", "completion"}, or a folder of
+    them."""
+    pairs: int | None = None
+    """Use the first so many pairs; none: all."""
+    document_tokens: int | None = None
+    """Tokens of a document that are read, the end-of-text after it included; none: as many as in fine-tuning,
+    or 3/4 of the context."""
+    summary_tokens: int | None = None
+    """Tokens of the summary at most; none: as many as in fine-tuning, or the rest of the context."""
+    strict: bool = False
+    """Stop at the first line that is no pair, instead of leaving it out."""
+    paper: bool = False
+    """Decode as the paper does: DA-DLM along the best path of a block, end-of-text like any other token. Such
+    summaries are short."""
+    threshold: float = 0.9
+    """Confidence from which on diffusion models keep a token; AR decodes greedily."""
+    infill: tuple[int, float] | None = None
+    """k r: fill gaps of at most k tokens once a share r of the block is known."""
+
+    def measure(self, folder: Path) -> dict[str, Any]:
+        if not self.data:
+            raise ConfigError('no data: pass --data FILE, JSON Lines of {"document": ..., "summary": ...}')
+        if self.pairs is not None and self.pairs < 1:
+            raise ConfigError(f"--pairs must be at least 1, got {self.pairs}")
+        model = load_model(self.model, self)
+        learned = learned_lengths(self.model)
+        sizes = lengths_as_learned(model, learned, self.document_tokens, self.summary_tokens)
+        how = {"paper": self.paper, "threshold": self.threshold, "infill": self.infill}
+        return evaluate.summarisation(
+            model,
+            read_documents(self.data, count=self.pairs, strict=self.strict),
+            settings=summary_settings(model.config.family, **how),
+            document_tokens=sizes[0],
+            summary_tokens=sizes[1],
+            name=names_of([self.model])[0],
+            **self.run(folder),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency(Common, LatencySettings):
+    """Time of a complete denoising step, and memory."""
+
+    model: tuple[str, ...] = ("bd3lm", "dadlm")
+    """Models to measure, by name or folder; one BD3LM among them makes ratios possible."""
+    batch_size: int = 32
+    """Texts side by side; the paper has 32."""
+    new_tokens: int | None = None
+    """Length of the text whose memory is watched; None: to the end of the context, on a CPU 64."""
+
+    def measure(self, folder: Path) -> dict[str, Any]:
+        models = load_models(self.model, self)
+        # 64 tokens take a CPU seconds; in a short context there is no choice.
+        slow = all(model.device.type == "cpu" and model.config.context >= 256 for model in models.values())
+        new_tokens = self.new_tokens or (64 if models and slow else None)
+        options = replace(self, new_tokens=new_tokens)
+        return evaluate.latency(models, options, out=folder, quiet=self.json)
+
+
+OPTIONS = {
+    kind.__name__.lower(): kind
+    for kind in (Reconstruction, Perplexity, Generation, Judge, Summarisation, Latency)
+}
