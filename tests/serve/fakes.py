@@ -6,7 +6,7 @@ from tests.serve.running import settings
 
 from dadlm import Model
 from dadlm.serve.request import Committed, Finished, Job, Request
-from dadlm.serve.service import Served, Service
+from dadlm.serve.service import Service
 from dadlm.serve.stats import Stats
 
 
@@ -60,4 +60,4 @@ class FakeScheduler:
 
 
 def fake_service(model: Model, scheduler: FakeScheduler, **changes: Any) -> Service:
-    return Service([Served("fake", model, scheduler)], settings(**changes))  # type: ignore[arg-type]
+    return Service({"fake": model}, settings(**changes), lambda *_, **__: scheduler)

@@ -24,5 +24,5 @@ def tiny_models() -> dict[str, Model]:
 @contextmanager
 def serving(models: dict[str, Model], api_key: str | None = None) -> Iterator[str]:
     """The address of a running server, which ends with the context."""
-    with running(Service.of(models, settings()), api_key) as server:
+    with running(Service(models, settings()), api_key) as server:
         yield f"{server.url}/"

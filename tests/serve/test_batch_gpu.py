@@ -29,7 +29,8 @@ def test_each_request_gets_its_own_text(family: str):
         scheduler.tick()
     drain(scheduler)
     assert [truth_of(job) for job in jobs] == [alone(model, request) for request in asked]
-    assert any(act.graph is not None for act in scheduler._batch._acts.values())
+    graphed = scheduler._engine.graphs.callables.values()
+    assert any(one.graph is not None for one in graphed)
 
 
 @pytest.mark.parametrize("family", ("ar", "dadlm"))

@@ -25,7 +25,7 @@ def read(text: str) -> dict[tuple[str, ...], float]:
 
 def test_numbers_of_a_served_text() -> None:
     model = letter_model("bd3lm")
-    with running(Service.of({"one": model}, settings(max_rows=3, max_queue=7))) as server:
+    with running(Service({"one": model}, settings(max_rows=3, max_queue=7))) as server:
         fields = {"prompt": "the cat", "max_tokens": 8, "sampler": "random", "steps": 2, "seed": 1}
         answers = [server.post("/v1/completions", **fields)[1] for _ in range(2)]
         status, headers, content = server.ask("GET", "/metrics")

@@ -13,10 +13,10 @@ from tests.serve.running import WAIT, Running, letter_model, letters, running, s
 import dadlm
 from dadlm.decode import DecodeSettings, fill_gaps
 from dadlm.decode.samplers import SAMPLERS
-from dadlm.serve.completions import Choice, Completion
 from dadlm.serve.request import TokenLogprob
+from dadlm.serve.routes import Choice, Completion
 from dadlm.serve.service import Service
-from dadlm.serve.text import Pieces
+from dadlm.serve.text import TextStream
 
 FAMILIES = ("dadlm", "bd3lm", "ar")
 PROMPT = "the cat "
@@ -25,7 +25,7 @@ PROMPT = "the cat "
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     models = {family: letter_model(family) for family in FAMILIES}
-    with running(Service.of(models, settings(max_rows=8))) as here:
+    with running(Service(models, settings(max_rows=8))) as here:
         yield here
 
 
@@ -261,7 +261,7 @@ def test_text_offsets_with_split_characters() -> None:
     answer = Completion.__new__(Completion)
     answer.tokenizer = letters()
     tokens = [TokenLogprob(id_, letters().decode([id_]), -1.0, []) for id_ in ids]
-    choice = Choice("", Pieces(letters()), 7)
+    choice = Choice("", TextStream(letters()), 7)
     parts = answer._logprobs(choice, tokens[:5]), answer._logprobs(choice, tokens[5:])
     for token, at in zip(tokens, [at for part in parts for at in part["text_offset"]], strict=True):
         half = "\ufffd" in token.text

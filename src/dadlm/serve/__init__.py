@@ -1,18 +1,7 @@
 """Serving: a scheduler that batches the requests of many clients, and an HTTP API around it."""
 
-from dadlm.serve.request import (
-    Committed,
-    Event,
-    Finished,
-    Job,
-    QueueFull,
-    Request,
-    ShuttingDown,
-    TokenLogprob,
-    Traced,
-)
+from dadlm.serve.request import Committed, Event, Finished, Job, QueueFull, Request, ShuttingDown, Traced
 from dadlm.serve.scheduler import Scheduler
-from dadlm.serve.stats import Stats
 
 __all__ = [
     "Committed",
@@ -23,7 +12,5 @@ __all__ = [
     "Request",
     "Scheduler",
     "ShuttingDown",
-    "Stats",
-    "TokenLogprob",
     "Traced",
 ]

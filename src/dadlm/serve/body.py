@@ -1,19 +1,13 @@
-"""A request's body: bytes → object that fits the schema → settings and tokens that fit the model."""
+"""A request's body: bytes → object that fits the schema."""
 
 import asyncio
 import json
-import secrets
-from dataclasses import fields
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from dadlm.decode import DecodeSettings
-from dadlm.errors import ConfigError, DataError
-from dadlm.model import Model
 from dadlm.serve.refusals import Refusal
-from dadlm.serve.schemas import Decoding
 
 Checked = TypeVar("Checked", bound=BaseModel)
 _NOT_AN_OBJECT = "the body must be a JSON object, sent with content-type: application/json"
@@ -66,33 +60,3 @@ def _refusal(error: ValidationError) -> Refusal:
     if sum(isinstance(branch, str) for branch in branches) > 1:
         message = f"matches none of the accepted forms; for the closest one: {message}"
     return Refusal(400, f"{param}: {message}", param=param, code="invalid_value")
-
-
-def settings_of(model: Model, body: Decoding, max_new_tokens: int | None = None) -> DecodeSettings:
-    """The body's decoding options; our defaults for those left out."""
-    names = {field.name for field in fields(DecodeSettings)}
-    given = {name: value for name, value in body if name in names and value is not None}
-    try:
-        settings = DecodeSettings(**given, max_new_tokens=max_new_tokens)
-        settings.check(model.config)
-    except ConfigError as error:
-        param = str(error).partition(" ")[0]  # these messages begin with the option's name
-        raise Refusal(400, str(error), param=param if param in names else None) from error
-    return settings
-
-
-def seed_of(body: Decoding) -> int:
-    return secrets.randbits(31) if body.seed is None else body.seed
-
-
-def encode(model: Model, prompt: str | list[int], param: str) -> list[int]:
-    if not isinstance(prompt, str):
-        if max(prompt) >= model.config.mask_id:
-            raise Refusal(400, f"{param}: ids must be in 0..{model.config.mask_id - 1}", param=param)
-        return prompt
-    if model.tokenizer is None:
-        raise Refusal(400, f"{param}: this model has no tokenizer; send token ids", param=param)
-    try:
-        return model.tokenizer.encode(prompt)
-    except DataError as error:
-        raise Refusal(400, f"{param}: {error}", param=param) from error

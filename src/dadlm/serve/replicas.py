@@ -1,7 +1,6 @@
 """Several copies of the server behind one address, on Ray Serve.
 
-Each copy loads the models for itself. Ray's own processes listen on loopback only, whatever address is
-served; its dashboard and usage reports are off.
+Ray's own processes listen on loopback only; its dashboard and usage reports are off.
 """
 
 import logging
@@ -22,10 +21,9 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 def serve_replicas(
     build: Callable[[], Any],
     settings: ServeSettings,
-    *,
     replicas: int,
     on_gpu: bool,
-    announce: Callable[[], None],
+    announce: Callable[[int], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let the copies finish their requests.
 
@@ -68,7 +66,7 @@ def serve_replicas(
         ended = threading.Event()
         for name in (signal.SIGTERM, signal.SIGINT):  # only now: Ray sets handlers of its own
             signal.signal(name, lambda *_: ended.set())
-        announce()
+        announce(settings.port)
         ended.wait()
         serve.shutdown()
     finally:

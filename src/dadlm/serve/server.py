@@ -44,12 +44,12 @@ def connections_possible(wanted: int) -> int:
     except ImportError:  # Windows, which has no such limit
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    others = _RESERVE + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted + others:
-        soft = wanted + others if hard == resource.RLIM_INFINITY else min(hard, wanted + others)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        return max(1, soft - others)
-    return wanted
+    files, unlimited = wanted + _RESERVE + _OTHER_FILES, resource.RLIM_INFINITY
+    if soft == unlimited or soft >= files:
+        return wanted
+    granted = files if hard == unlimited else min(hard, files)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (granted, hard))
+    return max(1, wanted - (files - granted))
 
 
 class Server(uvicorn.Server):

@@ -1,7 +1,7 @@
 """The models of a server, each with its scheduler."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -32,17 +32,10 @@ class Served:
 
 
 class Service:
-    def __init__(self, served: Iterable[Served], settings: ServeSettings) -> None:
+    def __init__(self, models: Mapping[str, Model], settings: ServeSettings, schedule=Scheduler) -> None:
         self.settings, self.created, self.running = settings, int(time.time()), False
-        self.served = {one.name: one for one in served}
-
-    @classmethod
-    def of(cls, models: Mapping[str, Model], settings: ServeSettings) -> "Service":
-        rows, queue = settings.max_rows, settings.max_queue
-        return cls(
-            [Served(name, m, Scheduler(m, max_rows=rows, max_queue=queue)) for name, m in models.items()],
-            settings,
-        )
+        limits = {"max_rows": settings.max_rows, "max_queue": settings.max_queue}
+        self.served = {name: Served(name, model, schedule(model, **limits)) for name, model in models.items()}
 
     def start(self) -> None:
         for served in self.served.values():
