@@ -36,6 +36,10 @@ class FakeScheduler:
         self.jobs: list[Job] = []
         self.alive = True
 
+    def __call__(self, model: Model, **limits: int) -> "FakeScheduler":
+        self.model = model
+        return self
+
     def start(self) -> None: ...
 
     def shutdown(self, grace: float) -> None:
@@ -60,4 +64,4 @@ class FakeScheduler:
 
 
 def fake_service(model: Model, scheduler: FakeScheduler, **changes: Any) -> Service:
-    return Service({"fake": model}, settings(**changes), lambda *_, **__: scheduler)
+    return Service({"fake": model}, settings(**changes), scheduler)

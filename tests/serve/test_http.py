@@ -18,7 +18,7 @@ from dadlm.errors import ConfigError
 from dadlm.serve import respond
 from dadlm.serve.middleware import Guard
 from dadlm.serve.refusals import Refusal
-from dadlm.serve.request import Committed, QueueFull, ShuttingDown, TokenLogprob, Traced
+from dadlm.serve.request import Committed, QueueFull, ShuttingDown, TokenLogprob
 from dadlm.serve.settings import ServeSettings
 
 KEY = "a-key-of-tests"
@@ -72,13 +72,13 @@ BAD += [({"prompt": "x", name: value}, name) for name, values in BAD_VALUES.item
 
 @pytest.mark.parametrize(("body", "param"), BAD, ids=lambda value: ascii(value)[:40])
 def test_bad_field_is_refused_by_name(server: Running, body: dict[str, Any], param: str) -> None:
-    begun = len(server.service.served["fake"].scheduler.jobs)  # type: ignore[attr-defined]
+    begun = len(server.service.schedulers["fake"].jobs)  # type: ignore[attr-defined]
     status, answer = server.post("/v1/completions", **body)
     assert status == 400
     assert answer["error"]["param"] == param
     assert param in answer["error"]["message"]
     assert set(answer["error"]) == {"message", "type", "param", "code"}
-    assert len(server.service.served["fake"].scheduler.jobs) == begun  # type: ignore[attr-defined]
+    assert len(server.service.schedulers["fake"].jobs) == begun  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -239,8 +239,8 @@ def test_numbers_that_json_cannot_hold_are_an_error(
     """A model whose weights are not finite: the client gets an error and does not wait forever."""
     nan = float("nan")
     step = StepEvent(0, 0, [1], ["a"], [False], [[[(1, "a", nan)]]], [[[nan]]], [0], [True], [False])
-    block = Committed([1], "a", [TokenLogprob(1, "a", nan, [(1, "a", nan)])], 1)
-    with serving(FakeScheduler(Traced(step), block, finished())) as server:
+    block = Committed([1], "a", [TokenLogprob(1, nan, [(1, nan)])], 1)
+    with serving(FakeScheduler(step, block, finished())) as server:
         status, _, answer = server.ask("POST", "/v1/completions", {"prompt": "x"} | options)
         if "stream" in options:
             assert status == 200
@@ -360,7 +360,7 @@ def test_page_is_served_with_security_headers(server: Running) -> None:
 
 
 def test_not_ready_when_a_scheduler_has_died_or_the_end_has_come(server: Running) -> None:
-    scheduler: Any = server.service.served["fake"].scheduler
+    scheduler: Any = server.service.schedulers["fake"]
     assert server.ask("GET", "/readyz")[0] == 200
     scheduler.alive = False
     assert server.ask("GET", "/readyz")[0] == server.ask("GET", "/healthz")[0] == 503

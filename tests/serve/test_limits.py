@@ -103,7 +103,7 @@ def test_one_request_too_many_is_503() -> None:
         status, headers, answer = server.ask("POST", "/v1/completions", {"prompt": "x"})
         assert status == 503 and headers["retry-after"] and answer["error"]["code"] == "busy"
         assert server.ask("GET", "/healthz")[0] == server.ask("GET", "/readyz")[0] == 200
-        for job in server.service.served["fake"].scheduler.jobs:
+        for job in server.service.schedulers["fake"].jobs:
             job.put(finished())
         until(lambda: server.ask("GET", "/v1/models")[0] == 200)
 

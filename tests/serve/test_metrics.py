@@ -5,7 +5,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.serve.fakes import FakeScheduler, fake_service
 from tests.serve.running import letter_model, running, settings
 
-from dadlm.serve.metrics import registry_of
 from dadlm.serve.service import Service
 from dadlm.serve.stats import Stats
 
@@ -49,7 +48,7 @@ def test_buckets_are_cumulative_and_servers_count_apart() -> None:
         stats.queue_seconds.add(value)
     scheduler, other = FakeScheduler(), FakeScheduler()
     scheduler.stats = lambda: stats  # type: ignore[method-assign]
-    first, second = (registry_of(fake_service(letter_model("dadlm"), one)) for one in (scheduler, other))
+    first, second = (fake_service(letter_model("dadlm"), one).registry for one in (scheduler, other))
     found = read(generate_latest(first).decode())
     buckets = [found["dadlm_queue_seconds_bucket", "fake", bound] for bound in ("0.01", "0.03", "+Inf")]
     assert buckets == [2, 3, 4]

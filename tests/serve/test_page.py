@@ -16,7 +16,6 @@ from tests.serve.running import running, until
 from dadlm import Model, StepEvent, generate, stream
 from dadlm.decode import fill_gaps
 from dadlm.decode.samplers import SAMPLERS
-from dadlm.serve.request import Traced
 
 PROMPT = "the red fox "
 RANDOM = {"sampler": "random", "steps": 2, "infill": (1, 0.5)}
@@ -411,11 +410,11 @@ def test_a_fault_in_a_hidden_control_does_not_hold_the_button(browser, url) -> N
 
 def test_an_earlier_step_stays_shown_when_the_run_ends(browser, models) -> None:
     events = steps_of(models["dadlm"], **RANDOM)
-    with faked(browser, models, *map(Traced, events[:3])) as (_, scheduler, page):
+    with faked(browser, models, *events[:3]) as (_, scheduler, page):
         page.get_by_role("button", name="Write").click()
         until_at(page, 2, 3)
         page.keyboard.press("ArrowLeft")
-        for event in (Traced(events[3]), finished("stop")):
+        for event in (events[3], finished("stop")):
             scheduler.jobs[0].put(event)
         until_done(page)
         assert page.locator("#count").inner_text() == "2 / 4"

@@ -11,10 +11,10 @@ import torch
 from tests.decode.tiny import prompt_of, silence_eot, tiny
 from tests.serve.company import alone, drain, events_of, finished, requests, text_of, tokens_of, truth_of
 
-from dadlm import ConfigError, DecodeSettings, Model, generate, stream
+from dadlm import ConfigError, DecodeSettings, Model, StepEvent, generate, stream
 from dadlm.decode.engine import Engine
 from dadlm.decode.slots import Slots
-from dadlm.serve import Committed, Finished, QueueFull, Request, Scheduler, ShuttingDown, Traced
+from dadlm.serve import Committed, Finished, QueueFull, Request, Scheduler, ShuttingDown
 from dadlm.serve import scheduler as scheduler_module
 from dadlm.tokens.vocabularies import train_bpe
 
@@ -185,7 +185,7 @@ def test_a_trace_is_what_stream_gives_and_only_who_asks_gets_one(family: str):
     scheduler = Scheduler(model, max_rows=4)
     plain, traced = scheduler.submit(ask(20, prompt=9)), scheduler.submit(ask(10, 4, trace=True))
     drain(scheduler)
-    events = [event.event for event in events_of(traced) if isinstance(event, Traced)]
+    events = [event for event in events_of(traced) if isinstance(event, StepEvent)]
     expected = list(stream(model, traced.request.ids, seed=4, max_new_tokens=10))
     assert len(events) == len(expected)
     for event, other in zip(events, expected, strict=True):
@@ -197,7 +197,7 @@ def test_a_trace_is_what_stream_gives_and_only_who_asks_gets_one(family: str):
             for one in (event, other)
         )
         assert shown == wanted
-    assert not any(isinstance(event, Traced) for event in events_of(plain))
+    assert not any(isinstance(event, StepEvent) for event in events_of(plain))
 
 
 def test_logprobs_are_those_of_the_node_at_the_step_that_fixed_the_token(model):

@@ -1,6 +1,6 @@
 """Serving: a scheduler that batches the requests of many clients, and an HTTP API around it."""
 
-from dadlm.serve.request import Committed, Event, Finished, Job, QueueFull, Request, ShuttingDown, Traced
+from dadlm.serve.request import Committed, Event, Finished, Job, QueueFull, Request, ShuttingDown
 from dadlm.serve.scheduler import Scheduler
 
 __all__ = [
@@ -12,5 +12,4 @@ __all__ = [
     "Request",
     "Scheduler",
     "ShuttingDown",
-    "Traced",
 ]

@@ -9,7 +9,7 @@ import traceback
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,6 +27,7 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+_CLOSE = {"connection": "close"}
 _PROBES = ("/healthz", "/readyz")
 _WITHOUT_KEY = (*_PROBES, "/", "/openapi.json")  # and the page's files: none holds a secret
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -64,14 +65,11 @@ class RequestLog:
                 await INTERNAL_ERROR.response()(scope, receive, send_with_headers)
         finally:
             seconds = time.perf_counter() - begin
-            _log.info("%s %s %s %.3fs", id_, _known_path(scope, status), status or "gone", seconds)
-
-
-def _known_path(scope: Scope, status: int) -> str:
-    path = scope["path"]
-    is_route = any(getattr(route, "path", None) == path for route in scope["app"].routes)
-    is_file = path.startswith("/static/") and 0 < status < 400
-    return path if is_route or is_file else "unknown"
+            path = scope["path"]
+            is_route = any(getattr(route, "path", None) == path for route in scope["app"].routes)
+            is_file = path.startswith("/static/") and 0 < status < 400
+            path = path if is_route or is_file else "unknown"
+            _log.info("%s %s %s %.3fs", id_, path, status or "gone", seconds)
 
 
 class Guard:
@@ -121,17 +119,20 @@ class Guard:
 
     def _is_ours(self, name: str) -> bool:
         """Without a key, only the Host tells our own page from a site whose name points here."""
-        settings = self.settings
-        if name in (*_LOCAL_NAMES, settings.host, *settings.allowed_host):
+        if name in (*_LOCAL_NAMES, self.settings.host, *self.settings.allowed_host):
             return True
-        return not settings.loopback and (self.key is not None or _is_address(name))
+        if self.settings.loopback or self.key is not None:
+            return not self.settings.loopback
+        with suppress(ValueError):
+            return bool(ipaddress.ip_address(name.strip("[]")))
+        return False
 
     @contextmanager
     def _counted(self, address: str) -> Iterator[None]:
         total, own = self.active.total(), self.active[address]
         if total >= self.settings.max_connections or own >= self.settings.most_per_address:
-            headers = {"retry-after": "1", "connection": "close"}
-            raise Refusal(503, "too many requests in progress; try again", code="busy", headers=headers)
+            message, headers = "too many requests in progress; try again", {"retry-after": "1"} | _CLOSE
+            raise Refusal(503, message, code="busy", headers=headers)
         self.active[address] += 1
         try:
             yield
@@ -153,16 +154,8 @@ class Guard:
                         body += message.get("body", b"")
                     more = message.get("more_body", False)
         except TimeoutError:
-            close = {"connection": "close"}
-            raise Refusal(408, "the request's body did not arrive in time", headers=close) from None
+            raise Refusal(408, "the request's body did not arrive in time", headers=_CLOSE) from None
         if size > most:
             message = f"the request's body has more than {most} bytes"
-            raise Refusal(413, message, param="body", headers={"connection": "close"})
+            raise Refusal(413, message, param="body", headers=_CLOSE)
         return bytes(body)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        return bool(ipaddress.ip_address(name.strip("[]")))
-    except ValueError:
-        return False

@@ -37,16 +37,6 @@ def serve_replicas(
     except ImportError as error:
         raise ConfigError("--replicas needs Ray Serve: pip install 'dadlm[serve,ray]'") from error
 
-    options = {
-        "name": "dadlm",
-        "num_replicas": replicas,
-        "max_ongoing_requests": settings.max_rows + settings.max_queue,
-        "graceful_shutdown_timeout_s": settings.grace,
-        "graceful_shutdown_wait_loop_s": 0.5,
-        "health_check_period_s": 1,
-        "health_check_timeout_s": 10,
-        "ray_actor_options": {"num_cpus": 1, "num_gpus": int(on_gpu)},
-    }
     ray.init(
         _node_ip_address="127.0.0.1",
         include_dashboard=False,
@@ -61,7 +51,16 @@ def serve_replicas(
             http_options={"host": settings.host, "port": settings.port},
             logging_config={"enable_access_log": False, "log_level": "WARNING"},
         )
-        deployment = serve.deployment(serve.ingress(build)()).options(**options)
+        deployment = serve.deployment(serve.ingress(build)()).options(
+            name="dadlm",
+            num_replicas=replicas,
+            max_ongoing_requests=settings.max_rows + settings.max_queue,
+            graceful_shutdown_timeout_s=settings.grace,
+            graceful_shutdown_wait_loop_s=0.5,
+            health_check_period_s=1,
+            health_check_timeout_s=10,
+            ray_actor_options={"num_cpus": 1, "num_gpus": int(on_gpu)},
+        )
         serve.run(deployment.bind(), name="dadlm", route_prefix="/")
         ended = threading.Event()
         for name in (signal.SIGTERM, signal.SIGINT):  # only now: Ray sets handlers of its own

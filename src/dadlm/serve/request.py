@@ -52,10 +52,9 @@ class TokenLogprob:
     """A committed token, as probable as its node found it at the step that fixed it (not tempered)."""
 
     token: int
-    text: str
     logprob: float
-    top: list[tuple[int, str, float]]
-    """(id, text, log-probability) of the node's best tokens, best first."""
+    top: list[tuple[int, float]]
+    """(id, log-probability) of the node's best tokens, best first."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +69,6 @@ class Committed:
     """One for each token, if asked for."""
     forward_passes: int
     """Of this text, up to here."""
-
-
-@dataclass(frozen=True)
-class Traced:
-    """One denoising step with its graph."""
-
-    event: StepEvent
 
 
 @dataclass(frozen=True)
@@ -95,7 +87,8 @@ class Finished:
     """From submission to the first committed block; None if there was none."""
 
 
-Event = Committed | Traced | Finished
+Event = Committed | StepEvent | Finished
+"""`StepEvent`: one denoising step with its graph."""
 
 
 class Job:

@@ -21,7 +21,6 @@ from dadlm.serve.request import Event, Finished, Job, QueueFull, Request, Shutti
 from dadlm.serve.scheduler import Scheduler
 
 _KEEP_ALIVE = 10.0  # seconds of silence after which proxies are shown that the connection is alive
-_WAITING = ": waiting\n\n"  # a comment, which clients skip
 _UNFINISHED = {
     "deadline": "the text was not finished within this server's time limit",
     "shutdown": "the server is shutting down and could not finish the text; send it again",
@@ -35,16 +34,13 @@ class Answer(ABC):
     requests: list[Request]
 
     @abstractmethod
-    def take(self, index: int, event: Event) -> dict[str, Any]:
-        """Record an event of text `index`; the chunk that a stream sends for it."""
+    def take(self, index: int, event: Event) -> list[dict[str, Any]]:
+        """Record an event of text `index`; the chunks that a stream sends for it."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]: ...
 
     def first_chunks(self) -> list[dict[str, Any]]:
-        return []
-
-    def last_chunks(self) -> list[dict[str, Any]]:
         return []
 
     def account(self, ends: Sequence[Finished], choices: int = 1) -> dict[str, Any]:
@@ -119,9 +115,10 @@ class EventStream(StreamingResponse):
             for chunk in answer.first_chunks():
                 yield _data(chunk)
             async for item in _events(jobs):
-                yield _WAITING if item is None else _data(answer.take(*item))
-            for chunk in answer.last_chunks():
-                yield _data(chunk)
+                if item is None:
+                    yield ": waiting\n\n"  # a comment, which clients skip
+                for chunk in answer.take(*item) if item else ():
+                    yield _data(chunk)
         except Refusal as refusal:  # too late for a status
             yield _data(refusal.body)
         except Exception as error:

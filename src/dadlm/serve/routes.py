@@ -6,14 +6,13 @@ import uuid
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from dadlm.decode import DecodeSettings
+from dadlm.decode import DecodeSettings, StepEvent
 from dadlm.errors import ConfigError, DataError
 from dadlm.model import Model
 from dadlm.serve.refusals import Refusal
-from dadlm.serve.request import Committed, Event, Finished, Request, TokenLogprob, Traced
+from dadlm.serve.request import Committed, Event, Finished, Request, TokenLogprob
 from dadlm.serve.respond import Answer
 from dadlm.serve.schemas import CompletionBody, Decoding, FillGapsBody, Gap
-from dadlm.serve.service import Served
 from dadlm.serve.settings import ServeSettings
 from dadlm.serve.text import TextStream, text_of
 
@@ -62,15 +61,15 @@ class Choice:
 class Completion(Answer):
     """n texts for each prompt; text i has the seed that row i of `dadlm.generate` would have."""
 
-    def __init__(self, served: Served, body: CompletionBody, limits: ServeSettings) -> None:
-        self.body, self.model, self.tokenizer = body, served.model, served.model.tokenizer
+    def __init__(self, name: str, model: Model, body: CompletionBody, limits: ServeSettings) -> None:
+        self.body, self.model, self.tokenizer = body, model, model.tokenizer
         self.requests, self.choices, n = [], [], body.n or 1
         is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
         prompts: Any = [body.prompt] if is_one else body.prompt
         most = min(limits.max_choices, limits.max_queue)  # more can never wait together: not a case for 429
         if len(prompts) * n > most:
             raise Refusal(400, f"{len(prompts)} prompts × n = {n} are more than {most} texts", param="n")
-        options = _request_options(served.model, body, limits, body.max_tokens)
+        options = _request_options(model, body, limits, body.max_tokens)
         options["logprobs"] = body.logprobs
         options["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         for prompt in prompts:
@@ -80,8 +79,8 @@ class Completion(Answer):
                 seed = options["seed"] + len(self.requests)
                 self.requests.append(Request(ids=ids, **options | {"seed": seed}))
                 self.choices.append(Choice(text if body.echo else "", TextStream(self.tokenizer)))
-        name, now = f"cmpl-{uuid.uuid4().hex}", int(time.time())
-        self.head = {"id": name, "object": "text_completion", "created": now, "model": served.name}
+        id_, now = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        self.head = {"id": id_, "object": "text_completion", "created": now, "model": name}
 
     def _prompt_ids(self, prompt: str | list[int]) -> tuple[int, ...]:
         config, wanted = self.model.config, self.body.max_tokens
@@ -98,23 +97,22 @@ class Completion(Answer):
     def first_chunks(self) -> list[dict[str, Any]]:
         return [self._chunk(i, choice.text) for i, choice in enumerate(self.choices) if choice.text]
 
-    def take(self, index: int, event: Event) -> dict[str, Any]:
+    def take(self, index: int, event: Event) -> list[dict[str, Any]]:
         choice = self.choices[index]
-        if isinstance(event, Traced):
-            return self._chunk(index, dadlm={"step": event.event.to_json()})
+        if isinstance(event, StepEvent):
+            return [self._chunk(index, dadlm={"step": event.to_json()})]
         if isinstance(event, Committed):
             choice.text += event.text
             choice.tokens += len(event.tokens)
             logprobs = None if event.logprobs is None else self._logprobs(choice, event.logprobs)
             so_far = {"forward_passes": event.forward_passes, "tokens": choice.tokens}
-            return self._chunk(index, event.text, logprobs, dadlm=so_far)
+            return [self._chunk(index, event.text, logprobs, dadlm=so_far)]
         choice.end = event
-        last = all(choice.end is not None for choice in self.choices)
-        return self._chunk(index, reason=event.reason, **(self._account() if last else {}))
-
-    def last_chunks(self) -> list[dict[str, Any]]:
-        options = self.body.stream_options
-        return [self.head | {"choices": []} | self._account()] if options and options.include_usage else []
+        if any(choice.end is None for choice in self.choices):
+            return [self._chunk(index, reason=event.reason)]
+        account, options = self._account(), self.body.stream_options
+        usage = [self.head | {"choices": []} | account] if options and options.include_usage else []
+        return [self._chunk(index, reason=event.reason, **account), *usage]
 
     def whole(self) -> dict[str, Any]:
         choices = [
@@ -136,13 +134,13 @@ class Completion(Answer):
             # Not the tokens' own texts: half a character has no length, and spaces join words.
             piece = choice.decoder.add([token.token])[0]
             # Earlier bytes that turned out to be no character are decided only now, and are not its own.
-            before = _replaced(piece) - _replaced(token.text)
+            before = _replaced(piece) - _replaced(text_of(self.tokenizer, [token.token]))
             offsets.append(choice.offset + max(0, before))
             choice.offset += len(piece)
         new = {
             "tokens": [self._name(token.token) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{self._name(id_): logp for id_, _, logp in token.top} for token in tokens],
+            "top_logprobs": [{self._name(id_): logp for id_, logp in token.top} for token in tokens],
             "text_offset": offsets,
         }
         for name, values in new.items():
@@ -169,13 +167,15 @@ def _replaced(text: str) -> int:
 class FilledGaps(Answer):
     """A text with gaps anywhere, filled in."""
 
-    def __init__(self, served: Served, body: FillGapsBody, limits: ServeSettings, name="fill_gaps") -> None:
-        self.model, self.end = served.model, None
+    def __init__(
+        self, name: str, model: Model, body: FillGapsBody, limits: ServeSettings, kind: str = "fill_gaps"
+    ) -> None:
+        self.model, self.end = model, None
         self.tokens: list[int] = []  # those of the gaps so far
         ids, gaps = self._positions(body)
         self.request = Request(ids=tuple(ids), gaps=tuple(gaps), **_request_options(self.model, body, limits))
         self.requests = [self.request]
-        self.head = {"id": f"{name}-{uuid.uuid4().hex}", "object": name, "model": served.name}
+        self.head = {"id": f"{kind}-{uuid.uuid4().hex}", "object": kind, "model": name}
 
     def _positions(self, body: FillGapsBody) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens of the whole text, with placeholders in the gaps, and (first, length) of each gap."""
@@ -196,16 +196,16 @@ class FilledGaps(Answer):
                 raise Refusal(400, f"parts: more tokens than the context of {config.context}", param="parts")
         return ids, gaps
 
-    def take(self, index: int, event: Event) -> dict[str, Any]:
+    def take(self, index: int, event: Event) -> list[dict[str, Any]]:
         """After each block the gaps so far; at the end the whole answer."""
-        if isinstance(event, Traced):
-            return self.head | {"dadlm": {"step": event.event.to_json()}}
+        if isinstance(event, StepEvent):
+            return [self.head | {"dadlm": {"step": event.to_json()}}]
         if isinstance(event, Committed):
             self.tokens += event.tokens
             so_far = {"forward_passes": event.forward_passes, "tokens": len(self.tokens)}
-            return self.head | {"gaps": self._gaps()[0], "dadlm": so_far}
+            return [self.head | {"gaps": self._gaps()[0], "dadlm": so_far}]
         self.end = event
-        return self.whole()
+        return [self.whole()]
 
     def whole(self) -> dict[str, Any]:
         assert self.end is not None

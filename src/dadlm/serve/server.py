@@ -118,8 +118,8 @@ class Protocol(H11Protocol):
 
     def _close_one(self) -> None:
         """Close an idle connection, of the address that has most; if there is none, this one."""
-        every = [one for one in self.connections if isinstance(one, Protocol)]
-        opened = [one for one in every if not one.transport.is_closing()]
+        ours = (one for one in self.connections if isinstance(one, Protocol))
+        opened = [one for one in ours if not one.transport.is_closing()]
         if len(opened) <= self.most:
             return
         held = Counter(one.address for one in opened)

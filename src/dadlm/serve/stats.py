@@ -1,4 +1,4 @@
-"""What a scheduler counts, in plain numbers: prometheus_client, which `metrics` uses, is optional."""
+"""What a scheduler counts, in plain numbers: prometheus_client, which `service` uses, is optional."""
 
 # ruff: noqa: RUF009 - the calls make fields
 

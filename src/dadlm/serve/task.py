@@ -12,8 +12,8 @@ from dadlm.decode.request import Row
 from dadlm.decode.step import Step
 from dadlm.errors import ConfigError
 from dadlm.model import Model
-from dadlm.serve.request import Committed, Finished, Job, Reason, TokenLogprob, Traced
-from dadlm.serve.text import TextStream, text_of
+from dadlm.serve.request import Committed, Finished, Job, Reason, TokenLogprob
+from dadlm.serve.text import TextStream
 
 _TOKENS_SHOWN = 3  # of each node in a trace
 _DIGITS = 5  # of a probability in a trace, which is mostly these
@@ -43,7 +43,7 @@ class Task:
         if self.request.trace:
             event = event_of(model, one, _TOKENS_SHOWN)
             top_tokens, transition = _rounded(event.top_tokens), _rounded(event.transition)
-            self.job.put(Traced(replace(event, top_tokens=top_tokens, transition=transition)))
+            self.job.put(replace(event, top_tokens=top_tokens, transition=transition))
         if self.request.logprobs is not None:
             self.logprobs |= _logprobs(model, one, self.request.logprobs)
 
@@ -117,11 +117,7 @@ def _logprobs(model: Model, step: Step, count: int) -> dict[int, TokenLogprob]:
     tokens = step.ids[0, place]
     columns = (step.block.first[0] + place, tokens, logp.gather(1, tokens[:, None]).squeeze(1))
     columns += (best.indices[:, :count], best.values[:, :count])
-
-    def text(token: int) -> str:
-        return text_of(model.tokenizer, [token])
-
     return {
-        position: TokenLogprob(token, text(token), p, [(i, text(i), q) for i, q in zip(ids, ps, strict=True)])
+        position: TokenLogprob(token, p, list(zip(ids, ps, strict=True)))
         for position, token, p, ids, ps in zip(*(column.tolist() for column in columns), strict=True)
     }
