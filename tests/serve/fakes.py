@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.serve.running import settings
+from tests.serve.running import letter_model, running, settings
 
 from dadlm import Model
 from dadlm.serve.request import Committed, Finished, Job, Request
@@ -10,18 +10,9 @@ from dadlm.serve.service import Service
 from dadlm.serve.stats import Stats
 
 
-def finished(reason: Any = "length", **changes: Any) -> Finished:
-    facts: dict[str, Any] = {
-        "message": None,
-        "prompt_tokens": 3,
-        "completion_tokens": 4,
-        "forward_passes": 2,
-        "cache_passes": 1,
-        "seconds_queued": 0.5,
-        "seconds_running": 0.25,
-        "seconds_to_first": 0.6,
-    }
-    return Finished(reason=reason, **(facts | changes))
+def finished(reason: Any = "length", message: str | None = None) -> Finished:
+    """3 tokens of prompt, 4 new ones, 2 forward passes, 1 of the cache; seconds queued, running, to the 1st."""
+    return Finished(reason, message, 3, 4, 2, 1, 0.5, 0.25, 0.6)
 
 
 def committed(text: str, tokens: list[int] | None = None, passes: int = 1) -> Committed:
@@ -65,3 +56,8 @@ class FakeScheduler:
 
 def fake_service(model: Model, scheduler: FakeScheduler, **changes: Any) -> Service:
     return Service({"fake": model}, settings(**changes), scheduler)
+
+
+def serving(scheduler: FakeScheduler, api_key: str | None = None, **changes: Any):
+    """A running server with this scheduler."""
+    return running(fake_service(letter_model("dadlm"), scheduler, **changes), api_key)

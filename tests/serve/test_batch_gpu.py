@@ -10,10 +10,7 @@ from tests.serve.company import alone, drain, gap_requests, requests, truth_of
 from dadlm import DecodeSettings, load
 from dadlm.serve import Request, Scheduler
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 
 @pytest.mark.filterwarnings("error:decoding without CUDA graphs")

@@ -3,13 +3,4 @@
 from dadlm.serve.request import Committed, Event, Finished, Job, QueueFull, Request, ShuttingDown
 from dadlm.serve.scheduler import Scheduler
 
-__all__ = [
-    "Committed",
-    "Event",
-    "Finished",
-    "Job",
-    "QueueFull",
-    "Request",
-    "Scheduler",
-    "ShuttingDown",
-]
+__all__ = ["Committed", "Event", "Finished", "Job", "QueueFull", "Request", "Scheduler", "ShuttingDown"]
