@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import zip_longest
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -27,6 +28,14 @@ SHAPES = {
     "published network": {"family": "bd3lm", "architecture": "bd3lm", "tie_embedding": False},
 }
 every_model = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+
+
+@pytest.fixture(params=["tight", "fixed"])
+def shapes(request: pytest.FixtureRequest) -> str:
+    """Those of the CPU, and the fixed ones of CUDA."""
+    if request.param == "fixed":
+        request.getfixturevalue("as_on_cuda")
+    return request.param
 
 
 def model_of(shape: dict) -> Model:
@@ -59,16 +68,11 @@ def test_mixed_settings_in_one_batch_give_each_its_own_text(shape: dict):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_texts_that_end_themselves(family: str):
+def test_texts_that_end_themselves_beside_gaps(family: str, shapes: str):
     model = tiny(family)  # end-of-text is as probable as any token
-    assert run_all(model, requests(24), 8) == [alone(model, request) for request in requests(24)]
-
-
-@pytest.mark.parametrize("family", ("mdlm", "bd3lm", "dadlm"))
-def test_gaps_beside_completions(family: str):
-    model = tiny(family)
-    asked = [one for pair in zip(gap_requests(), requests(), strict=True) for one in pair]
-    assert run_all(model, asked, 6) == [alone(model, request) for request in asked]
+    gaps = [] if family == "ar" else gap_requests()
+    asked = [one for pair in zip_longest(gaps, requests(20)) for one in pair if one]
+    assert run_all(model, asked, 7) == [alone(model, request) for request in asked]
 
 
 @pytest.mark.parametrize("paths", [("viterbi",), ("lookahead",), ("viterbi", "lookahead")])
@@ -87,13 +91,6 @@ def test_where_nobody_draws_nothing_is_drawn(
     monkeypatch.setattr(step, "draw_each", lambda *_, **__: pytest.fail("a token was drawn"))
     monkeypatch.setattr(step, "at_path", lambda *_: pytest.fail("a path was drawn"))
     assert run_all(model, asked, 4) == expected
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_fixed_shapes_of_cuda_give_the_same(family: str, as_on_cuda: None):
-    model = model_of({"family": family})
-    asked = requests() + ([] if family == "ar" else gap_requests()[:6])
-    assert run_all(model, asked, 6) == [alone(model, request) for request in asked]
 
 
 @pytest.mark.parametrize("family", ("ar", "dadlm"))
@@ -117,13 +114,10 @@ def truths(family: str) -> dict[int, Truth]:
     return {i: alone(MODELS[family], request) for i, request in enumerate(ASKED)}
 
 
-@pytest.mark.parametrize("fixed_shapes", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_may_come_and_go_between_any_two_steps(family: str, fixed_shapes: bool, request):
+def test_rows_may_come_and_go_between_any_two_steps(family: str, shapes: str):
     """A row that leaves does its block again later, beside others and in another slot."""
     model, chance, truth, leave = MODELS[family], Random(family), truths(family), 12
-    if fixed_shapes:
-        request.getfixturevalue("as_on_cuda")
     engine = Engine(model, lockstep=False)
     waiting = [Row(model, one) for one in ASKED]
     number, found = {row: i for i, row in enumerate(waiting)}, {}

@@ -4,7 +4,6 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from itertools import accumulate
 
 import pytest
 import torch
@@ -219,16 +218,6 @@ def test_logprobs_are_those_of_the_node_at_the_step_that_fixed_the_token(model):
     assert [[t for t, *_ in one.top] for one in given] == [best for *_, best in ordered]
     logp = torch.tensor([p for _, p, _ in ordered]).log()
     assert torch.allclose(torch.tensor([one.logprob for one in given]), logp, atol=1e-4)
-
-
-def test_each_block_has_the_passes_up_to_it(model):
-    scheduler = Scheduler(model)
-    request = ask(seed=3, settings=DecodeSettings(max_new_tokens=13, sampler="random", steps=2))
-    job = scheduler.submit(request)
-    drain(scheduler)
-    passes = [event.forward_passes for event in events_of(job) if isinstance(event, Committed)]
-    steps = Counter(event.block for event in stream(model, request.ids, seed=3, settings=request.settings))
-    assert passes == list(accumulate(steps.values())) and len(passes) == 4
 
 
 # --- when things go wrong

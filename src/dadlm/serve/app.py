@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from prometheus_client import generate_latest
@@ -98,14 +98,14 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     async def model(name: str) -> Response:
         return JSONResponse(service.card(name))
 
-    @app.get("/healthz", response_model=answers.Health, responses=_ERRORS)
+    @app.get("/healthz", response_model=dict[Literal["status"], Literal["ok"]], responses=_ERRORS)
     async def alive() -> Response:
         """The process answers, and no scheduler has stopped."""
         if service.broken:
             raise Refusal(503, "a scheduler has stopped; restart the server", code="broken")
         return JSONResponse({"status": "ok"})
 
-    @app.get("/readyz", response_model=answers.Health, responses=_ERRORS)
+    @app.get("/readyz", response_model=dict[Literal["status"], Literal["ready"]], responses=_ERRORS)
     async def ready() -> Response:
         """Requests are accepted: models loaded, schedulers running, not shutting down."""
         if not service.ready:

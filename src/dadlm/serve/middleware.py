@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import ipaddress
 import logging
+import math
 import time
 import traceback
 import uuid
@@ -88,15 +89,13 @@ class Guard:
             if scope["path"] in _PROBES:  # always answered
                 return await self.app(scope, receive, send)
             with self._counted(scope["client"][0] if scope.get("client") else ""):
-                body = await self._read(receive)
-                if body is None:
-                    return
-                unread = [{"type": "http.request", "body": body, "more_body": False}]
+                unread = await self._read(receive)
 
                 async def receive_again() -> Message:
                     return unread.pop() if unread else await receive()
 
-                await self.app(scope, receive_again, send)
+                if unread:
+                    await self.app(scope, receive_again, send)
         except Refusal as refusal:
             await refusal.response()(scope, receive, send)
 
@@ -129,8 +128,9 @@ class Guard:
 
     @contextmanager
     def _counted(self, address: str) -> Iterator[None]:
-        total, own = self.active.total(), self.active[address]
-        if total >= self.settings.max_connections or own >= self.settings.most_per_address:
+        most = self.settings.max_connections
+        most_of_one = self.settings.max_per_address or math.ceil(3 * most / 4)
+        if self.active.total() >= most or self.active[address] >= most_of_one:
             message, headers = "too many requests in progress; try again", {"retry-after": "1"} | _CLOSE
             raise Refusal(503, message, code="busy", headers=headers)
         self.active[address] += 1
@@ -140,15 +140,15 @@ class Guard:
             self.active[address] -= 1
             self.active += Counter()  # drops addresses without requests
 
-    async def _read(self, receive: Receive) -> bytes | None:
-        """The body; None if the client disconnected."""
+    async def _read(self, receive: Receive) -> list[Message]:
+        """One message with the whole body; none if the client disconnected."""
         body, size, more, most = bytearray(), 0, True, self.settings.max_body
         try:
             async with asyncio.timeout(self.settings.patience):
                 while more and size <= _MOST_READ * most:
                     message = await receive()
                     if message["type"] != "http.request":
-                        return None
+                        return []
                     size += len(message.get("body", b""))
                     if size <= most:
                         body += message.get("body", b"")
@@ -158,4 +158,4 @@ class Guard:
         if size > most:
             message = f"the request's body has more than {most} bytes"
             raise Refusal(413, message, param="body", headers=_CLOSE)
-        return bytes(body)
+        return [{"type": "http.request", "body": bytes(body), "more_body": False}]

@@ -98,8 +98,8 @@ class EventStream(StreamingResponse):
     """Server-sent events: a `data:` line per chunk, then `[DONE]`, after an error event if there was one."""
 
     def __init__(self, answer: Answer, jobs: Sequence[Job]) -> None:
-        super().__init__(self._lines(answer, jobs), media_type="text/event-stream")
-        self.headers["x-accel-buffering"] = "no"  # nginx must not hold lines back
+        headers = {"x-accel-buffering": "no"}  # nginx must not hold lines back
+        super().__init__(self._lines(answer, jobs), headers=headers, media_type="text/event-stream")
         self.jobs, self.error = jobs, None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,17 +6,8 @@ import re
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+import pydantic
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 from starlette.requests import Request
 
 from dadlm.decode import DecodeSettings
@@ -58,7 +49,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_TOKENS), _INTEGER]
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _keep_one_unknown_field(cls, fields: Any) -> Any:
         """A body may hold 100,000 of them, and an error for each would take seconds and much memory."""
@@ -109,7 +100,7 @@ class Decoding(Body):
     user: Name | None = None
     """Accepted and ignored."""
 
-    @field_validator("trace", "stream_options", check_fields=False)
+    @pydantic.field_validator("trace", "stream_options", check_fields=False)
     @classmethod
     def _needs_stream(cls, value: Any, info: ValidationInfo) -> Any:
         if value and not info.data.get("stream"):
@@ -156,7 +147,7 @@ class CompletionBody(Decoding):
     logit_bias: Annotated[dict[str, float] | None, _unsupported(None, {}, instead="omit it")] = None
     suffix: Annotated[Text | None, _unsupported(None, "", instead="use POST /v1/fill_gaps")] = None
 
-    @field_validator("echo")
+    @pydantic.field_validator("echo")
     @classmethod
     def _not_with_logprobs(cls, value: bool | None, info: ValidationInfo) -> bool | None:
         if value and info.data.get("logprobs") is not None:
@@ -175,7 +166,7 @@ class FillGapsBody(Decoding):
     parts: Annotated[list[Text | Gap], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
     """Texts and gaps in order, e.g. ["The ", {"gap": 3}, " sat."]."""
 
-    @field_validator("parts")
+    @pydantic.field_validator("parts")
     @classmethod
     def _has_a_gap(cls, parts: list[str | Gap]) -> list[str | Gap]:
         if not any(isinstance(part, Gap) for part in parts):
@@ -220,13 +211,13 @@ def _parse(content: bytes, content_type: str, schema: type[Body]) -> Body:
         return schema.model_validate(json.loads(content))
     except json.JSONDecodeError as error:
         raise Refusal(400, f"the body is not JSON: {error.msg} at character {error.pos}") from error
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         raise _refusal(error) from error
     except (ValueError, RecursionError) as error:
         raise Refusal(400, "the body is not valid JSON in UTF-8") from error
 
 
-def _refusal(error: ValidationError) -> Refusal:
+def _refusal(error: pydantic.ValidationError) -> Refusal:
     """The first error; in a union, that of the branch that matched furthest."""
     errors = error.errors(include_url=False, include_input=False)
     # A branch that wants another type says nothing about the one that was meant.

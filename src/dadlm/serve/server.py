@@ -57,21 +57,15 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, service: Service, announce: Callable[[], None] = lambda: None) -> None:
         self.service, self.announce, settings = service, announce, service.settings
+        options: dict[str, Any] = {
+            "limit_concurrency": connections_possible(settings.max_connections),
+            "timeout_keep_alive": int(settings.patience) or 1,
+            "timeout_graceful_shutdown": int(settings.grace) + _TO_SEND,
+            "h11_max_incomplete_event_size": 32 * 1024,
+        }
+        options |= dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
         super().__init__(
-            uvicorn.Config(
-                app,
-                http=Protocol,
-                ws="none",
-                loop="asyncio",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=connections_possible(settings.max_connections),
-                timeout_keep_alive=int(settings.patience) or 1,
-                timeout_graceful_shutdown=int(settings.grace) + _TO_SEND,
-                h11_max_incomplete_event_size=32 * 1024,
-            )
+            uvicorn.Config(app, http=Protocol, ws="none", loop="asyncio", log_config=None, **options)
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
