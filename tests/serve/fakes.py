@@ -20,10 +20,10 @@ def committed(text: str, tokens: list[int] | None = None, passes: int = 1) -> Co
 
 
 class FakeScheduler:
-    """Gives every job these events at once, and refuses all jobs from number `room` on with `refusal`."""
+    """Gives every job these events at once, and refuses all after the first `accepted` with `refusal`."""
 
-    def __init__(self, *events: Any, refusal: Exception | None = None, room: int = 0) -> None:
-        self.events, self.refusal, self.room = events, refusal, room
+    def __init__(self, *events: Any, refusal: Exception | None = None, accepted: int = 0) -> None:
+        self.events, self.refusal, self.accepted = events, refusal, accepted
         self.jobs: list[Job] = []
         self.alive = True
 
@@ -38,7 +38,7 @@ class FakeScheduler:
             job.put(finished("shutdown"))
 
     def submit(self, request: Request) -> Job:
-        if self.refusal is not None and len(self.jobs) >= self.room:
+        if self.refusal is not None and len(self.jobs) >= self.accepted:
             raise self.refusal
         job = Job(request)
         self.jobs.append(job)

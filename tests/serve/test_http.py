@@ -187,7 +187,7 @@ def test_stream_tells_the_account_with_the_last_reason(server: Running) -> None:
 
 
 def test_queue_full_is_429_unless_so_many_can_never_wait() -> None:
-    scheduler = FakeScheduler(refusal=QueueFull(3, 4.2), room=2)
+    scheduler = FakeScheduler(refusal=QueueFull(3, 4.2), accepted=2)
     with serving(scheduler, max_queue=3) as server:
         status, headers, answer = server.ask("POST", "/v1/completions", {"prompt": "x", "n": 3})
         assert status == 429 and headers["retry-after"] == "5" and answer["error"]["code"] == "queue_full"

@@ -70,7 +70,7 @@ def status_of(opened: socket.socket) -> int:
     return int(opened.recv(12).split()[1])
 
 
-def test_silent_connections_make_room() -> None:
+def test_silent_connections_are_closed_for_new_ones() -> None:
     with ExitStack() as stack:
         server = stack.enter_context(serving(FakeScheduler(committed("ab"), finished()), max_connections=8))
         for _ in range(60):

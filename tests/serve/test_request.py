@@ -101,12 +101,12 @@ def byte_fallback() -> Tokenizer:
     return Tokenizer(inner)
 
 
-@given(text=st.text("ab€🙂日本語", max_size=120), cut=st.integers(1, 20))
-@example(text="a" + "🙂" * 60, cut=16)  # every block ends inside a character
+@given(text=st.text("ab€🙂日本語", max_size=120), size=st.integers(1, 20))
+@example(text="a" + "🙂" * 60, size=16)  # every block ends inside a character
 @settings(max_examples=200)
-def test_pieces_of_a_tokenizer_with_byte_fallback_are_the_whole_text(text: str, cut: int):
+def test_pieces_of_a_tokenizer_with_byte_fallback_are_the_whole_text(text: str, size: int):
     ids = byte_fallback().encode(text)
-    blocks = [ids[i : i + cut] for i in range(0, len(ids), cut)]
+    blocks = [ids[i : i + size] for i in range(0, len(ids), size)]
     assert "".join(pieces_of(byte_fallback(), blocks)) == text
 
 
@@ -136,15 +136,15 @@ def test_a_stop_text_inside_the_beginning_of_another_waits_for_it(text: str, giv
 @given(
     text=st.text("abc", min_size=10, max_size=30),
     stop=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4),
-    cuts=st.lists(st.integers(1, 5), min_size=30, max_size=30),
+    sizes=st.lists(st.integers(1, 5), min_size=30, max_size=30),
 )
 @settings(max_examples=200)
-def test_the_stop_text_that_begins_first_ends_the_text_wherever_it_is_cut(
-    text: str, stop: list[str], cuts: list[int]
+def test_the_stop_text_that_begins_first_ends_the_text_wherever_blocks_end(
+    text: str, stop: list[str], sizes: list[int]
 ):
     ids, blocks = BYTES.encode(text), []
-    for cut in cuts:
-        blocks.append(ids[:cut])
-        ids = ids[cut:]
+    for size in sizes:
+        blocks.append(ids[:size])
+        ids = ids[size:]
     end = min((text.find(s) for s in stop if s in text), default=len(text))
     assert "".join(pieces_of(BYTES, blocks, tuple(stop))) == text[:end]

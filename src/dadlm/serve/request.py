@@ -64,7 +64,7 @@ class Committed:
     tokens: list[int]
     """Up to and including end-of-text or the token that completes a stop text; of gaps, those in them."""
     text: str
-    """Pieces joined give the whole text: what may yet become another character or a stop text waits."""
+    """All joined give the whole text; what may become another character or a stop text is held back."""
     logprobs: list[TokenLogprob] | None
     """One for each token, if asked for."""
     forward_passes: int
@@ -88,7 +88,6 @@ class Finished:
 
 
 Event = Committed | StepEvent | Finished
-"""`StepEvent`: one denoising step with its graph."""
 
 
 class Job:

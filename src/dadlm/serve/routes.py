@@ -173,8 +173,8 @@ class FilledGaps(Answer):
         self.model, self.end = model, None
         self.tokens: list[int] = []  # those of the gaps so far
         ids, gaps = self._positions(body)
-        self.request = Request(ids=tuple(ids), gaps=tuple(gaps), **_request_options(self.model, body, limits))
-        self.requests = [self.request]
+        options = _request_options(model, body, limits)
+        self.requests = [Request(ids=tuple(ids), gaps=tuple(gaps), **options)]
         self.head = {"id": f"{kind}-{uuid.uuid4().hex}", "object": kind, "model": name}
 
     def _positions(self, body: FillGapsBody) -> tuple[list[int], list[tuple[int, int]]]:
@@ -214,8 +214,8 @@ class FilledGaps(Answer):
 
     def _gaps(self) -> tuple[list[str], str]:
         """The texts of the gaps and of the whole, as far as they are filled."""
-        gaps, ids, rest = [], list(self.request.ids), self.tokens
-        for first, length in self.request.gaps:
+        gaps, ids, rest = [], list(self.requests[0].ids), self.tokens
+        for first, length in self.requests[0].gaps:
             filled, rest = rest[:length], rest[length:]
             gaps.append(text_of(self.model.tokenizer, filled))
             ids[first : first + len(filled)] = filled

@@ -147,8 +147,9 @@ class Scheduler:
 
     def _admit(self) -> None:
         """First come, first served, while there are free rows and the prompts fit the next step."""
-        engine = self._engine
-        while len(engine.rows) < self.max_rows and engine.tokens_to_read < engine.read_at_once:
+        while (
+            len(self._engine.rows) < self.max_rows and self._engine.tokens_to_read < self._engine.read_at_once
+        ):
             with self._changed:
                 if not self._waiting:
                     return
@@ -156,7 +157,7 @@ class Scheduler:
                 self._tasks[task.row] = task
                 task.joined = self.clock() if task.joined is None else task.joined
             with self._isolated(task):
-                engine.add(task.row)
+                self._engine.add(task.row)
 
     def _step(self) -> Iterator[StepResult]:
         """A step of all rows; if it fails, of each row alone, so that only the one at fault fails."""
