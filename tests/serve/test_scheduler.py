@@ -271,11 +271,7 @@ def test_out_of_memory_halves_the_rows_and_no_text_changes(model, monkeypatch: p
     drain(scheduler)
     assert scheduler.max_rows == 2 and scheduler.stats().out_of_memory == 2
     assert [truth_of(job) for job in jobs] == [alone(model, job.request) for job in jobs]
-
-
-def test_out_of_memory_even_alone_is_an_error(model, monkeypatch: pytest.MonkeyPatch):
     fail_where(monkeypatch, torch.OutOfMemoryError("full"), lambda _: True)
-    scheduler = Scheduler(model, max_rows=2)
     jobs = [scheduler.submit(ask(seed=seed)) for seed in range(3)]
     drain(scheduler)
     messages = {finished(events_of(job)).message for job in jobs}

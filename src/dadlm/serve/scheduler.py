@@ -147,9 +147,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """First come, first served, while there are free rows and the prompts fit the next step."""
-        while (
-            len(self._engine.rows) < self.max_rows and self._engine.tokens_to_read < self._engine.read_at_once
-        ):
+        engine = self._engine
+        while len(engine.rows) < self.max_rows and engine.tokens_to_read < engine.read_at_once:
             with self._changed:
                 if not self._waiting:
                     return
@@ -157,7 +156,7 @@ class Scheduler:
                 self._tasks[task.row] = task
                 task.joined = self.clock() if task.joined is None else task.joined
             with self._isolated(task):
-                self._engine.add(task.row)
+                engine.add(task.row)
 
     def _step(self) -> Iterator[StepResult]:
         """A step of all rows; if it fails, of each row alone, so that only the one at fault fails."""
