@@ -101,7 +101,6 @@ class Job:
 
     @property
     def unread(self) -> int:
-        """Events that nobody has taken yet."""
         return self._events.qsize()
 
     def cancel(self) -> None:

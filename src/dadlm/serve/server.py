@@ -64,9 +64,8 @@ class Server(uvicorn.Server):
             "h11_max_incomplete_event_size": 32 * 1024,
         }
         options |= dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
-        super().__init__(
-            uvicorn.Config(app, http=Protocol, ws="none", loop="asyncio", log_config=None, **options)
-        )
+        config = uvicorn.Config(app, http=Protocol, ws="none", loop="asyncio", log_config=None, **options)
+        super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

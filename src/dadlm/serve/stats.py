@@ -83,9 +83,8 @@ class Stats:
         self._recent[-1][1] += tokens
 
     def update_rate(self, now: float) -> None:
-        recent = [(second, tokens) for second, tokens in self._recent if second > now - _WINDOW]
-        total = sum(tokens for _, tokens in recent)
-        self.tokens_per_second = total / max(now - recent[0][0], 1.0) if recent else 0.0
+        recent = {second: tokens for second, tokens in self._recent if second > now - _WINDOW}
+        self.tokens_per_second = sum(recent.values()) / max(now - min(recent, default=0), 1.0)
 
     def end(self, finished: Finished) -> None:
         """Count a finished request."""
