@@ -1,12 +1,11 @@
 """What the tests of the scheduler share: requests of every kind, and each alone as the truth."""
 
-import time
-
 from tests.decode.test_generate import SETTINGS
 from tests.decode.tiny import prompt_of
 
 from dadlm import DecodeSettings, Model, generate
 from dadlm.decode import fill_gaps
+from dadlm.decode.request import Request as EngineRequest
 from dadlm.serve import Committed, Event, Finished, Job, Request, Scheduler
 
 WAYS = [*SETTINGS.values(), {"nucleus": "bd3lm", "top_p": 0.6}, {"temperature": 1.7, "top_p": 1.0}]
@@ -37,7 +36,7 @@ def gap_requests() -> list[Request]:
 Truth = tuple[list[int], int, int]
 
 
-def alone(model: Model, request: Request) -> Truth:
+def alone(model: Model, request: EngineRequest) -> Truth:
     """Tokens, forward passes and cache passes of the request without a scheduler."""
     if request.gaps:
         filled = fill_gaps(model, request.ids, request.gaps, seed=request.seed, settings=request.settings)
@@ -62,21 +61,25 @@ def finished(events: list[Event]) -> Finished:
 
 
 def events_of(job: Job, seconds: float = 60) -> list[Event]:
-    """All events of a job that ends within so many seconds."""
-    end = time.monotonic() + seconds
-    while not any(isinstance(event, Finished) for event in list(job._events)):
-        assert time.monotonic() < end, "the request does not end"
-        time.sleep(0.001)
-    return list(job)
+    """All events of a job, each of which comes within so many seconds."""
+    events = []
+    while not events or not isinstance(events[-1], Finished):
+        event = job.take(seconds)
+        assert event is not None, "the request does not end"
+        events.append(event)
+    return events
 
 
 def truth_of(job: Job) -> Truth:
     events = events_of(job)
-    tokens = [token for event in events if isinstance(event, Committed) for token in event.tokens]
-    end = finished(events)
+    tokens, end = tokens_of(events), finished(events)
     assert end.reason in ("stop", "length"), end
     assert end.completion_tokens == len(tokens)
     return tokens, end.forward_passes, end.cache_passes
+
+
+def tokens_of(events: list[Event]) -> list[int]:
+    return [token for event in events if isinstance(event, Committed) for token in event.tokens]
 
 
 def text_of(events: list[Event]) -> str:

@@ -2,26 +2,17 @@
 
 from typing import Any
 
-from tests.serve.running import settings
+from tests.serve.running import letter_model, running, settings
 
 from dadlm import Model
 from dadlm.serve.request import Committed, Finished, Job, Request
-from dadlm.serve.service import Served, Service
+from dadlm.serve.service import Service
 from dadlm.serve.stats import Stats
 
 
-def finished(reason: Any = "length", **changes: Any) -> Finished:
-    facts: dict[str, Any] = {
-        "message": None,
-        "prompt_tokens": 3,
-        "completion_tokens": 4,
-        "forward_passes": 2,
-        "cache_passes": 1,
-        "seconds_queued": 0.5,
-        "seconds_running": 0.25,
-        "seconds_to_first": 0.6,
-    }
-    return Finished(reason=reason, **(facts | changes))
+def finished(reason: Any = "length", message: str | None = None) -> Finished:
+    """3 tokens of prompt, 4 new ones, 2 forward passes, 1 of the cache; 0.5 s queued, 0.25 s running."""
+    return Finished(reason, message, 3, 4, 2, 1, 0.5, 0.25, 0.6)
 
 
 def committed(text: str, tokens: list[int] | None = None, passes: int = 1) -> Committed:
@@ -29,12 +20,16 @@ def committed(text: str, tokens: list[int] | None = None, passes: int = 1) -> Co
 
 
 class FakeScheduler:
-    """Gives every job these events at once, and refuses all jobs from number `room` on with `refusal`."""
+    """Gives every job these events at once, and refuses all after the first `accepted` with `refusal`."""
 
-    def __init__(self, *events: Any, refusal: Exception | None = None, room: int = 0) -> None:
-        self.events, self.refusal, self.room = events, refusal, room
+    def __init__(self, *events: Any, refusal: Exception | None = None, accepted: int = 0) -> None:
+        self.events, self.refusal, self.accepted = events, refusal, accepted
         self.jobs: list[Job] = []
         self.alive = True
+
+    def __call__(self, model: Model, **limits: int) -> "FakeScheduler":
+        self.model = model
+        return self
 
     def start(self) -> None: ...
 
@@ -43,7 +38,7 @@ class FakeScheduler:
             job.put(finished("shutdown"))
 
     def submit(self, request: Request) -> Job:
-        if self.refusal is not None and len(self.jobs) >= self.room:
+        if self.refusal is not None and len(self.jobs) >= self.accepted:
             raise self.refusal
         job = Job(request)
         self.jobs.append(job)
@@ -60,4 +55,9 @@ class FakeScheduler:
 
 
 def fake_service(model: Model, scheduler: FakeScheduler, **changes: Any) -> Service:
-    return Service([Served("fake", model, scheduler)], settings(**changes))  # type: ignore[arg-type]
+    return Service({"fake": model}, settings(**changes), scheduler)
+
+
+def serving(scheduler: FakeScheduler, api_key: str | None = None, **changes: Any):
+    """A running server with this scheduler."""
+    return running(fake_service(letter_model("dadlm"), scheduler, **changes), api_key)

@@ -10,10 +10,7 @@ from tests.serve.company import alone, drain, gap_requests, requests, truth_of
 from dadlm import DecodeSettings, load
 from dadlm.serve import Request, Scheduler
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 
 @pytest.mark.filterwarnings("error:decoding without CUDA graphs")
@@ -29,7 +26,8 @@ def test_each_request_gets_its_own_text(family: str):
         scheduler.tick()
     drain(scheduler)
     assert [truth_of(job) for job in jobs] == [alone(model, request) for request in asked]
-    assert any(act.graph is not None for act in scheduler._batch._acts.values())
+    graphed = scheduler._engine.graphs.callables.values()
+    assert any(one.graph is not None for one in graphed)
 
 
 @pytest.mark.parametrize("family", ("ar", "dadlm"))

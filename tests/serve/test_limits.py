@@ -9,15 +9,15 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
-from tests.serve.fakes import FakeScheduler, committed, fake_service, finished
-from tests.serve.running import Running, letter_model, running, until
+from pydantic import ValidationError
+from tests.serve.fakes import FakeScheduler, committed, finished, serving
+from tests.serve.running import Running, until
 
 from dadlm.serve.schemas import CompletionBody, FillGapsBody
 from dadlm.serve.server import _RESERVE, connections_possible
 
 NAMES = {f"k{i}": 1 for i in range(90_000)}
-HOSTILE = {
+HOSTILE: dict[str, Any] = {
     "ids": (CompletionBody, {"prompt": [[-1] * 5459] * 64}),
     "floats": (CompletionBody, {"prompt": [[1.5] * 4000] * 64}),
     "texts": (CompletionBody, {"prompt": [1] + ["x"] * 200_000}),
@@ -32,7 +32,6 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_few_errors_are_built_for_many_faults(name: str) -> None:
-    schema: type[BaseModel]
     schema, body = HOSTILE[name]
     with pytest.raises(ValidationError) as caught:
         schema.model_validate(body)
@@ -44,7 +43,7 @@ def test_large_wrong_bodies_do_not_keep_the_server_from_answering(name: str) -> 
     """An error for each fault of one such body took the event loop 2.6 s and 590 MB."""
     body = json.dumps(HOSTILE[name][1], separators=(",", ":")).encode()
     answers: list[Any] = []
-    with running(fake_service(letter_model("dadlm"), FakeScheduler(committed("ab"), finished()))) as server:
+    with serving(FakeScheduler(committed("ab"), finished())) as server:
 
         def send() -> None:
             answers.append(server.ask("POST", "/v1/completions", body))
@@ -71,15 +70,12 @@ def status_of(opened: socket.socket) -> int:
     return int(opened.recv(12).split()[1])
 
 
-def serving(*events: Any, **settings: Any) -> Any:
-    return running(fake_service(letter_model("dadlm"), FakeScheduler(*events), **settings))
-
-
-def test_silent_connections_make_room() -> None:
+def test_silent_connections_are_closed_for_new_ones() -> None:
     with ExitStack() as stack:
-        server = stack.enter_context(serving(committed("ab"), finished(), max_connections=8))
+        server = stack.enter_context(serving(FakeScheduler(committed("ab"), finished()), max_connections=8))
         for _ in range(60):
             stack.enter_context(server.connect())
+        until(lambda: len(server.server.server_state.connections) >= 8 + _RESERVE)
         time.sleep(0.5)  # new ones might be about to ask
         assert server.ask("GET", "/healthz")[0] == server.ask("GET", "/readyz")[0] == 200
         assert server.post("/v1/completions", prompt="x")[0] == 200
@@ -88,7 +84,7 @@ def test_silent_connections_make_room() -> None:
 
 def test_silent_connections_are_closed_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dadlm.serve.server._FIRST_BYTE", 0.2)
-    with serving() as server, server.connect() as silent, server.connect() as slow:
+    with serving(FakeScheduler()) as server, server.connect() as silent, server.connect() as slow:
         slow.sendall(b"GET /healthz HTTP/1.1\r\n")
         assert silent.recv(1) == b""
         slow.sendall(b"host: localhost\r\n\r\n")
@@ -97,13 +93,13 @@ def test_silent_connections_are_closed_early(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_one_request_too_many_is_503() -> None:
     with ExitStack() as stack:
-        server = stack.enter_context(serving(max_connections=4, max_per_address=4))
+        server = stack.enter_context(serving(FakeScheduler(), max_connections=4, max_per_address=4))
         streams = [stack.enter_context(open_stream(server)) for _ in range(4)]
         assert [status_of(stream) for stream in streams] == [200] * 4
         status, headers, answer = server.ask("POST", "/v1/completions", {"prompt": "x"})
         assert status == 503 and headers["retry-after"] and answer["error"]["code"] == "busy"
         assert server.ask("GET", "/healthz")[0] == server.ask("GET", "/readyz")[0] == 200
-        for job in server.service.served["fake"].scheduler.jobs:
+        for job in server.service.schedulers["fake"].jobs:
             job.put(finished())
         until(lambda: server.ask("GET", "/v1/models")[0] == 200)
 
@@ -111,7 +107,7 @@ def test_one_request_too_many_is_503() -> None:
 def test_one_address_cannot_take_all() -> None:
     """Of 60 at once as many are served as one address may have, and another address still is."""
     with ExitStack() as stack:
-        server = stack.enter_context(serving(max_connections=40))
+        server = stack.enter_context(serving(FakeScheduler(), max_connections=40))
         streams = [stack.enter_context(open_stream(server)) for _ in range(60)]
         assert Counter(map(status_of, streams)) == {200: 30, 503: 30}
         assert status_of(stack.enter_context(open_stream(server, "127.0.0.2"))) == 200

@@ -5,7 +5,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.serve.fakes import FakeScheduler, fake_service
 from tests.serve.running import letter_model, running, settings
 
-from dadlm.serve.metrics import registry_of
 from dadlm.serve.service import Service
 from dadlm.serve.stats import Stats
 
@@ -25,7 +24,7 @@ def read(text: str) -> dict[tuple[str, ...], float]:
 
 def test_numbers_of_a_served_text() -> None:
     model = letter_model("bd3lm")
-    with running(Service.of({"one": model}, settings(max_rows=3, max_queue=7))) as server:
+    with running(Service({"one": model}, settings(max_rows=3, max_queue=7))) as server:
         fields = {"prompt": "the cat", "max_tokens": 8, "sampler": "random", "steps": 2, "seed": 1}
         answers = [server.post("/v1/completions", **fields)[1] for _ in range(2)]
         status, headers, content = server.ask("GET", "/metrics")
@@ -49,7 +48,7 @@ def test_buckets_are_cumulative_and_servers_count_apart() -> None:
         stats.queue_seconds.add(value)
     scheduler, other = FakeScheduler(), FakeScheduler()
     scheduler.stats = lambda: stats  # type: ignore[method-assign]
-    first, second = (registry_of(fake_service(letter_model("dadlm"), one)) for one in (scheduler, other))
+    first, second = (fake_service(letter_model("dadlm"), one).registry for one in (scheduler, other))
     found = read(generate_latest(first).decode())
     buckets = [found["dadlm_queue_seconds_bucket", "fake", bound] for bound in ("0.01", "0.03", "+Inf")]
     assert buckets == [2, 3, 4]

@@ -9,11 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import suppress
 
 import psutil
 import pytest
-from tests.serve.running import events, letter_model, until
+from tests.serve.running import Running, events, letter_model, until
 
 import dadlm
 from dadlm import Model
@@ -29,7 +29,7 @@ def model() -> Model:
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Two copies behind one port; afterwards SIGTERM, and nothing may be left of them."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     dadlm.save(model(), folder)
@@ -45,7 +45,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
             late.start()
             assert json.loads(started.stdout.readline())["models"] == ["tiny"]
             late.cancel()
-            yield free
+            yield Running("127.0.0.1", free, None, None)  # type: ignore[arg-type]
             everyone = family()
             started.send_signal(signal.SIGTERM)
             assert started.wait(60) == 0
@@ -55,72 +55,56 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
                 started.kill()
 
 
-def ask(port: int, seed: int, stream: bool = False) -> tuple[int, bytes]:
-    fields = {"prompt": PROMPT, "seed": seed, "max_tokens": 24, "stream": stream}
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-        connection.request(
-            "POST", "/v1/completions", json.dumps(fields), {"content-type": "application/json"}
-        )
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-
-
-def text_of(content: bytes, stream: bool) -> str:
-    chunks = events(content) if stream else [json.loads(content)]
-    return "".join(chunk["choices"][0]["text"] for chunk in chunks)
-
-
 def family() -> list[psutil.Process]:
     """The processes of this test only."""
     return psutil.Process().children(recursive=True)
 
 
-def copies() -> list[psutil.Process]:
-    return [one for one in family() if "ServeReplica" in _title(one)]
-
-
-def _title(process: psutil.Process) -> str:
+def title_of(process: psutil.Process) -> str:
     try:
         return f"{process.name()} {' '.join(process.cmdline())}"
     except psutil.Error:
         return ""
 
 
-def test_all_of_ray_stays_on_loopback(port: int) -> None:
-    seen = 0
+def copies() -> list[psutil.Process]:
+    return [one for one in family() if "ServeReplica" in title_of(one)]
+
+
+def test_all_of_ray_stays_on_loopback(server: Running) -> None:
+    seen = []
     for process in family():
-        try:
-            connections = process.net_connections(kind="inet")
-        except psutil.Error:
-            continue
-        for connection in connections:
-            for address in filter(None, (connection.laddr, connection.raddr)):
-                seen += 1
-                assert address.ip in ("127.0.0.1", "::ffff:127.0.0.1", "::1"), (_title(process), connection)
-    assert seen > 10, "nothing was looked at"
+        with suppress(psutil.Error):
+            seen += [(title_of(process), one) for one in process.net_connections(kind="inet")]
+    for title, connection in seen:
+        for address in filter(None, (connection.laddr, connection.raddr)):
+            assert address.ip in ("127.0.0.1", "::ffff:127.0.0.1", "::1"), (title, connection)
+    assert len(seen) > 10, "nothing was looked at"
 
 
-def test_one_is_killed_and_later_requests_do_not_notice(port: int) -> None:
+def test_one_is_killed_and_later_requests_do_not_notice(server: Running) -> None:
     want = [dadlm.generate(model(), PROMPT, seed=seed, max_new_tokens=24).texts[0] for seed in range(8)]
     assert len(copies()) == 2
     killed, over = threading.Event(), threading.Event()
     before: list[bool] = []
-    after: list[tuple[int, bytes]] = []
+    after: list[tuple[int, str]] = []
     right: list[bool] = []
 
     def client(number: int) -> None:
         while not over.is_set():
             late, stream = killed.is_set(), number % 2 == 0
+            fields = {"prompt": PROMPT, "seed": number, "max_tokens": 24, "stream": stream}
             try:
-                status, content = ask(port, number, stream)
+                status, _, content = server.ask("POST", "/v1/completions", fields)
             except (OSError, http.client.HTTPException) as error:
-                status, content = 0, repr(error).encode()
+                status, content = 0, repr(error)
             if not late:
                 before.append(status == 200)
             elif status != 200:
                 after.append((status, content))
             else:
-                right.append(text_of(content, stream) == want[number])
+                chunks = events(content) if stream else [content]
+                right.append("".join(chunk["choices"][0]["text"] for chunk in chunks) == want[number])
 
     clients = [threading.Thread(target=client, args=(number,)) for number in range(8)]
     for one in clients:

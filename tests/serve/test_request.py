@@ -1,4 +1,4 @@
-"""The mailbox of a request, for threads and event loops, and the pieces of text that go into it."""
+"""A job's events, for threads and event loops, and the pieces of text in them."""
 
 import asyncio
 import threading
@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dadlm import ConfigError, DecodeSettings
-from dadlm.serve import Committed, Event, Finished, Job, Request
-from dadlm.serve.text import Pieces
+from dadlm.serve import Committed, Event, Finished, Job, Request, respond
+from dadlm.serve.text import TextStream
 from dadlm.tokens import Tokenizer
 from dadlm.tokens.vocabularies import train_bpe, word_level
 
@@ -23,44 +23,20 @@ def request(**changes) -> Request:
     return Request(**({"ids": (1, 2), "settings": DecodeSettings(), "seed": 0} | changes))
 
 
-def put_later(job: Job) -> threading.Thread:
-    def put() -> None:
-        for event in SENT:
-            job.put(event)
+def test_a_thread_and_an_event_loop_get_all_events_in_order():
+    async def read(jobs: list[Job]) -> list:
+        return [item async for item in respond._events(jobs)]
 
-    thread = threading.Timer(0.02, put)
+    jobs = [Job(request()) for _ in range(3)]
+    put = [job.put for job in jobs for _ in SENT]
+    thread = threading.Timer(0.02, lambda: [one(event) for one, event in zip(put, 3 * SENT, strict=True)])
     thread.start()
-    return thread
-
-
-def test_a_thread_gets_the_events_in_order_and_then_the_end():
-    job = Job(request())
-    thread = put_later(job)
-    assert list(job) == SENT
+    assert list(jobs[0]) == SENT and jobs[0].take() is None
+    got = asyncio.run(asyncio.wait_for(read(jobs[1:]), 60))
+    assert [[event for i, event in got if i == index] for index in range(2)] == [SENT, SENT]
+    jobs[1].put(END)  # for a loop that is closed
+    assert list(jobs[1]) == [END]
     thread.join(60)
-
-
-def test_an_event_loop_gets_the_same():
-    async def read() -> list[Event]:
-        job = Job(request())
-        thread = put_later(job)
-        events = [event async for event in job]
-        thread.join(60)
-        return events
-
-    assert asyncio.run(asyncio.wait_for(read(), 60)) == SENT
-
-
-def test_an_event_for_a_loop_that_is_gone_harms_nobody():
-    job = Job(request())
-
-    async def give_up() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(anext(aiter(job)), 0.01)
-
-    asyncio.run(give_up())
-    job.put(END)
-    assert list(job) == [END]
 
 
 @pytest.mark.parametrize(
@@ -81,11 +57,6 @@ def test_a_request_that_makes_no_sense_is_refused(changes: dict):
         request(**changes)
 
 
-def test_the_whole_text_has_the_tokens_in_their_places():
-    assert request().whole([7, 8]) == [1, 2, 7, 8]
-    assert request(ids=(1, 2, 3, 4, 5), gaps=((1, 1), (3, 2))).whole([7, 8, 9]) == [1, 7, 3, 8, 9]
-
-
 # --- pieces of text
 
 BYTES: Tokenizer = train_bpe(["ab ab"], 258, show_progress=False)
@@ -93,13 +64,13 @@ BYTES: Tokenizer = train_bpe(["ab ab"], 258, show_progress=False)
 
 def pieces_of(tokenizer: Tokenizer, blocks: list[list[int]], stop: tuple[str, ...] = ()) -> list[str]:
     """As the scheduler would give them."""
-    pieces, given = Pieces(tokenizer, stop), []
+    text_stream, given = TextStream(tokenizer, stop), []
     for block in blocks:
-        text, used = pieces.add(block)
+        text, used = text_stream.add(block)
         given.append(text)
         if used is not None:
             break
-    return [*given, pieces.end()[0]]
+    return [*given, text_stream.end()[0]]
 
 
 def test_half_a_character_waits_for_the_other_half():
@@ -107,11 +78,7 @@ def test_half_a_character_waits_for_the_other_half():
     assert len(ids) == 6
     assert pieces_of(BYTES, [[id_] for id_ in ids]) == ["a", "", "", "", "🙂", "b", ""]
     assert pieces_of(BYTES, [ids[:3], ids[3:]]) == ["a", "🙂b", ""]
-
-
-def test_half_a_character_at_the_end_is_told_as_such():
-    ids = BYTES.encode("a🙂")
-    assert "".join(pieces_of(BYTES, [ids[:3]])) == BYTES.decode(ids[:3])
+    assert "".join(pieces_of(BYTES, [ids[:3]])) == BYTES.decode(ids[:3]), "there is no other half"
 
 
 @given(blocks=st.lists(st.lists(st.integers(0, 256), max_size=5), max_size=60))
@@ -134,12 +101,12 @@ def byte_fallback() -> Tokenizer:
     return Tokenizer(inner)
 
 
-@given(text=st.text("ab€🙂日本語", max_size=120), cut=st.integers(1, 20))
-@example(text="a" + "🙂" * 60, cut=16)  # every block ends inside a character
+@given(text=st.text("ab€🙂日本語", max_size=120), size=st.integers(1, 20))
+@example(text="a" + "🙂" * 60, size=16)  # every block ends inside a character
 @settings(max_examples=200)
-def test_pieces_of_a_tokenizer_with_byte_fallback_are_the_whole_text(text: str, cut: int):
+def test_pieces_of_a_tokenizer_with_byte_fallback_are_the_whole_text(text: str, size: int):
     ids = byte_fallback().encode(text)
-    blocks = [ids[i : i + cut] for i in range(0, len(ids), cut)]
+    blocks = [ids[i : i + size] for i in range(0, len(ids), size)]
     assert "".join(pieces_of(byte_fallback(), blocks)) == text
 
 
@@ -169,15 +136,15 @@ def test_a_stop_text_inside_the_beginning_of_another_waits_for_it(text: str, giv
 @given(
     text=st.text("abc", min_size=10, max_size=30),
     stop=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4),
-    cuts=st.lists(st.integers(1, 5), min_size=30, max_size=30),
+    sizes=st.lists(st.integers(1, 5), min_size=30, max_size=30),
 )
 @settings(max_examples=200)
-def test_the_stop_text_that_begins_first_ends_the_text_wherever_it_is_cut(
-    text: str, stop: list[str], cuts: list[int]
+def test_the_stop_text_that_begins_first_ends_the_text_wherever_blocks_end(
+    text: str, stop: list[str], sizes: list[int]
 ):
     ids, blocks = BYTES.encode(text), []
-    for cut in cuts:
-        blocks.append(ids[:cut])
-        ids = ids[cut:]
+    for size in sizes:
+        blocks.append(ids[:size])
+        ids = ids[size:]
     end = min((text.find(s) for s in stop if s in text), default=len(text))
     assert "".join(pieces_of(BYTES, blocks, tuple(stop))) == text[:end]

@@ -37,7 +37,7 @@ PLACES += ["/healthz", "/readyz", "/metrics"]
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     models = {"dadlm": letter_model("dadlm", context=32), "ar": letter_model("ar", context=32)}
-    with running(Service.of(models, settings())) as here:
+    with running(Service(models, settings())) as here:
         yield here
 
 

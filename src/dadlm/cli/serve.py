@@ -15,8 +15,6 @@ from dadlm.model import load
 from dadlm.model.pretrained import NAMES
 from dadlm.serve.settings import ServeSettings
 
-_KEY = "DADLM_API_KEY"
-
 
 @dataclass(frozen=True)
 class Options:
@@ -41,56 +39,46 @@ def run(words: list[str]) -> int:
     sources, key, settings = _sources(options.model), _read_key(options.api_key_file), options.settings
     if options.replicas < 1:
         raise ConfigError(f"replicas must be at least 1, got {options.replicas}")
-    _check_extra()
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("dadlm serve needs more packages: pip install 'dadlm[serve]'") from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if not settings.loopback and key is None:
         print(f"warning: others can reach {settings.host}, and no API key is set", file=sys.stderr)
-    if options.replicas > 1:
-        _serve_replicas(options, sources, key)
-    else:
-        _serve(options, sources, key)
+    _serve(options, sources, key)
     return 0
 
 
 def _serve(options: Options, sources: dict[str, str], key: str | None) -> None:
-    from dadlm.serve.server import Server, open_socket
-
-    with open_socket(options.settings) as opened:
-        app, service = _build(options, sources, key)
-        port = opened.getsockname()[1]
-        Server(app, service, lambda: _announce(options, list(sources), port)).run(sockets=[opened])
-
-
-def _serve_replicas(options: Options, sources: dict[str, str], key: str | None) -> None:
-    from dadlm.serve.replicas import serve_replicas
-
-    serve_replicas(
-        lambda: _build(options, sources, key)[0],
-        options.settings,
-        replicas=options.replicas,
-        on_gpu=options.device.startswith("cuda"),
-        announce=lambda: _announce(options, list(sources), options.settings.port),
-    )
-
-
-def _build(options: Options, sources: dict[str, str], key: str | None) -> tuple[Any, Any]:
-    """The application and its service."""
     from dadlm.serve.app import create_app
+    from dadlm.serve.server import Server, open_socket
     from dadlm.serve.service import Service
 
-    models = {name: load(source, options.device, options.dtype) for name, source in sources.items()}
-    service = Service.of(models, options.settings)
-    return create_app(service, key), service
+    settings = options.settings
 
+    def build() -> tuple[Any, Service]:
+        models = {name: load(source, options.device, options.dtype) for name, source in sources.items()}
+        service = Service(models, settings)
+        return create_app(service, key), service
 
-def _announce(options: Options, names: list[str], port: int) -> None:
-    host = options.settings.host
-    url = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-    if options.json:
-        print(json.dumps({"url": url, "models": names}), flush=True)
-    else:
-        print(f"{', '.join(names)} at {url} (OpenAI's API: {url}v1)", flush=True)
+    def announce(port: int) -> None:
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        url, names = f"http://{host}:{port}/", list(sources)
+        readable = f"{', '.join(names)} at {url} (OpenAI's API: {url}v1)"
+        print(json.dumps({"url": url, "models": names}) if options.json else readable, flush=True)
+
+    if options.replicas > 1:
+        from dadlm.serve.replicas import serve_replicas
+
+        on_gpu = options.device.startswith("cuda")
+        return serve_replicas(lambda: build()[0], settings, options.replicas, on_gpu, announce)
+    with open_socket(settings) as opened:
+        app, service = build()
+        Server(app, service, lambda: announce(opened.getsockname()[1])).run(sockets=[opened])
 
 
 def _sources(given: tuple[str, ...]) -> dict[str, str]:
@@ -110,19 +98,10 @@ def _sources(given: tuple[str, ...]) -> dict[str, str]:
 
 def _read_key(file: Path | None) -> str | None:
     """From a file or the environment: other users can see the command line."""
-    key = os.environ.get(_KEY) if file is None else file.read_text(encoding="utf-8", errors="replace")
+    key = os.environ.get("DADLM_API_KEY") if file is None else file.read_text("utf-8", "replace")
     if key is None:
         return None
     key = key.strip()  # clients' keys are stripped too
     if not key.isascii() or not key.isprintable() or len(key) < 8:
         raise ConfigError("an API key needs at least 8 characters, all printable ASCII")
     return key
-
-
-def _check_extra() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("dadlm serve needs more packages: pip install 'dadlm[serve]'") from error

@@ -1,29 +1,6 @@
 """Serving: a scheduler that batches the requests of many clients, and an HTTP API around it."""
 
-from dadlm.serve.request import (
-    Committed,
-    Event,
-    Finished,
-    Job,
-    QueueFull,
-    Request,
-    ShuttingDown,
-    TokenLogprob,
-    Traced,
-)
+from dadlm.serve.request import Committed, Event, Finished, Job, QueueFull, Request, ShuttingDown
 from dadlm.serve.scheduler import Scheduler
-from dadlm.serve.stats import Stats
 
-__all__ = [
-    "Committed",
-    "Event",
-    "Finished",
-    "Job",
-    "QueueFull",
-    "Request",
-    "Scheduler",
-    "ShuttingDown",
-    "Stats",
-    "TokenLogprob",
-    "Traced",
-]
+__all__ = ["Committed", "Event", "Finished", "Job", "QueueFull", "Request", "Scheduler", "ShuttingDown"]

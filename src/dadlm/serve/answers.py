@@ -109,7 +109,3 @@ class Models(Answer):
     object: Literal["list"]
     data: list[ModelCard]
     dadlm: dict[Literal["samplers"], list[Sampler]]
-
-
-class Health(Answer):
-    status: Literal["ok", "ready"]

@@ -7,25 +7,20 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from prometheus_client import generate_latest
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from dadlm.serve import answers
-from dadlm.serve.body import read_body
-from dadlm.serve.completions import Completion
-from dadlm.serve.fill_gaps import FilledGaps
-from dadlm.serve.metrics import registry_of
+from dadlm.serve import answers, schemas
 from dadlm.serve.middleware import Guard, RequestLog
 from dadlm.serve.refusals import Refusal, add_handlers
 from dadlm.serve.respond import Answer, respond
-from dadlm.serve.schemas import MAX_ID, MAX_TOKENS, CompletionBody, Decoding, FillGapsBody, describe_samplers
+from dadlm.serve.routes import Completion, FilledGaps
 from dadlm.serve.service import Service
 
 _REF = "#/components/schemas/{model}"
@@ -49,71 +44,68 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
     # Without the framework's documentation pages, which load scripts from elsewhere.
     app = FastAPI(title="dadlm", lifespan=lifespan, docs_url=None, redoc_url=None)
     add_handlers(app)
-    _add_api(app, service)
-    _add_state(app, service)
-    _add_page(app)
+    _add_routes(app, service)
+    mimetypes.add_type("text/javascript", ".js")  # some systems map it to a type that browsers refuse
+    page = str(files("dadlm.serve") / "page")
+    app.mount("/static", StaticFiles(directory=page))
+    app.get("/", include_in_schema=False, response_class=FileResponse)(lambda: f"{page}/index.html")
     app.openapi_schema = _with_bodies(app.openapi(), service)  # now: it takes long, and anyone may ask for it
-    _add_middleware(app, service, api_key)
+    # From the inside out: the last one sees a request first.
+    app.add_middleware(Guard, key=api_key, settings=service.settings)
+    if service.settings.cors_origin:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.settings.cors_origin,
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+            expose_headers=["retry-after", "x-request-id"],
+        )
+    app.add_middleware(RequestLog)
     return app
 
 
-def _add_api(app: FastAPI, service: Service) -> None:
+def _add_routes(app: FastAPI, service: Service) -> None:
     lock = asyncio.Lock()
 
-    def post(
-        path: str,
-        schema: type[Decoding],
-        plan: Callable[..., Answer],
-        answer: type[BaseModel],
-        summary: str,
-        deprecated: bool | None = None,
-    ) -> None:
+    def post(path: str, schema: type[schemas.Decoding], plan: Callable[..., Answer], **about: Any) -> None:
         async def handle(http: Request) -> Response:
             # The body is not a parameter: the framework would check it on the event loop.
-            body = await read_body(http, schema, lock)
-            served = service.find(body.model)
-            planned = await asyncio.to_thread(plan, served, body, service.settings)
-            return await respond(served.scheduler, planned, http, bool(body.stream))
+            body = await schemas.read_body(http, schema, lock)
+            name, scheduler = service.find(body.model)
+            planned = await asyncio.to_thread(plan, name, scheduler.model, body, service.settings)
+            return await respond(scheduler, planned, http, bool(body.stream))
 
         content = {"application/json": {"schema": {"$ref": _REF.format(model=schema.__name__)}}}
-        app.post(
-            path,
-            response_model=answer,
-            responses=_ERRORS | _EVENTS,
-            openapi_extra={"requestBody": {"required": True, "content": content}},
-            summary=summary,
-            deprecated=deprecated,
-        )(handle)
+        about |= {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
+        app.post(path, responses=_ERRORS | _EVENTS, **about)(handle)
 
-    post("/v1/completions", CompletionBody, Completion, answers.Completion, "Complete prompts (OpenAI's API)")
-    post("/v1/fill_gaps", FillGapsBody, FilledGaps, answers.FilledGaps, "Fill gaps anywhere in a text")
-    old = partial(FilledGaps, name="infill")
-    post("/v1/infill", FillGapsBody, old, answers.FilledGaps, "The former name of /v1/fill_gaps", True)
+    about: Any = {"response_model": answers.Completion, "summary": "Complete prompts (OpenAI's API)"}
+    post("/v1/completions", schemas.CompletionBody, Completion, **about)
+    about = {"response_model": answers.FilledGaps, "summary": "Fill gaps anywhere in a text"}
+    post("/v1/fill_gaps", schemas.FillGapsBody, FilledGaps, **about)
+    about |= {"summary": "The former name of /v1/fill_gaps", "deprecated": True}
+    post("/v1/infill", schemas.FillGapsBody, partial(FilledGaps, kind="infill"), **about)
 
-    samplers = describe_samplers()
+    samplers = schemas.describe_samplers()
 
     @app.get("/v1/models", response_model=answers.Models, responses=_ERRORS)
     async def models() -> Response:
         """The models served, the default first, and the samplers."""
-        cards = [served.card(service.created) for served in service.served.values()]
+        cards = [service.card(name) for name in service.schedulers]
         return JSONResponse({"object": "list", "data": cards, "dadlm": {"samplers": samplers}})
 
     @app.get("/v1/models/{name:path}", response_model=answers.ModelCard, responses=_ERRORS)
     async def model(name: str) -> Response:
-        return JSONResponse(service.find(name).card(service.created))
+        return JSONResponse(service.card(name))
 
-
-def _add_state(app: FastAPI, service: Service) -> None:
-    registry = registry_of(service)
-
-    @app.get("/healthz", response_model=answers.Health, responses=_ERRORS)
+    @app.get("/healthz", response_model=dict[Literal["status"], Literal["ok"]], responses=_ERRORS)
     async def alive() -> Response:
         """The process answers, and no scheduler has stopped."""
         if service.broken:
             raise Refusal(503, "a scheduler has stopped; restart the server", code="broken")
         return JSONResponse({"status": "ok"})
 
-    @app.get("/readyz", response_model=answers.Health, responses=_ERRORS)
+    @app.get("/readyz", response_model=dict[Literal["status"], Literal["ready"]], responses=_ERRORS)
     async def ready() -> Response:
         """Requests are accepted: models loaded, schedulers running, not shutting down."""
         if not service.ready:
@@ -123,53 +115,27 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", response_class=PlainTextResponse, responses=_ERRORS)
     async def metrics() -> Response:
         """Counters and histograms for Prometheus."""
-        return PlainTextResponse(generate_latest(registry), media_type="text/plain; version=0.0.4")
-
-
-def _add_page(app: FastAPI) -> None:
-    mimetypes.add_type("text/javascript", ".js")  # some systems map it to a type that browsers refuse
-    page = str(files("dadlm.serve") / "page")
-    app.mount("/static", StaticFiles(directory=page))
-
-    @app.get("/", include_in_schema=False)
-    async def playground() -> Response:
-        return FileResponse(f"{page}/index.html")
-
-
-def _add_middleware(app: FastAPI, service: Service, api_key: str | None) -> None:
-    """From the inside out: the last one sees a request first."""
-    settings = service.settings
-    app.add_middleware(Guard, key=api_key, settings=settings)
-    if settings.cors_origin:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origin,
-            allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
-            expose_headers=["retry-after", "x-request-id"],
-        )
-    app.add_middleware(RequestLog)
+        return PlainTextResponse(generate_latest(service.registry), media_type="text/plain; version=0.0.4")
 
 
 def _with_bodies(schema: dict[str, Any], service: Service) -> dict[str, Any]:
     """The OpenAPI schema with request bodies, bounded by the models that are served."""
-    configs = [served.model.config for served in service.served.values()]
+    configs = [scheduler.model.config for scheduler in service.schedulers.values()]
     longest = max(config.context for config in configs) - 1
     bounds: dict[tuple[str, float], int] = {
-        ("maximum", MAX_TOKENS): longest,
-        ("maxItems", MAX_TOKENS): longest,
-        ("exclusiveMaximum", MAX_ID): max(config.mask_id for config in configs),
+        ("maximum", schemas.MAX_TOKENS): longest,
+        ("maxItems", schemas.MAX_TOKENS): longest,
+        ("exclusiveMaximum", schemas.MAX_ID): max(config.mask_id for config in configs),
     }
-    bodies = models_json_schema(
-        [(CompletionBody, "validation"), (FillGapsBody, "validation")], ref_template=_REF
-    )[1]["$defs"]
+    wanted: Any = [(schemas.CompletionBody, "validation"), (schemas.FillGapsBody, "validation")]
+    bodies = models_json_schema(wanted, ref_template=_REF)[1]["$defs"]
 
     def bounded(part: dict[str, Any]) -> dict[str, Any]:
         numbers = {key: value for key, value in part.items() if isinstance(value, int | float)}
         return part | {key: bounds.get((key, value), value) for key, value in numbers.items()}
 
-    every = json.dumps(bodies | schema["components"]["schemas"])
-    schemas = json.loads(every, object_hook=bounded)
+    parts = json.loads(json.dumps(bodies | schema["components"]["schemas"]), object_hook=bounded)
     for name in ("CompletionBody", "FillGapsBody"):
-        schemas[name]["properties"]["model"] |= {"anyOf": [{"enum": list(service.served)}, {"type": "null"}]}
-    return schema | {"components": schema["components"] | {"schemas": schemas}}
+        names = {"enum": list(service.schedulers)}
+        parts[name]["properties"]["model"] |= {"anyOf": [names, {"type": "null"}]}
+    return schema | {"components": schema["components"] | {"schemas": parts}}

@@ -4,12 +4,13 @@ import asyncio
 import hmac
 import ipaddress
 import logging
+import math
 import time
 import traceback
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,6 +28,7 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+_CLOSE = {"connection": "close"}
 _PROBES = ("/healthz", "/readyz")
 _WITHOUT_KEY = (*_PROBES, "/", "/openapi.json")  # and the page's files: none holds a secret
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -64,14 +66,11 @@ class RequestLog:
                 await INTERNAL_ERROR.response()(scope, receive, send_with_headers)
         finally:
             seconds = time.perf_counter() - begin
-            _log.info("%s %s %s %.3fs", id_, _known_path(scope, status), status or "gone", seconds)
-
-
-def _known_path(scope: Scope, status: int) -> str:
-    path = scope["path"]
-    is_route = any(getattr(route, "path", None) == path for route in scope["app"].routes)
-    is_file = path.startswith("/static/") and 0 < status < 400
-    return path if is_route or is_file else "unknown"
+            path = scope["path"]
+            is_route = any(getattr(route, "path", None) == path for route in scope["app"].routes)
+            is_file = path.startswith("/static/") and 0 < status < 400
+            path = path if is_route or is_file else "unknown"
+            _log.info("%s %s %s %.3fs", id_, path, status or "gone", seconds)
 
 
 class Guard:
@@ -90,15 +89,13 @@ class Guard:
             if scope["path"] in _PROBES:  # always answered
                 return await self.app(scope, receive, send)
             with self._counted(scope["client"][0] if scope.get("client") else ""):
-                body = await self._read(receive)
-                if body is None:
-                    return
-                unread = [{"type": "http.request", "body": body, "more_body": False}]
+                unread = await self._read(receive)
 
                 async def receive_again() -> Message:
                     return unread.pop() if unread else await receive()
 
-                await self.app(scope, receive_again, send)
+                if unread:
+                    await self.app(scope, receive_again, send)
         except Refusal as refusal:
             await refusal.response()(scope, receive, send)
 
@@ -121,17 +118,21 @@ class Guard:
 
     def _is_ours(self, name: str) -> bool:
         """Without a key, only the Host tells our own page from a site whose name points here."""
-        settings = self.settings
-        if name in (*_LOCAL_NAMES, settings.host, *settings.allowed_host):
+        if name in (*_LOCAL_NAMES, self.settings.host, *self.settings.allowed_host):
             return True
-        return not settings.loopback and (self.key is not None or _is_address(name))
+        if self.settings.loopback or self.key is not None:
+            return not self.settings.loopback
+        with suppress(ValueError):
+            return bool(ipaddress.ip_address(name.strip("[]")))
+        return False
 
     @contextmanager
     def _counted(self, address: str) -> Iterator[None]:
-        total, own = self.active.total(), self.active[address]
-        if total >= self.settings.max_connections or own >= self.settings.most_per_address:
-            headers = {"retry-after": "1", "connection": "close"}
-            raise Refusal(503, "too many requests in progress; try again", code="busy", headers=headers)
+        most = self.settings.max_connections
+        most_of_one = self.settings.max_per_address or math.ceil(3 * most / 4)
+        if self.active.total() >= most or self.active[address] >= most_of_one:
+            message, headers = "too many requests in progress; try again", {"retry-after": "1"} | _CLOSE
+            raise Refusal(503, message, code="busy", headers=headers)
         self.active[address] += 1
         try:
             yield
@@ -139,30 +140,22 @@ class Guard:
             self.active[address] -= 1
             self.active += Counter()  # drops addresses without requests
 
-    async def _read(self, receive: Receive) -> bytes | None:
-        """The body; None if the client disconnected."""
+    async def _read(self, receive: Receive) -> list[Message]:
+        """One message with the whole body; none if the client disconnected."""
         body, size, more, most = bytearray(), 0, True, self.settings.max_body
         try:
             async with asyncio.timeout(self.settings.patience):
                 while more and size <= _MOST_READ * most:
                     message = await receive()
                     if message["type"] != "http.request":
-                        return None
+                        return []
                     size += len(message.get("body", b""))
                     if size <= most:
                         body += message.get("body", b"")
                     more = message.get("more_body", False)
         except TimeoutError:
-            close = {"connection": "close"}
-            raise Refusal(408, "the request's body did not arrive in time", headers=close) from None
+            raise Refusal(408, "the request's body did not arrive in time", headers=_CLOSE) from None
         if size > most:
             message = f"the request's body has more than {most} bytes"
-            raise Refusal(413, message, param="body", headers={"connection": "close"})
-        return bytes(body)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        return bool(ipaddress.ip_address(name.strip("[]")))
-    except ValueError:
-        return False
+            raise Refusal(413, message, param="body", headers=_CLOSE)
+        return [{"type": "http.request", "body": bytes(body), "more_body": False}]

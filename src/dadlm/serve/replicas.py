@@ -1,7 +1,6 @@
 """Several copies of the server behind one address, on Ray Serve.
 
-Each copy loads the models for itself. Ray's own processes listen on loopback only, whatever address is
-served; its dashboard and usage reports are off.
+Ray's own processes listen on loopback only; its dashboard and usage reports are off.
 """
 
 import logging
@@ -22,10 +21,9 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 def serve_replicas(
     build: Callable[[], Any],
     settings: ServeSettings,
-    *,
     replicas: int,
     on_gpu: bool,
-    announce: Callable[[], None],
+    announce: Callable[[int], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let the copies finish their requests.
 
@@ -39,16 +37,6 @@ def serve_replicas(
     except ImportError as error:
         raise ConfigError("--replicas needs Ray Serve: pip install 'dadlm[serve,ray]'") from error
 
-    options = {
-        "name": "dadlm",
-        "num_replicas": replicas,
-        "max_ongoing_requests": settings.max_rows + settings.max_queue,
-        "graceful_shutdown_timeout_s": settings.grace,
-        "graceful_shutdown_wait_loop_s": 0.5,
-        "health_check_period_s": 1,
-        "health_check_timeout_s": 10,
-        "ray_actor_options": {"num_cpus": 1, "num_gpus": int(on_gpu)},
-    }
     ray.init(
         _node_ip_address="127.0.0.1",
         include_dashboard=False,
@@ -63,12 +51,21 @@ def serve_replicas(
             http_options={"host": settings.host, "port": settings.port},
             logging_config={"enable_access_log": False, "log_level": "WARNING"},
         )
-        deployment = serve.deployment(serve.ingress(build)()).options(**options)
+        deployment = serve.deployment(serve.ingress(build)()).options(
+            name="dadlm",
+            num_replicas=replicas,
+            max_ongoing_requests=settings.max_rows + settings.max_queue,
+            graceful_shutdown_timeout_s=settings.grace,
+            graceful_shutdown_wait_loop_s=0.5,
+            health_check_period_s=1,
+            health_check_timeout_s=10,
+            ray_actor_options={"num_cpus": 1, "num_gpus": int(on_gpu)},
+        )
         serve.run(deployment.bind(), name="dadlm", route_prefix="/")
         ended = threading.Event()
         for name in (signal.SIGTERM, signal.SIGINT):  # only now: Ray sets handlers of its own
             signal.signal(name, lambda *_: ended.set())
-        announce()
+        announce(settings.port)
         ended.wait()
         serve.shutdown()
     finally:

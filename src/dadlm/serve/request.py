@@ -1,13 +1,8 @@
-"""What is asked of a scheduler and what comes back: requests, events, and the handle of a submitted request.
+"""What is asked of a scheduler and what comes back: requests, events, and the handle of a request."""
 
-Knows nothing of models or batches: a `Job` is a mailbox between the thread that decodes and those that wait.
-"""
-
-import asyncio
-import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Literal
 
 from dadlm.decode import StepEvent, request
@@ -33,7 +28,7 @@ class Request(request.Request):
     """A text to complete, or one whose gaps are to be filled, and what its client wants to know of it."""
 
     stop: tuple[str, ...] = ()
-    """At most 4; the text is cut before the first that occurs, also where blocks meet."""
+    """At most 4; the text ends before the first that occurs, also where blocks meet."""
     trace: bool = False
     """Give every denoising step."""
     logprobs: int | None = None
@@ -51,26 +46,15 @@ class Request(request.Request):
         if self.deadline is not None and not self.deadline > 0:
             raise ConfigError(f"deadline must be a positive number of seconds, got {self.deadline!r}")
 
-    def whole(self, tokens: list[int]) -> list[int]:
-        """The text with the committed tokens in their places: behind the prompt, or in the gaps."""
-        if not self.gaps:
-            return [*self.ids, *tokens]
-        text, rest = list(self.ids), iter(tokens)
-        for first, length in self.gaps:
-            for position in range(first, first + length):
-                text[position] = next(rest, text[position])
-        return text
-
 
 @dataclass(frozen=True)
 class TokenLogprob:
     """A committed token, as probable as its node found it at the step that fixed it (not tempered)."""
 
     token: int
-    text: str
     logprob: float
-    top: list[tuple[int, str, float]]
-    """(id, text, log-probability) of the node's best tokens, best first."""
+    top: list[tuple[int, float]]
+    """(id, log-probability) of the node's best tokens, best first."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +64,11 @@ class Committed:
     tokens: list[int]
     """Up to and including end-of-text or the token that completes a stop text; of gaps, those in them."""
     text: str
-    """Pieces joined give the whole text: what may yet become another character or a stop text waits."""
+    """All joined give the whole text; what may become another character or a stop text is held back."""
     logprobs: list[TokenLogprob] | None
     """One for each token, if asked for."""
     forward_passes: int
     """Of this text, up to here."""
-
-
-@dataclass(frozen=True)
-class Traced:
-    """One denoising step with its graph."""
-
-    event: StepEvent
 
 
 @dataclass(frozen=True)
@@ -110,64 +87,39 @@ class Finished:
     """From submission to the first committed block; None if there was none."""
 
 
-Event = Committed | Traced | Finished
+Event = Committed | StepEvent | Finished
 
 
 class Job:
-    """The handle of a submitted request. Its events are read once, from any thread or event loop."""
+    """The handle of a submitted request. Its events are read once, by `for event in job` or with `take`."""
 
     def __init__(self, request: Request) -> None:
-        self.request = request
-        self.cancelled = False
-        self._events: deque[Event] = deque()
-        self._changed = threading.Condition()
-        self._wakers: list[Callable[[], None]] = []
+        self.request, self.cancelled = request, False
+        self.listener: Callable[[], None] = lambda: None
+        """Called by the scheduler's thread after each event."""
+        self._events: SimpleQueue[Event] = SimpleQueue()
 
     @property
     def unread(self) -> int:
-        """Events that nobody has taken yet."""
-        return len(self._events)
+        return self._events.qsize()
 
     def cancel(self) -> None:
         """End the request soon; its last event says so, unless it was finished before."""
-        self.cancelled = True  # looked at before every step
+        self.cancelled = True  # checked before every step
 
     def put(self, event: Event) -> None:
-        """For the scheduler: hand an event to whoever reads."""
-        with self._changed:
-            self._events.append(event)
-            self._changed.notify_all()
-            wakers, self._wakers = self._wakers, []
-        for wake in wakers:
-            wake()
+        """For the scheduler: hand an event to the reader."""
+        self._events.put(event)
+        self.listener()
+
+    def take(self, timeout: float = 0) -> Event | None:
+        """The next event, if it arrives within so many seconds."""
+        try:
+            return self._events.get(timeout > 0, timeout)
+        except Empty:
+            return None
 
     def __iter__(self) -> Iterator[Event]:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._events)
-                event = self._events.popleft()
+        while not isinstance(event := self._events.get(), Finished):
             yield event
-            if isinstance(event, Finished):
-                return
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        while True:
-            event = await self._next()
-            yield event
-            if isinstance(event, Finished):
-                return
-
-    async def _next(self) -> Event:
-        loop = asyncio.get_running_loop()
-        while True:
-            arrived = asyncio.Event()
-            with self._changed:
-                if self._events:
-                    return self._events.popleft()
-                self._wakers.append(lambda arrived=arrived: _wake(loop, arrived))
-            await arrived.wait()
-
-
-def _wake(loop: asyncio.AbstractEventLoop, arrived: asyncio.Event) -> None:
-    if not loop.is_closed():  # whoever waited there is gone
-        loop.call_soon_threadsafe(arrived.set)
+        yield event

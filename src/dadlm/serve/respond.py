@@ -8,6 +8,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -20,7 +21,6 @@ from dadlm.serve.request import Event, Finished, Job, QueueFull, Request, Shutti
 from dadlm.serve.scheduler import Scheduler
 
 _KEEP_ALIVE = 10.0  # seconds of silence after which proxies are shown that the connection is alive
-_WAITING = ": waiting\n\n"  # a comment, which clients skip
 _UNFINISHED = {
     "deadline": "the text was not finished within this server's time limit",
     "shutdown": "the server is shutting down and could not finish the text; send it again",
@@ -34,8 +34,8 @@ class Answer(ABC):
     requests: list[Request]
 
     @abstractmethod
-    def take(self, index: int, event: Event) -> dict[str, Any]:
-        """Record an event of text `index`; the chunk that a stream sends for it."""
+    def take(self, index: int, event: Event) -> list[dict[str, Any]]:
+        """Record an event of text `index`; the chunks that a stream sends for it."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]: ...
@@ -43,23 +43,16 @@ class Answer(ABC):
     def first_chunks(self) -> list[dict[str, Any]]:
         return []
 
-    def last_chunks(self) -> list[dict[str, Any]]:
-        return []
-
     def account(self, ends: Sequence[Finished], choices: int = 1) -> dict[str, Any]:
         """Tokens, passes, time and seeds; a prompt that several `choices` share counts once."""
         prompt = sum(end.prompt_tokens for end in ends[::choices])
-        completion = sum(end.completion_tokens for end in ends)
+        new = sum(end.completion_tokens for end in ends)
         each = [
             _cost([end]) | {"seed": request.seed, "seconds_queued": end.seconds_queued}
             for end, request in zip(ends, self.requests, strict=True)
         ]
         return {
-            "usage": {
-                "prompt_tokens": prompt,
-                "completion_tokens": completion,
-                "total_tokens": prompt + completion,
-            },
+            "usage": {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new},
             "dadlm": each[0] if len(each) == 1 else _cost(ends) | {"choices": each},
         }
 
@@ -78,36 +71,35 @@ async def respond(scheduler: Scheduler, answer: Answer, http: HttpRequest, strea
     jobs = _submit(scheduler, answer.requests)
     if stream:
         return EventStream(answer, jobs)
-    working, gone = asyncio.create_task(_whole(answer, jobs)), asyncio.create_task(_disconnected(http))
+
+    async def work() -> None:
+        async for item in _events(jobs):
+            if item is not None:
+                answer.take(*item)
+
+    async def wait_for_disconnect() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    working, gone = asyncio.create_task(work()), asyncio.create_task(wait_for_disconnect())
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise Refusal(499, "the client closed the connection")
-        return JSONResponse(working.result())
+        working.result()
+        return JSONResponse(answer.whole())
     finally:
         working.cancel()
         gone.cancel()
         _cancel(jobs)
 
 
-async def _whole(answer: Answer, jobs: Sequence[Job]) -> dict[str, Any]:
-    async for item in _events(jobs):
-        if item is not None:
-            answer.take(*item)
-    return answer.whole()
-
-
-async def _disconnected(http: HttpRequest) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
-
-
 class EventStream(StreamingResponse):
     """Server-sent events: a `data:` line per chunk, then `[DONE]`, after an error event if there was one."""
 
     def __init__(self, answer: Answer, jobs: Sequence[Job]) -> None:
-        super().__init__(self._lines(answer, jobs), media_type="text/event-stream")
-        self.headers["x-accel-buffering"] = "no"  # nginx must not hold lines back
+        headers = {"x-accel-buffering": "no"}  # nginx must not hold lines back
+        super().__init__(self._lines(answer, jobs), headers=headers, media_type="text/event-stream")
         self.jobs, self.error = jobs, None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,9 +115,10 @@ class EventStream(StreamingResponse):
             for chunk in answer.first_chunks():
                 yield _data(chunk)
             async for item in _events(jobs):
-                yield _WAITING if item is None else _data(answer.take(*item))
-            for chunk in answer.last_chunks():
-                yield _data(chunk)
+                if item is None:
+                    yield ": waiting\n\n"  # a comment, which clients skip
+                for chunk in answer.take(*item) if item else ():
+                    yield _data(chunk)
         except Refusal as refusal:  # too late for a status
             yield _data(refusal.body)
         except Exception as error:
@@ -162,34 +155,32 @@ def _cancel(jobs: Sequence[Job]) -> None:
 
 
 async def _events(jobs: Sequence[Job]) -> AsyncIterator[tuple[int, Event] | None]:
-    """(index of the text, event) as they arrive; None after each `_KEEP_ALIVE` seconds of silence."""
-    # Bounded: what the client does not read stays with the job, where the scheduler sees it.
-    arrived: asyncio.Queue[tuple[int, Event]] = asyncio.Queue(len(jobs))
+    """(index of the text, event) as they arrive; None after each `_KEEP_ALIVE` seconds of silence.
 
-    async def read(index: int, job: Job) -> None:
-        async for event in job:
-            await arrived.put((index, event))
+    What the client does not read stays with the job, where the scheduler sees it.
+    """
+    loop, arrived, unfinished = asyncio.get_running_loop(), asyncio.Event(), dict(enumerate(jobs))
 
-    readers = [asyncio.create_task(read(index, job)) for index, job in enumerate(jobs)]
-    try:
-        unfinished = len(jobs)
-        while unfinished:
+    def notify() -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody reads any more
+            loop.call_soon_threadsafe(arrived.set)
+
+    for job in jobs:
+        job.listener = notify
+    while unfinished:
+        arrived.clear()
+        new = [(index, event) for index, job in unfinished.items() if (event := job.take())]
+        for index, event in new:
+            if isinstance(event, Finished):
+                del unfinished[index]
+                if event.reason == "error":
+                    raise Refusal(500, event.message or "the text could not be finished", code="error")
+                if event.reason in _UNFINISHED:
+                    message, headers = _UNFINISHED[event.reason], {"retry-after": "1"}
+                    raise Refusal(503, message, code=event.reason, headers=headers)
+            yield index, event
+        if not new:
             try:
-                index, event = await asyncio.wait_for(arrived.get(), _KEEP_ALIVE)
+                await asyncio.wait_for(arrived.wait(), _KEEP_ALIVE)
             except TimeoutError:
                 yield None
-                continue
-            if isinstance(event, Finished):
-                unfinished -= 1
-                if event.reason not in ("stop", "length"):
-                    raise _failure(event)
-            yield index, event
-    finally:
-        for reader in readers:
-            reader.cancel()
-
-
-def _failure(event: Finished) -> Refusal:
-    if event.reason == "error":
-        return Refusal(500, event.message or "the text could not be finished", code="error")
-    return Refusal(503, _UNFINISHED[event.reason], code=event.reason, headers={"retry-after": "1"})

@@ -1,22 +1,20 @@
-"""Schemas of the request bodies. Bounds that depend on the model are checked by the routes."""
+"""Request bodies: their schemas, and reading one. The routes check bounds that depend on the model."""
 
+import asyncio
+import json
+import re
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+import pydantic
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from starlette.requests import Request
 
 from dadlm.decode import DecodeSettings
 from dadlm.decode.samplers import SAMPLERS, SamplerName
+from dadlm.serve.refusals import Refusal
 
+_NOT_AN_OBJECT = "the body must be a JSON object, sent with content-type: application/json"
 MAX_CHARACTERS = 100_000
 MAX_TOKENS = 100_000
 MAX_ID = 2**31
@@ -51,7 +49,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_TOKENS), _INTEGER]
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _keep_one_unknown_field(cls, fields: Any) -> Any:
         """A body may hold 100,000 of them, and an error for each would take seconds and much memory."""
@@ -102,7 +100,7 @@ class Decoding(Body):
     user: Name | None = None
     """Accepted and ignored."""
 
-    @field_validator("trace", "stream_options", check_fields=False)
+    @pydantic.field_validator("trace", "stream_options", check_fields=False)
     @classmethod
     def _needs_stream(cls, value: Any, info: ValidationInfo) -> Any:
         if value and not info.data.get("stream"):
@@ -149,7 +147,7 @@ class CompletionBody(Decoding):
     logit_bias: Annotated[dict[str, float] | None, _unsupported(None, {}, instead="omit it")] = None
     suffix: Annotated[Text | None, _unsupported(None, "", instead="use POST /v1/fill_gaps")] = None
 
-    @field_validator("echo")
+    @pydantic.field_validator("echo")
     @classmethod
     def _not_with_logprobs(cls, value: bool | None, info: ValidationInfo) -> bool | None:
         if value and info.data.get("logprobs") is not None:
@@ -168,7 +166,7 @@ class FillGapsBody(Decoding):
     parts: Annotated[list[Text | Gap], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
     """Texts and gaps in order, e.g. ["The ", {"gap": 3}, " sat."]."""
 
-    @field_validator("parts")
+    @pydantic.field_validator("parts")
     @classmethod
     def _has_a_gap(cls, parts: list[str | Gap]) -> list[str | Gap]:
         if not any(isinstance(part, Gap) for part in parts):
@@ -191,3 +189,48 @@ def describe_samplers() -> list[dict[str, Any]]:
         {"name": name, "summary": sampler.summary, "options": [option(one) for one in sampler.options]}
         for name, sampler in SAMPLERS.items()
     ]
+
+
+async def read_body(http: Request, schema: type[Body], lock: asyncio.Lock) -> Any:
+    """The body as `schema` describes it, or a refusal that names the field at fault.
+
+    Parsed in a thread, as large bodies take long, and one at a time: threads share one interpreter, and
+    several would leave little of it to the event loop.
+    """
+    content = await http.body()
+    async with lock:
+        return await asyncio.to_thread(_parse, content, http.headers.get("content-type", ""), schema)
+
+
+def _parse(content: bytes, content_type: str, schema: type[Body]) -> Body:
+    kind = content_type.partition(";")[0].strip().lower()
+    # Pages of other origins can send some other types without a CORS preflight.
+    if not content or not re.fullmatch(r"application/(json|.*\+json)", kind):
+        raise Refusal(400, _NOT_AN_OBJECT)
+    try:
+        return schema.model_validate(json.loads(content))
+    except json.JSONDecodeError as error:
+        raise Refusal(400, f"the body is not JSON: {error.msg} at character {error.pos}") from error
+    except pydantic.ValidationError as error:
+        raise _refusal(error) from error
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, "the body is not valid JSON in UTF-8") from error
+
+
+def _refusal(error: pydantic.ValidationError) -> Refusal:
+    """The first error; in a union, that of the branch that matched furthest."""
+    errors = error.errors(include_url=False, include_input=False)
+    # A branch that wants another type says nothing about the one that was meant.
+    errors = [one for one in errors if not one["type"].endswith("_type")] or errors
+    first = max(errors, key=lambda one: len(one["loc"]))
+    if not (place := first["loc"]):
+        return Refusal(400, _NOT_AN_OBJECT)
+    param = str(place[0])[:100]
+    if first["type"] == "extra_forbidden":
+        where = ".".join(map(str, place))[:200]
+        return Refusal(400, f"unknown field {where}", param=param, code="unknown_parameter")
+    message = first["msg"].removeprefix("Value error, ")
+    branches = {one["loc"][1] for one in errors if len(one["loc"]) > 1 and one["loc"][0] == place[0]}
+    if sum(isinstance(branch, str) for branch in branches) > 1:
+        message = f"matches none of the accepted forms; for the closest one: {message}"
+    return Refusal(400, f"{param}: {message}", param=param, code="invalid_value")

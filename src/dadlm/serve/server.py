@@ -44,12 +44,12 @@ def connections_possible(wanted: int) -> int:
     except ImportError:  # Windows, which has no such limit
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    others = _RESERVE + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted + others:
-        soft = wanted + others if hard == resource.RLIM_INFINITY else min(hard, wanted + others)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        return max(1, soft - others)
-    return wanted
+    files, unlimited = wanted + _RESERVE + _OTHER_FILES, resource.RLIM_INFINITY
+    if soft == unlimited or soft >= files:
+        return wanted
+    granted = files if hard == unlimited else min(hard, files)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (granted, hard))
+    return max(1, wanted - (files - granted))
 
 
 class Server(uvicorn.Server):
@@ -57,22 +57,15 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, service: Service, announce: Callable[[], None] = lambda: None) -> None:
         self.service, self.announce, settings = service, announce, service.settings
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=Protocol,
-                ws="none",
-                loop="asyncio",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=connections_possible(settings.max_connections),
-                timeout_keep_alive=int(settings.patience) or 1,
-                timeout_graceful_shutdown=int(settings.grace) + _TO_SEND,
-                h11_max_incomplete_event_size=32 * 1024,
-            )
-        )
+        options: dict[str, Any] = {
+            "limit_concurrency": connections_possible(settings.max_connections),
+            "timeout_keep_alive": int(settings.patience) or 1,
+            "timeout_graceful_shutdown": int(settings.grace) + _TO_SEND,
+            "h11_max_incomplete_event_size": 32 * 1024,
+        }
+        options |= dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
+        config = uvicorn.Config(app, http=Protocol, ws="none", loop="asyncio", log_config=None, **options)
+        super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -118,8 +111,8 @@ class Protocol(H11Protocol):
 
     def _close_one(self) -> None:
         """Close an idle connection, of the address that has most; if there is none, this one."""
-        every = [one for one in self.connections if isinstance(one, Protocol)]
-        opened = [one for one in every if not one.transport.is_closing()]
+        ours = (one for one in self.connections if isinstance(one, Protocol))
+        opened = [one for one in ours if not one.transport.is_closing()]
         if len(opened) <= self.most:
             return
         held = Counter(one.address for one in opened)

@@ -1,75 +1,93 @@
-"""The models of a server, each with its scheduler."""
+"""The models of a server, each with its scheduler, and their metrics."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import fields
+from itertools import accumulate
 from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from dadlm.model import Model
 from dadlm.serve.refusals import Refusal
 from dadlm.serve.scheduler import Scheduler
 from dadlm.serve.settings import ServeSettings
+from dadlm.serve.stats import Histogram, Stats
+
+_KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
 
 
-@dataclass(frozen=True)
-class Served:
-    name: str
-    model: Model
-    scheduler: Scheduler
-
-    def card(self, created: int) -> dict[str, Any]:
-        """An entry of /v1/models."""
-        config = self.model.config
-        about = {
-            "family": config.family,
-            "block_size": config.block,
-            "candidates": config.nodes_per_mask,
-            "context": config.context,
-            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-        }
-        return {"id": self.name, "object": "model", "created": created, "owned_by": "dadlm", "dadlm": about}
-
-
-class Service:
-    def __init__(self, served: Iterable[Served], settings: ServeSettings) -> None:
+class Service(Collector):
+    def __init__(self, models: Mapping[str, Model], settings: ServeSettings, schedule=Scheduler) -> None:
         self.settings, self.created, self.running = settings, int(time.time()), False
-        self.served = {one.name: one for one in served}
-
-    @classmethod
-    def of(cls, models: Mapping[str, Model], settings: ServeSettings) -> "Service":
-        rows, queue = settings.max_rows, settings.max_queue
-        return cls(
-            [Served(name, m, Scheduler(m, max_rows=rows, max_queue=queue)) for name, m in models.items()],
-            settings,
-        )
+        limits = {"max_rows": settings.max_rows, "max_queue": settings.max_queue}
+        self.schedulers = {name: schedule(model, **limits) for name, model in models.items()}
+        self.registry = CollectorRegistry()  # of its own: a process may run several servers
+        self.registry.register(self)
 
     def start(self) -> None:
-        for served in self.served.values():
-            served.scheduler.start()
+        for scheduler in self.schedulers.values():
+            scheduler.start()
         self.running = True
 
     def close(self, grace: float) -> None:
         """Accept no more requests, give the running ones `grace` seconds, and end the rest."""
         if self.running:
             self.running = False
-            with ThreadPoolExecutor(len(self.served)) as pool:  # all schedulers share the grace period
-                for served in self.served.values():
-                    pool.submit(served.scheduler.shutdown, grace)
+            with ThreadPoolExecutor(len(self.schedulers)) as pool:  # they share the grace period
+                for scheduler in self.schedulers.values():
+                    pool.submit(scheduler.shutdown, grace)
 
     @property
     def broken(self) -> bool:
         """Whether a scheduler has stopped by itself; only a restart helps."""
-        return self.running and not all(served.scheduler.alive for served in self.served.values())
+        return self.running and not all(scheduler.alive for scheduler in self.schedulers.values())
 
     @property
     def ready(self) -> bool:
         return self.running and not self.broken
 
-    def find(self, name: str | None) -> Served:
-        if name is None:
-            return next(iter(self.served.values()))
-        if name not in self.served:
-            message = f"model: no {name[:100]!r} here, only {', '.join(self.served)}"
+    def find(self, name: str | None) -> tuple[str, Scheduler]:
+        """A model's name and scheduler; None: the first."""
+        name = next(iter(self.schedulers)) if name is None else name
+        if name not in self.schedulers:
+            message = f"model: no {name[:100]!r} here, only {', '.join(self.schedulers)}"
             raise Refusal(404, message, param="model", code="model_not_found")
-        return self.served[name]
+        return name, self.schedulers[name]
+
+    def card(self, name: str) -> dict[str, Any]:
+        """An entry of /v1/models."""
+        model = self.find(name)[1].model
+        about = {
+            "family": model.config.family,
+            "block_size": model.config.block,
+            "candidates": model.config.nodes_per_mask,
+            "context": model.config.context,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        }
+        return {"id": name, "object": "model", "created": self.created, "owned_by": "dadlm", "dadlm": about}
+
+    def collect(self) -> Iterator[Metric]:
+        """Every scheduler's `Stats` for Prometheus, one series per model."""
+        stats = {name: scheduler.stats() for name, scheduler in self.schedulers.items()}
+        for field in fields(Stats):
+            labels = ["model", "reason"] if field.name == "finished" else ["model"]
+            make: Any = _KINDS[field.metadata["kind"]]
+            family = make(f"dadlm_{field.name}", field.metadata["help"], labels=labels)
+            for name, one in stats.items():
+                for label, sample in _samples(getattr(one, field.name)):
+                    family.add_metric([name, *label], *sample)
+            yield family
+
+
+def _samples(value: Any) -> list[tuple[list[str], list[Any]]]:
+    """(labels beside the model, arguments of `add_metric`)."""
+    if isinstance(value, dict):
+        return [([reason], [count]) for reason, count in value.items()]
+    if isinstance(value, Histogram):
+        buckets = zip([*map(str, value.bounds), "+Inf"], accumulate(value.counts), strict=True)
+        return [([], [list(buckets), value.sum])]
+    return [([], [value])]

@@ -2,11 +2,9 @@
 
 import ipaddress
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from dadlm.errors import ConfigError
-
-_COUNTS = ("max_rows", "max_queue", "max_body", "max_choices", "max_connections", "max_per_address")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,7 @@ class ServeSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port must be in 0..65535, got {self.port}")
-        for name in _COUNTS:
+        for name in (field.name for field in fields(self) if field.name.startswith("max_")):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         for name in ("grace", "patience", "deadline"):
@@ -59,10 +57,6 @@ class ServeSettings:
                 raise ConfigError(
                     f"cors_origin takes origins such as https://example.org, without a path; got {origin!r}"
                 )
-
-    @property
-    def most_per_address(self) -> int:
-        return self.max_per_address or math.ceil(3 * self.max_connections / 4)
 
     @property
     def loopback(self) -> bool:

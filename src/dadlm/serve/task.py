@@ -1,11 +1,22 @@
-"""A request of a client in work: the engine's row, the text given away so far, and when things happened."""
+"""A request in work: the engine's row, the text given to the client so far, and when things happened."""
 
-from dadlm.decode.engine import Committed as CommittedTokens
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from dadlm.decode.events import event_of
+from dadlm.decode.predict import at_path
 from dadlm.decode.request import Row
+from dadlm.decode.step import Step
 from dadlm.errors import ConfigError
 from dadlm.model import Model
 from dadlm.serve.request import Committed, Finished, Job, Reason, TokenLogprob
-from dadlm.serve.text import Pieces
+from dadlm.serve.text import TextStream
+
+_TOKENS_SHOWN = 3  # of each node in a trace
+_DIGITS = 5  # of a probability in a trace, which is mostly these
 
 
 class Task:
@@ -15,35 +26,46 @@ class Task:
         if job.request.stop and model.tokenizer is None:
             raise ConfigError("stop texts need a tokenizer, which this model does not have")
         self.job, self.request, self.row = job, job.request, Row(model, job.request)
-        self.pieces = Pieces(model.tokenizer, job.request.stop)
-        self.tokens: list[int] = []
+        self.text = TextStream(model.tokenizer, job.request.stop)
+        self.tokens = 0
         self.logprobs: dict[int, TokenLogprob] = {}
         """Of the block in work, by position."""
         self.submitted = now
         self.joined: float | None = None
         self.first_commit: float | None = None
 
-    def commit(self, new: CommittedTokens, now: float) -> tuple[Committed, Reason | None]:
-        """What the client gets of tokens that were committed, and why the text ends, if it does."""
-        text, positions, reason = self._text_of(new.positions, self.row.finished)
-        logprobs = None
+    @torch.inference_mode()
+    def observe(self, model: Model, step: Step, index: int) -> None:
+        """Take from row `index` of a step what the client asked to know of it."""
+        if not self.request.trace and self.request.logprobs is None:
+            return
+        one = _row_of(step, index, self.row.block)
+        if self.request.trace:
+            event = event_of(model, one, _TOKENS_SHOWN)
+            top_tokens, transition = _rounded(event.top_tokens), _rounded(event.transition)
+            self.job.put(replace(event, top_tokens=top_tokens, transition=transition))
         if self.request.logprobs is not None:
-            logprobs = [self.logprobs[p] for p in positions]
-        tokens = [self.row.ids[p] for p in positions]
-        self.tokens += tokens
+            self.logprobs |= _logprobs(model, one, self.request.logprobs)
+
+    def commit(self, positions: list[int], now: float) -> tuple[Committed, Reason | None]:
+        """What the client gets of positions that were committed, and why the text ends, if it does."""
+        text, positions, reason = self._text_of(positions, self.row.finished)
+        logprobs = None if self.request.logprobs is None else [self.logprobs[p] for p in positions]
+        self.tokens += len(positions)
         self.logprobs = {}
         self.first_commit = now if self.first_commit is None else self.first_commit
+        tokens = [self.row.ids[p] for p in positions]
         return Committed(tokens, text, logprobs, self.row.forward_passes), reason
 
     def _text_of(self, new: list[int], reason: Reason | None) -> tuple[str, list[int], Reason | None]:
         """The text of new positions; where a stop text ends them, they end too."""
         if self.request.gaps:
             return self._text_of_gaps(new), new, reason
-        text, used = self.pieces.add([self.row.ids[p] for p in new])
+        text, used = self.text.add([self.row.ids[p] for p in new])
         if used is not None:
             return text, new[:used], "stop"
         if reason is not None:
-            rest, stopped = self.pieces.end()
+            rest, stopped = self.text.end()
             return text + rest, new, "stop" if stopped else reason
         return text, new, None
 
@@ -51,22 +73,51 @@ class Task:
         """A gap's text stands alone: half a character at its end has no other half."""
         ends, text = {first + length - 1 for first, length in self.row.gaps}, ""
         for position in new:
-            text += self.pieces.add([self.row.ids[position]])[0]
+            text += self.text.add([self.row.ids[position]])[0]
             if position in ends:
-                text += self.pieces.end()[0]
+                text += self.text.end()[0]
         return text
 
     def finished(self, reason: Reason, now: float, message: str | None = None) -> Finished:
-        started = now if self.joined is None else self.joined
-        row = self.row
+        started, row = now if self.joined is None else self.joined, self.row
         return Finished(
             reason=reason,
             message=message,
             prompt_tokens=row.prompt - (row.new_tokens if row.gaps else 0),
-            completion_tokens=len(self.tokens),
+            completion_tokens=self.tokens,
             forward_passes=row.forward_passes + row.passes_of_block,
             cache_passes=row.cache_passes,
             seconds_queued=started - self.submitted,
             seconds_running=now - started,
             seconds_to_first=None if self.first_commit is None else self.first_commit - self.submitted,
         )
+
+
+def _row_of(part: Any, row: int, width: int) -> Any:
+    """One row of a step and of all tensors in it; `width` leaves out the padding of a shorter MDLM window."""
+    if isinstance(part, torch.Tensor):
+        return part[row : row + 1] if part.dim() == 1 else part[row : row + 1, :width]
+    return replace(part, **{f.name: _row_of(getattr(part, f.name), row, width) for f in fields(part)})
+
+
+def _rounded(part: Any) -> Any:
+    if isinstance(part, float):
+        return round(part, _DIGITS)
+    return (
+        [_rounded(one) for one in part] if isinstance(part, Sequence) and not isinstance(part, str) else part
+    )
+
+
+def _logprobs(model: Model, step: Step, count: int) -> dict[int, TokenLogprob]:
+    """Of the tokens that a step of one row has fixed, by position."""
+    place = step.kept[0].nonzero().squeeze(1)
+    hidden = at_path(step.prediction.hidden, step.path)[0, place]
+    logp = model.head.token_logits(hidden, step.path[0, place]).log_softmax(-1)
+    best = logp.sort(dim=-1, descending=True, stable=True)  # ties go to the lowest id, as everywhere
+    tokens = step.ids[0, place]
+    columns = (step.block.first[0] + place, tokens, logp.gather(1, tokens[:, None]).squeeze(1))
+    columns += (best.indices[:, :count], best.values[:, :count])
+    return {
+        position: TokenLogprob(token, p, list(zip(ids, ps, strict=True)))
+        for position, token, p, ids, ps in zip(*(column.tolist() for column in columns), strict=True)
+    }

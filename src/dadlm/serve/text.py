@@ -1,18 +1,18 @@
-"""Tokens → pieces of text that can be given away: nothing that is given has to be taken back.
+"""Tokens → text for a client, piece by piece; what was sent never has to be taken back.
 
-Two things may still change and wait: the end of a text that is no whole character yet, and what may become a
-stop text. Where a stop text begins, the text ends; the one that begins first counts, however tokens cut it.
+Held back until it is certain: an incomplete character at the end, and what may become a stop text. The text
+ends where the first stop text begins, wherever the borders of the tokens are.
 """
 
 from collections.abc import Sequence
 
 from dadlm.tokens import Tokenizer
 
-_UNDECIDED = "\ufffd"  # what decoders write for the bytes of a character that is not complete
+_INCOMPLETE = "\ufffd"  # what decoders write for the bytes of a character that is not complete
 _WINDOW, _OVERLAP = 64, 16
 # Characters. Of bytes that never become one, so many are waited for. 3 are not enough: for one open byte,
 # decoders with byte fallback doubt all bytes before it, back to the last clean place in the window.
-_LONGEST_WAIT = 2 * _WINDOW
+_LONGEST_INCOMPLETE = 2 * _WINDOW
 
 
 def text_of(tokenizer: Tokenizer | None, ids: Sequence[int]) -> str:
@@ -20,7 +20,7 @@ def text_of(tokenizer: Tokenizer | None, ids: Sequence[int]) -> str:
     return "" if tokenizer is None else tokenizer.decode(ids)
 
 
-class Pieces:
+class TextStream:
     """The text of one request as it grows."""
 
     def __init__(self, tokenizer: Tokenizer | None, stop: Sequence[str] = ()) -> None:
@@ -51,11 +51,11 @@ class Pieces:
     def _decoded(self, tokens: Sequence[int]) -> str:
         window = [*self._window, *tokens]
         text = text_of(self._tokenizer, window)
-        if len(tokens) > 1 and text.endswith(_UNDECIDED):
+        if len(tokens) > 1 and text.endswith(_INCOMPLETE):
             # Whole characters inside a block are certain, whatever its end cuts in two.
             return "".join(self._decoded([token]) for token in tokens)
         self._window = window
-        open_end = min(_LONGEST_WAIT, len(text) - len(text.rstrip(_UNDECIDED)))
+        open_end = min(_LONGEST_INCOMPLETE, len(text) - len(text.rstrip(_INCOMPLETE)))
         certain = len(text) - open_end
         new, self._given = text[self._given : certain], max(self._given, certain)
         if len(self._window) > _WINDOW and not open_end:  # or long texts would take longer and longer
@@ -68,14 +68,10 @@ class Pieces:
     def _before_stop(self, new: str, last: bool = False) -> tuple[str, bool]:
         held = self._held + new
         found = min((at for stop in self._stop if (at := held.find(stop)) >= 0), default=len(held) + 1)
-        maybe = len(held) if last else self._may_become_stop(held)
-        stopped = found <= maybe
-        cut = min(found, maybe)
-        self._held = "" if stopped else held[cut:]
-        return held[:cut], stopped
-
-    def _may_become_stop(self, held: str) -> int:
-        """Where the longest end of `held` begins that is the beginning of a stop text."""
-        longest = max(map(len, self._stop), default=1) - 1
+        # Where the longest end of `held` begins that is the beginning of a stop text.
+        longest = 0 if last else max(map(len, self._stop), default=1) - 1
         places = range(max(0, len(held) - longest), len(held))
-        return next((at for at in places if any(s.startswith(held[at:]) for s in self._stop)), len(held))
+        maybe = next((at for at in places if any(s.startswith(held[at:]) for s in self._stop)), len(held))
+        end, stopped = min(found, maybe), found <= maybe
+        self._held = "" if stopped else held[end:]
+        return held[:end], stopped

@@ -1,17 +1,16 @@
-"""Whatever its company, a request's text is the one it would get alone."""
+"""Whatever is decoded beside it, a request's text is the one it would get alone."""
 
 from dataclasses import replace
 from functools import cache
+from itertools import zip_longest
 from random import Random
 from time import perf_counter
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.decode.tiny import FAMILIES, silence_eot, tiny
-from tests.serve.company import alone, drain, gap_requests, requests, truth_of
+from tests.serve.company import Truth, alone, gap_requests, requests
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dadlm import DecodeSettings, Model, load
@@ -19,10 +18,9 @@ from dadlm.decode import slots, state, step
 from dadlm.decode.batched_settings import BatchedSettings
 from dadlm.decode.cache import Cache, bytes_per_slot, slots_that_fit
 from dadlm.decode.engine import Engine
-from dadlm.decode.request import Row
+from dadlm.decode.request import Request, Row
 from dadlm.decode.sample import draw_each, draw_tokens
 from dadlm.decode.step import composite
-from dadlm.serve import Request, Scheduler
 
 SHAPES = {
     **{family: {"family": family} for family in FAMILIES},
@@ -33,18 +31,35 @@ SHAPES = {
 every_model = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 
+@pytest.fixture(params=["tight", "fixed"])
+def shapes(request: pytest.FixtureRequest) -> str:
+    """Those of the CPU, and the fixed ones of CUDA."""
+    if request.param == "fixed":
+        request.getfixturevalue("as_on_cuda")
+    return request.param
+
+
 def model_of(shape: dict) -> Model:
     return silence_eot(tiny(**shape))
 
 
-def run_all(model: Model, asked: list[Request], max_rows: int) -> list:
-    scheduler = Scheduler(model, max_rows=max_rows)
-    jobs = []
-    for request in asked:  # each joins a step later than the one before
-        jobs.append(scheduler.submit(request))
-        scheduler.tick()
-    drain(scheduler)
-    return [truth_of(job) for job in jobs]
+def truth_of(row: Row) -> Truth:
+    """Tokens, forward passes and cache passes, as `alone` gives them."""
+    gaps = [id_ for first, length in row.gaps for id_ in row.ids[first : first + length]]
+    return gaps or row.tokens, row.forward_passes, row.cache_passes
+
+
+def run_all(model: Model, asked: list, max_rows: int, at_once: bool = False) -> list[Truth]:
+    """Each joins a step later than the one before, or all `at_once`."""
+    engine, rows = Engine(model, lockstep=False), [Row(model, request) for request in asked]
+    waiting = list(rows)
+    while waiting or engine.rows:
+        while waiting and len(engine.rows) < max_rows:
+            engine.add(waiting.pop(0))
+            if not at_once:
+                break
+        engine.step()
+    return [truth_of(row) for row in rows]
 
 
 @every_model
@@ -54,16 +69,11 @@ def test_mixed_settings_in_one_batch_give_each_its_own_text(shape: dict):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_texts_that_end_themselves(family: str):
+def test_texts_that_end_themselves_beside_gaps(family: str, shapes: str):
     model = tiny(family)  # end-of-text is as probable as any token
-    assert run_all(model, requests(24), 8) == [alone(model, request) for request in requests(24)]
-
-
-@pytest.mark.parametrize("family", ("mdlm", "bd3lm", "dadlm"))
-def test_gaps_beside_completions(family: str):
-    model = tiny(family)
-    asked = [one for pair in zip(gap_requests(), requests(), strict=True) for one in pair]
-    assert run_all(model, asked, 6) == [alone(model, request) for request in asked]
+    gaps = [] if family == "ar" else gap_requests()
+    asked = [one for pair in zip_longest(gaps, requests(20)) for one in pair if one]
+    assert run_all(model, asked, 7) == [alone(model, request) for request in asked]
 
 
 @pytest.mark.parametrize("paths", [("viterbi",), ("lookahead",), ("viterbi", "lookahead")])
@@ -84,26 +94,15 @@ def test_where_nobody_draws_nothing_is_drawn(
     assert run_all(model, asked, 4) == expected
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_fixed_shapes_of_cuda_give_the_same(family: str, as_on_cuda: None):
-    model = model_of({"family": family})
-    asked = requests() + ([] if family == "ar" else gap_requests()[:6])
-    assert run_all(model, asked, 6) == [alone(model, request) for request in asked]
-
-
 @pytest.mark.parametrize("family", ("ar", "dadlm"))
 def test_long_prompts_are_read_in_parts(family: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(slots, "_READ", 8)
     model = model_of({"family": family})
-    asked = requests()
-    scheduler = Scheduler(model, max_rows=4)
-    truth, read, forward = [alone(model, request) for request in asked], [], model.read
+    truth, read, forward = [alone(model, request) for request in requests()], [], model.read
     monkeypatch.setattr(
         model, "read", lambda ids, *rest, **how: read.append(ids.numel()) or forward(ids, *rest, **how)
     )
-    jobs = [scheduler.submit(request) for request in asked]
-    drain(scheduler)
-    assert [truth_of(job) for job in jobs] == truth
+    assert run_all(model, requests(), 4) == truth
     assert max(read) <= 16
 
 
@@ -112,35 +111,16 @@ ASKED = requests()[4:12]  # every sampler and path, and the nucleus of the posit
 
 
 @cache
-def truths(family: str) -> dict:
+def truths(family: str) -> dict[int, Truth]:
     return {i: alone(MODELS[family], request) for i, request in enumerate(ASKED)}
 
 
-@given(
-    family=st.sampled_from(sorted(MODELS)),
-    order=st.permutations(range(len(ASKED))),
-    pauses=st.lists(st.integers(0, 4), min_size=len(ASKED), max_size=len(ASKED)),
-    max_rows=st.integers(1, 8),
-)
-@settings(max_examples=6)
-def test_any_order_of_arrival(family: str, order: list[int], pauses: list[int], max_rows: int):
-    scheduler = Scheduler(MODELS[family], max_rows=max_rows)
-    jobs = {}
-    for index, pause in zip(order, pauses, strict=True):
-        jobs[index] = scheduler.submit(ASKED[index])
-        for _ in range(pause):
-            scheduler.tick()
-    drain(scheduler)
-    assert {index: truth_of(job) for index, job in jobs.items()} == truths(family)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_may_come_and_go_between_any_two_steps(family: str, as_on_cuda: None):
-    """Who leaves begins the block anew later; where the others lie then, and who lay there before, is all the
-    same."""
+def test_rows_may_come_and_go_between_any_two_steps(family: str, shapes: str):
+    """A row that leaves does its block again later, beside others and in another slot."""
     model, chance, truth, leave = MODELS[family], Random(family), truths(family), 12
     engine = Engine(model, lockstep=False)
-    waiting = [Row(model, request) for request in ASKED]
+    waiting = [Row(model, one) for one in ASKED]
     number, found = {row: i for i, row in enumerate(waiting)}, {}
     while waiting or engine.rows:
         for _ in range(chance.randrange(5)):
@@ -152,28 +132,22 @@ def test_rows_may_come_and_go_between_any_two_steps(family: str, as_on_cuda: Non
                 engine.add(waiting.pop(chance.randrange(len(waiting))))
         for new in engine.step().committed if engine.rows else ():
             if new.row.finished:
-                found[number[new.row]] = (new.row.tokens, new.row.forward_passes, new.row.cache_passes)
+                found[number[new.row]] = truth_of(new.row)
     assert not leave and found == truth
 
 
 def test_one_forward_pass_serves_all_rows(monkeypatch: pytest.MonkeyPatch):
-    model = model_of({"family": "dadlm"})
-    rows = []
+    model, rows = model_of({"family": "dadlm"}), []
     denoise = model.denoise
     monkeypatch.setattr(
         model, "denoise", lambda ids, *rest, **how: rows.append(len(ids)) or denoise(ids, *rest, **how)
     )
-    scheduler = Scheduler(model, max_rows=8)
-    for request in requests(6):
-        scheduler.submit(request)
-    for _ in range(3):
-        scheduler.tick()
-    assert rows == [6, 6, 6]
+    run_all(model, requests(6), 8, at_once=True)
+    assert rows[:3] == [6, 6, 6]
 
 
 class Outside(TorchDispatchMode):
-    """Counts the operators that are launched outside what is captured: on CUDA each one costs, however
-    small."""
+    """Counts the operators that are launched outside what is captured: on CUDA each one costs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -201,12 +175,10 @@ def test_more_rows_launch_nothing_more(family: str, monkeypatch: pytest.MonkeyPa
     model = model_of({"family": family})
 
     def operators(rows: int) -> int:
-        scheduler = Scheduler(model, max_rows=rows)
-        for seed in range(rows):
-            how = DecodeSettings(max_new_tokens=11)  # to the end of a block: all end together
-            scheduler.submit(Request(ids=(1, 2, 3, 4, 5), settings=how, seed=seed))
+        how = DecodeSettings(max_new_tokens=11)  # to the end of a block: all end together
+        asked = [Request(ids=(1, 2, 3, 4, 5), settings=how, seed=seed) for seed in range(rows)]
         with monkeypatch.context() as patched, Outside(patched) as outside:
-            drain(scheduler)
+            run_all(model, asked, rows, at_once=True)
         return outside.count
 
     assert operators(8) == operators(2) > 0
@@ -258,19 +230,16 @@ def test_a_batch_is_faster_than_one_at_a_time(family: str, least: float):
     model = silence_eot(load(family))
     how = DecodeSettings(max_new_tokens=32)
     asked = [Request(ids=tuple(range(100, 120 + i)), settings=how, seed=i) for i in range(32)]
-    scheduler = Scheduler(model, max_rows=32)
     alone(model, asked[0])  # warm
     apart = together = 0.0
     for turn in range(3):
-        some = asked[4 * turn : 4 * turn + 4]
+        some = slice(4 * turn, 4 * turn + 4)
         begin = perf_counter()
-        truth = [alone(model, request) for request in some]
-        apart += (perf_counter() - begin) / len(some)
-        jobs = [scheduler.submit(request) for request in asked]
-        begin = perf_counter()
-        drain(scheduler)
-        together += (perf_counter() - begin) / len(asked)
-        assert [truth_of(job) for job in jobs][4 * turn : 4 * turn + 4] == truth
+        truth = [alone(model, request) for request in asked[some]]
+        middle = perf_counter()
+        assert run_all(model, asked, 32, at_once=True)[some] == truth
+        apart += (middle - begin) / 4
+        together += (perf_counter() - middle) / len(asked)
     print(
         f"{family}: {apart / 3:.3f} s a text alone, {together / 3:.3f} together: {apart / together:.2f} times"
     )

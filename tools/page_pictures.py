@@ -1,4 +1,4 @@
-"""Pictures of the playground for the docs: python -m tests.serve.page_pictures URL FOLDER.
+"""Pictures of the playground for the docs: python -m tools.page_pictures URL FOLDER.
 
 The server at URL is `dadlm serve` with the models that ship.
 """

@@ -1,0 +1,222 @@
+"""POST /v1/completions and /v1/fill_gaps: what they ask the scheduler, and the answers in their formats."""
+
+import secrets
+import time
+import uuid
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from dadlm.decode import DecodeSettings, StepEvent
+from dadlm.errors import ConfigError, DataError
+from dadlm.model import Model
+from dadlm.serve.refusals import Refusal
+from dadlm.serve.request import Committed, Event, Finished, Request, TokenLogprob
+from dadlm.serve.respond import Answer
+from dadlm.serve.schemas import CompletionBody, Decoding, FillGapsBody, Gap
+from dadlm.serve.settings import ServeSettings
+from dadlm.serve.text import TextStream, text_of
+
+
+def _request_options(model: Model, body: Decoding, limits: ServeSettings, max_new_tokens: int | None = None):
+    """What the requests of all routes have in common; our defaults for options left out."""
+    names = {field.name for field in fields(DecodeSettings)}
+    given = {name: value for name, value in body if name in names and value is not None}
+    try:
+        settings = DecodeSettings(**given, max_new_tokens=max_new_tokens)
+        settings.check(model.config)
+    except ConfigError as error:
+        param = str(error).partition(" ")[0]  # these messages begin with the option's name
+        raise Refusal(400, str(error), param=param if param in names else None) from error
+    seed = secrets.randbits(31) if body.seed is None else body.seed
+    return {"settings": settings, "seed": seed, "trace": bool(body.trace), "deadline": limits.deadline}
+
+
+def _encode(model: Model, text: str | list[int], param: str) -> list[int]:
+    if not isinstance(text, str):
+        if max(text) >= model.config.mask_id:
+            raise Refusal(400, f"{param}: ids must be in 0..{model.config.mask_id - 1}", param=param)
+        return text
+    if model.tokenizer is None:
+        raise Refusal(400, f"{param}: this model has no tokenizer; send token ids", param=param)
+    try:
+        return model.tokenizer.encode(text)
+    except DataError as error:
+        raise Refusal(400, f"{param}: {error}", param=param) from error
+
+
+@dataclass
+class Choice:
+    """One text so far."""
+
+    text: str
+    decoder: TextStream
+    """Decodes token by token, to find the place of each in the text."""
+    offset: int = 0
+    """Characters of the text that `decoder` has decoded."""
+    tokens: int = 0
+    logprobs: dict[str, list[Any]] = field(default_factory=dict)
+    end: Finished | None = None
+
+
+class Completion(Answer):
+    """n texts for each prompt; text i has the seed that row i of `dadlm.generate` would have."""
+
+    def __init__(self, name: str, model: Model, body: CompletionBody, limits: ServeSettings) -> None:
+        self.body, self.model, self.tokenizer = body, model, model.tokenizer
+        self.requests, self.choices, n = [], [], body.n or 1
+        is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+        prompts: Any = [body.prompt] if is_one else body.prompt
+        most = min(limits.max_choices, limits.max_queue)  # more can never wait together: not a case for 429
+        if len(prompts) * n > most:
+            raise Refusal(400, f"{len(prompts)} prompts × n = {n} are more than {most} texts", param="n")
+        options = _request_options(model, body, limits, body.max_tokens)
+        options["logprobs"] = body.logprobs
+        options["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+        for prompt in prompts:
+            ids = self._prompt_ids(prompt)
+            text = prompt if isinstance(prompt, str) else text_of(self.tokenizer, prompt)
+            for _ in range(n):
+                seed = options["seed"] + len(self.requests)
+                self.requests.append(Request(ids=ids, **options | {"seed": seed}))
+                self.choices.append(Choice(text if body.echo else "", TextStream(self.tokenizer)))
+        id_, now = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        self.head = {"id": id_, "object": "text_completion", "created": now, "model": name}
+
+    def _prompt_ids(self, prompt: str | list[int]) -> tuple[int, ...]:
+        config, wanted = self.model.config, self.body.max_tokens
+        ids = _encode(self.model, prompt, "prompt") or [config.eot_id]
+        left = config.context - len(ids)
+        if left < 1:
+            message = f"prompt: {len(ids)} tokens fill the context of {config.context}"
+            raise Refusal(400, message, param="prompt", code="context_length_exceeded")
+        if wanted is not None and wanted > left:
+            message = f"max_tokens: {wanted}, but after {len(ids)} prompt tokens the context leaves {left}"
+            raise Refusal(400, message, param="max_tokens", code="context_length_exceeded")
+        return tuple(ids)
+
+    def first_chunks(self) -> list[dict[str, Any]]:
+        return [self._chunk(i, choice.text) for i, choice in enumerate(self.choices) if choice.text]
+
+    def take(self, index: int, event: Event) -> list[dict[str, Any]]:
+        choice = self.choices[index]
+        if isinstance(event, StepEvent):
+            return [self._chunk(index, dadlm={"step": event.to_json()})]
+        if isinstance(event, Committed):
+            choice.text += event.text
+            choice.tokens += len(event.tokens)
+            logprobs = None if event.logprobs is None else self._logprobs(choice, event.logprobs)
+            so_far = {"forward_passes": event.forward_passes, "tokens": choice.tokens}
+            return [self._chunk(index, event.text, logprobs, dadlm=so_far)]
+        choice.end = event
+        if any(choice.end is None for choice in self.choices):
+            return [self._chunk(index, reason=event.reason)]
+        account, options = self._account(), self.body.stream_options
+        usage = [self.head | {"choices": []} | account] if options and options.include_usage else []
+        return [self._chunk(index, reason=event.reason, **account), *usage]
+
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            _choice(index, one.text, one.logprobs or None, one.end and one.end.reason)
+            for index, one in enumerate(self.choices)
+        ]
+        return self.head | {"choices": choices} | self._account()
+
+    def _account(self) -> dict[str, Any]:
+        return self.account([one.end for one in self.choices if one.end is not None], self.body.n or 1)
+
+    def _chunk(self, index: int, text: str = "", logprobs=None, reason: str | None = None, **more: Any):
+        return self.head | {"choices": [_choice(index, text, logprobs, reason)]} | more
+
+    def _logprobs(self, choice: Choice, tokens: list[TokenLogprob]) -> dict[str, list[Any]]:
+        """Those of new tokens, which are added to those of the choice."""
+        offsets = []
+        for token in tokens:
+            # Not the tokens' own texts: half a character has no length, and spaces join words.
+            piece = choice.decoder.add([token.token])[0]
+            # Earlier bytes that turned out to be no character are decided only now, and are not its own.
+            before = _replaced(piece) - _replaced(text_of(self.tokenizer, [token.token]))
+            offsets.append(choice.offset + max(0, before))
+            choice.offset += len(piece)
+        new = {
+            "tokens": [self._name(token.token) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [{self._name(id_): logp for id_, logp in token.top} for token in tokens],
+            "text_offset": offsets,
+        }
+        for name, values in new.items():
+            choice.logprobs.setdefault(name, []).extend(values)
+        return new
+
+    def _name(self, id_: int) -> str:
+        """A token as it is in the text; if that is empty or half a character, in readable form."""
+        text = text_of(self.tokenizer, [id_])
+        if self.tokenizer is None or (text and "\ufffd" not in text):
+            return text or str(id_)
+        return self.tokenizer.token_text(id_)
+
+
+def _choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _replaced(text: str) -> int:
+    """How many replacement characters, of bytes that are no character, a text begins with."""
+    return len(text) - len(text.lstrip("\ufffd"))
+
+
+class FilledGaps(Answer):
+    """A text with gaps anywhere, filled in."""
+
+    def __init__(
+        self, name: str, model: Model, body: FillGapsBody, limits: ServeSettings, kind: str = "fill_gaps"
+    ) -> None:
+        self.model, self.end = model, None
+        self.tokens: list[int] = []  # those of the gaps so far
+        ids, gaps = self._positions(body)
+        options = _request_options(model, body, limits)
+        self.requests = [Request(ids=tuple(ids), gaps=tuple(gaps), **options)]
+        self.head = {"id": f"{kind}-{uuid.uuid4().hex}", "object": kind, "model": name}
+
+    def _positions(self, body: FillGapsBody) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of the whole text, with placeholders in the gaps, and (first, length) of each gap."""
+        config = self.model.config
+        if config.family == "ar":
+            raise Refusal(400, "parts: an autoregressive model cannot fill gaps", param="parts")
+        ids: list[int] = []
+        gaps: list[tuple[int, int]] = []
+        for part in body.parts:
+            if isinstance(part, Gap):
+                # As an empty prompt: a text that begins with a gap begins after an end-of-text.
+                ids = ids or [config.eot_id]
+                gaps.append((len(ids), part.gap))
+                ids += [config.eot_id] * min(part.gap, config.context + 1)
+            else:
+                ids += _encode(self.model, part, "parts")
+            if len(ids) > config.context:
+                raise Refusal(400, f"parts: more tokens than the context of {config.context}", param="parts")
+        return ids, gaps
+
+    def take(self, index: int, event: Event) -> list[dict[str, Any]]:
+        """After each block the gaps so far; at the end the whole answer."""
+        if isinstance(event, StepEvent):
+            return [self.head | {"dadlm": {"step": event.to_json()}}]
+        if isinstance(event, Committed):
+            self.tokens += event.tokens
+            so_far = {"forward_passes": event.forward_passes, "tokens": len(self.tokens)}
+            return [self.head | {"gaps": self._gaps()[0], "dadlm": so_far}]
+        self.end = event
+        return [self.whole()]
+
+    def whole(self) -> dict[str, Any]:
+        assert self.end is not None
+        gaps, text = self._gaps()
+        return self.head | {"text": text, "gaps": gaps} | self.account([self.end])
+
+    def _gaps(self) -> tuple[list[str], str]:
+        """The texts of the gaps and of the whole, as far as they are filled."""
+        gaps, ids, rest = [], list(self.requests[0].ids), self.tokens
+        for first, length in self.requests[0].gaps:
+            filled, rest = rest[:length], rest[length:]
+            gaps.append(text_of(self.model.tokenizer, filled))
+            ids[first : first + len(filled)] = filled
+        return gaps, text_of(self.model.tokenizer, ids)
