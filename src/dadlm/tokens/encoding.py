@@ -4,7 +4,6 @@ At most two batches for each process are in memory; the result does not depend o
 """
 
 import os
-import pickle
 import subprocess
 import sys
 from collections import deque
@@ -68,8 +67,8 @@ class _Worker:
         assert process.stdin is not None and process.stdout is not None
         try:
             worker.send(process.stdin, texts)
-            ids = pickle.load(process.stdout)
-        except (BrokenPipeError, EOFError, pickle.UnpicklingError):
+            ids = worker.receive(process.stdout)
+        except (BrokenPipeError, EOFError):
             raise DataError(
                 f"a process that tokenises has died (exit code {process.wait()}); with little memory, take "
                 "fewer workers. Finished shards are kept: run again to resume"

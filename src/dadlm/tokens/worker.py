@@ -4,18 +4,25 @@ Run as a file, not as a module of the package, so that it holds the tokenizer in
 when its input does: none outlives a run that was killed.
 """
 
-import pickle
+import json
 import signal
 import sys
-from array import array
 from typing import IO, Any
 
 import tokenizers
 
 
 def send(stream: IO[bytes], value: Any) -> None:
-    pickle.dump(value, stream)
+    stream.write(json.dumps(value).encode() + b"\n")
     stream.flush()
+
+
+def receive(stream: IO[bytes]) -> Any:
+    """What the other end sent, a line; EOFError when it is gone."""
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    return json.loads(line)
 
 
 def main(file: str) -> None:
@@ -23,10 +30,10 @@ def main(file: str) -> None:
     tokenizer = tokenizers.Tokenizer.from_file(file)
     tokenizer.encode_special_tokens = True  # as `Tokenizer` does; it is not part of the file
     while True:
-        texts = pickle.load(sys.stdin.buffer)
+        texts = receive(sys.stdin.buffer)
         try:
             encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            ids = [array("I", encoding.ids) for encoding in encodings]
+            ids = [encoding.ids for encoding in encodings]
         except Exception:  # the library raises bare Exception; the caller encodes again to find out why
             ids = None
         send(sys.stdout.buffer, ids)
@@ -35,5 +42,5 @@ def main(file: str) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1])
-    except (EOFError, pickle.UnpicklingError, BrokenPipeError):  # the other end is gone
+    except (EOFError, BrokenPipeError):  # the other end is gone
         sys.stderr.close()

@@ -9,8 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dadlm.model.kernels.inside_programs import rows
-
 _FEW = 256  # programs that a large GPU runs at once anyway
 
 
@@ -71,7 +69,12 @@ def _attend(
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     node = tl.program_id(2) * QUERIES + tl.arange(0, QUERIES)
     real = node < C
-    queries = rows(q, row, node, head, real, q_row, q_node, q_head, E)
+    width = tl.arange(0, E)
+    queries = tl.load(
+        q + row * q_row + node[:, None] * q_node + head * q_head + width[None, :],
+        mask=real[:, None],
+        other=0.0,
+    )
     sees = tl.load(visible + row * visible_row + node * visible_node, mask=real, other=0)
     top = tl.full([QUERIES], -float("inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
@@ -79,16 +82,30 @@ def _attend(
     limit = tl.max(sees, 0)
     for first in range(0, limit, KEYS):
         key = first + tl.arange(0, KEYS)
-        key_tile = rows(k, row, key, head, key < limit, k_row, k_node, k_head, E)
-        value_tile = rows(v, row, key, head, key < limit, v_row, v_node, v_head, E)
+        there = (key < limit)[:, None]
+        key_tile = tl.load(
+            k + row * k_row + key[:, None] * k_node + head * k_head + width[None, :], mask=there, other=0.0
+        )
+        value_tile = tl.load(
+            v + row * v_row + key[:, None] * v_node + head * v_head + width[None, :], mask=there, other=0.0
+        )
         allowed = key[None, :] < sees[:, None]
         top, total, acc = _take_in(queries, key_tile, value_tile, allowed, top, total, acc, scale, PRECISION)
     if OWN:
         for first in range(0, C, KEYS):
             key = first + tl.arange(0, KEYS)
+            there = (key < C)[:, None]
             counts = tl.load(is_key + row * is_key_row + key * is_key_node, mask=key < C, other=0) != 0
-            key_tile = rows(own_k, row, key, head, key < C, ok_row, ok_node, ok_head, E)
-            value_tile = rows(own_v, row, key, head, key < C, ov_row, ov_node, ov_head, E)
+            key_tile = tl.load(
+                own_k + row * ok_row + key[:, None] * ok_node + head * ok_head + width[None, :],
+                mask=there,
+                other=0.0,
+            )
+            value_tile = tl.load(
+                own_v + row * ov_row + key[:, None] * ov_node + head * ov_head + width[None, :],
+                mask=there,
+                other=0.0,
+            )
             allowed = counts[None, :] & real[:, None]
             top, total, acc = _take_in(
                 queries, key_tile, value_tile, allowed, top, total, acc, scale, PRECISION
@@ -97,6 +114,6 @@ def _attend(
     safe = tl.where(some, total, 1.0)
     place = (row * C + node) * H + head
     result = (acc / safe[:, None]).to(out.dtype.element_ty)
-    tl.store(out + place[:, None] * E + tl.arange(0, E)[None, :], result, mask=real[:, None])
+    tl.store(out + place[:, None] * E + width[None, :], result, mask=real[:, None])
     if LSE:
         tl.store(lse + place, tl.where(some, top + tl.log(safe), -float("inf")), mask=real)
