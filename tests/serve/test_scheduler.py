@@ -374,3 +374,17 @@ def test_a_device_that_breaks_ends_the_scheduler_and_all_requests(model, monkeyp
     assert not scheduler.alive
     with pytest.raises(ShuttingDown):
         scheduler.submit(ask())
+
+
+@pytest.mark.usefixtures("quiet")
+def test_an_error_that_nobody_expected_ends_the_rows_in_work_and_nothing_else(model, monkeypatch):
+    scheduler = Scheduler(model, max_rows=2)
+    bad = [scheduler.submit(ask(40, seed)) for seed in range(2)]
+    scheduler.tick()
+    with monkeypatch.context() as patched:
+        patched.setattr(scheduler, "_hand_out", lambda _: 1 / 0)
+        scheduler.tick()
+    assert {finished(events_of(job, 0)).reason for job in bad} == {"error"}
+    good = scheduler.submit(ask(seed=5))
+    drain(scheduler)
+    assert truth_of(good) == alone(model, good.request)

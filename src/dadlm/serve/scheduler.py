@@ -49,8 +49,6 @@ class Scheduler:
         self._thread: threading.Thread | None = None
         self._stop_at: float | None = None
 
-    # --- for clients, from any thread
-
     def start(self) -> "Scheduler":
         self._thread = threading.Thread(target=self._run, name="dadlm-scheduler", daemon=True)
         self._thread.start()
@@ -80,10 +78,7 @@ class Scheduler:
         with self._changed:
             self._stop_at = self.clock() + grace
             self._changed.notify_all()
-        if self._thread is None:
-            self._run()
-        else:
-            self._thread.join()
+        self._run() if self._thread is None else self._thread.join()
 
     def stats(self) -> Stats:
         """A copy of the counts as they are now."""
@@ -93,8 +88,6 @@ class Scheduler:
             stats.rows, stats.rows_limit = len(self._tasks), self.max_rows
             stats.update_rate(self.clock())
         return stats
-
-    # --- the thread
 
     def _run(self) -> None:
         reason, message = "shutdown", "the server shut down before the text was finished"
@@ -129,6 +122,12 @@ class Scheduler:
                 self._hand_out(result)
         except torch.OutOfMemoryError:
             full = True
+        except torch.AcceleratorError:
+            raise  # the device answers nothing after it: better no scheduler than one that fails everyone
+        except Exception:
+            _log.exception("a step failed")
+            for task in list(self._tasks.values()):
+                self._end(task, "error", _FAILED)
         if full:  # only now: the error's frames hold on to the memory
             self._shrink()
 
