@@ -39,4 +39,4 @@ def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     start = Engine.__init__
     with_graphs = lambda self, model, **how: start(self, model, **{**how, "graphs": True})  # noqa: E731
     monkeypatch.setattr(Engine, "__init__", with_graphs)
-    monkeypatch.setattr(GraphedCallable, "__call__", lambda self, function: function())
+    monkeypatch.setattr(GraphedCallable, "__call__", lambda self, function, capture: function())

@@ -50,8 +50,8 @@ def capacities(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """Of each pass: its capacity, the tokens it kept, and all positions."""
     seen, run = [], Engine._pass
 
-    def watched(self, model, rows, features, capacity):
-        step = run(self, model, rows, features, capacity)
+    def watched(self, model, rows, width, features, capacity):
+        step = run(self, model, rows, width, features, capacity)
         seen.append((capacity, int(step.kept.sum()), step.ids.numel()))
         return step
 
@@ -144,7 +144,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.usefixtures("fake_cuda")
 def test_a_capture_that_fails_is_told_once_and_decoding_goes_on() -> None:
     calls: list[int] = []
-    act = partial(Graphs(True, torch.device("cpu")), "key", launches=2)
+    act = partial(Graphs(True, torch.device("cpu")), ("key",), launches=2)
     act(lambda: calls.append(1))
     act(lambda: calls.append(1))
     Graph.fails = [RuntimeError("operation not permitted when stream is capturing\nand more")]
@@ -236,7 +236,9 @@ def test_an_engine_stays_with_its_model_and_its_graphs_with_it(
     as_on_cuda: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, calls = tiny("dadlm"), []
-    monkeypatch.setattr(GraphedCallable, "__call__", lambda self, function: calls.append(self) or function())
+    monkeypatch.setattr(
+        GraphedCallable, "__call__", lambda self, function, _: calls.append(self) or function()
+    )
     first = run(model)
     [kept], before = model.engines, set(calls)
     calls.clear()
@@ -286,3 +288,22 @@ def test_a_stream_that_nobody_reads_on_gives_its_engine_back() -> None:
         assert not other.rows, "an engine in use is not shared"
     events.close()
     assert len(model.engines) == 1 and not model.engines[0].rows
+
+
+def test_memory_and_constants_are_those_of_the_rows_in_work(as_on_cuda: None) -> None:
+    model = tiny("dadlm", architecture="bd3lm", tie_embedding=False)
+    generate(model, [[1]] * 16, max_new_tokens=7, seed=0)
+    generate(model, [[1] * 30], max_new_tokens=30, seed=0)
+    state = model.engines[0].slots.state
+    assert (state.slots, state.positions) == (1, 64), "many short rows before do not count"
+    served = Engine(model, lockstep=False)
+    served.reserve(3)
+    assert served.slots.state.slots == 3
+    request = Request(ids=(1, 2), settings=DecodeSettings(max_new_tokens=6), seed=0)
+    served.remove(served.add(request))  # before any step
+    row = served.add(request)
+    served.step()
+    served.remove(row)
+    assert model._keepers == 0 and model.backbone.modulation.kept is None
+    release_engine(model)
+    assert model.backbone.modulation.buffer is None

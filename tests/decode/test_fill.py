@@ -95,6 +95,9 @@ def test_what_cannot_be_filled_is_refused(models):
     for gaps in ([(0, 2)], [(3, 0)], [(29, 2)], [(5, 3), (7, 2)]):
         with pytest.raises(ConfigError, match="gap"):
             fill_gaps(models["bd3lm"], TEXT, gaps)
+    for odd in ([(2.5, 1)], [2], [("a", 1)], [(2, 1, 3)]):
+        with pytest.raises(ConfigError, match="two whole numbers"):
+            fill_gaps(models["bd3lm"], TEXT, odd)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no gaps"):
         fill_gaps(models["bd3lm"], TEXT, [])
     with pytest.raises(ConfigError, match="max_new_tokens belongs to completions"):

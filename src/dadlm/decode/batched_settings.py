@@ -88,7 +88,7 @@ class Features:
 
     samplers: tuple[str, ...]
     most_steps: int
-    """Of the random sampler."""
+    """Of the random sampler, or somewhat more."""
     drawn: bool
     """Some row draws from the nucleus of the candidate on its path."""
     position: bool
@@ -109,11 +109,12 @@ class Features:
         cls, settings: Sequence[DecodeSettings], config: ModelConfig, steps: int, gaps: bool
     ) -> "Features":
         """`steps`: the most that the random sampler takes for a block of these rows."""
+        most_steps = 1 << (steps - 1).bit_length()  # few different numbers: each has its own captured graphs
         position = [config.nodes_per_mask > 1 and one.of_position for one in settings]
         names = {one.sampler for one in settings}
         return cls(
             samplers=tuple(name for name in SAMPLERS if name in names),
-            most_steps=steps if any("steps" in SAMPLERS[name].options for name in names) else 0,
+            most_steps=most_steps if any("steps" in SAMPLERS[name].options for name in names) else 0,
             drawn=any(one.path == "sample" and not p for one, p in zip(settings, position, strict=True)),
             position=any(position),
             viterbi=any(one.path == "viterbi" for one in settings),

@@ -16,16 +16,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from dadlm.decode.batched_settings import Features
 from dadlm.decode.pass_plan import PassPlan
 from dadlm.decode.predict import predict
 from dadlm.decode.request import Request, Row
 from dadlm.decode.slots import ONCE_PER_BLOCK, Slots
-from dadlm.decode.state import LAST_TOKENS, State
+from dadlm.decode.state import LAST_TOKENS
 from dadlm.decode.step import Step, denoise_step
 from dadlm.model import Model, eval_mode
 from dadlm.model.capture import Graphs
+
+_MOST_GRAPHS = 96  # kept between calls; with more, all are captured anew
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Engine:
         self.slots = Slots(lockstep, cached, self.graphs)
         self._keeps_constants = False
         self._addresses: tuple[int, ...] = ()
+        self._held_constants: list[Tensor] = []
         self._plan = PassPlan(self.slots)
         self._begun = False  # lockstep: the rows are inside their blocks
         self._unseen = 0  # lockstep, AR: tokens since `_look`
@@ -74,12 +78,6 @@ class Engine:
         model = self._model()
         assert model is not None, "an engine is used while its model is there"
         return model
-
-    @property
-    def _state(self) -> State:
-        return self.slots.state
-
-    # --- rows come and go
 
     def add(self, request: Request | Row) -> Row:
         """Let a request, or a row that was made of one before, join at the next step."""
@@ -91,9 +89,12 @@ class Engine:
 
     def remove(self, row: Row) -> None:
         """Let a row go. It may join again, and does its block again then."""
+        assert not self.lockstep, "rows in lockstep go through their texts together"
         self._drop(row)
         self.slots.rows = [None if held is row else held for held in self.slots.rows]
         row.rewind()
+        if not self.rows:
+            self.clear()
 
     def _drop(self, row: Row) -> None:
         """The last row takes the place of one that leaves."""
@@ -111,7 +112,7 @@ class Engine:
         if not self.graphs.enabled:
             self.slots.release()
         elif self.slots.memory is not None:
-            self._state.rest(slice(0, self._state.slots))
+            self.slots.state.rest(slice(0, self.slots.state.slots))
 
     def reserve(self, rows: int) -> None:
         """Take the memory for so many rows of any length now."""
@@ -137,16 +138,17 @@ class Engine:
     def _start(self) -> None:
         """The first row comes: see whether the weights are where captured graphs look for them."""
         model = self.model
-        addresses = tuple(parameter.data_ptr() for parameter in model.parameters())
-        if addresses != self._addresses:
+        if not self._keeps_constants:
+            with torch.autocast(model.device.type, enabled=False):
+                model.keep_constants()
+            self._keeps_constants = True
+        # Held, so that nothing else takes their place.
+        self._held_constants = model.kept_constants()
+        before, tensors = self._addresses, (*model.parameters(), *self._held_constants)
+        self._addresses = tuple(tensor.data_ptr() for tensor in tensors)
+        if before and (before != self._addresses or len(self.graphs.callables) > _MOST_GRAPHS):
             self.graphs.clear()
             self.slots.release()
-            self._addresses = addresses
-        with torch.autocast(model.device.type, enabled=False):
-            model.keep_constants()
-        self._keeps_constants = True
-
-    # --- a step
 
     @torch.inference_mode()
     def step(self, only: Row | None = None) -> StepResult:
@@ -169,7 +171,7 @@ class Engine:
         self.slots.read(model, rows)
         if beginning := {row for row in rows if not row.busy and not row.to_write}:
             which = torch.tensor([row in beginning for row in self.slots.rows], device=model.device)
-            self._state.begin(slice(0, len(which)), which, self.slots.features)
+            self.slots.state.begin(slice(0, len(which)), which, self.slots.features)
             for row in beginning:
                 row.busy = True
         if self.lockstep:
@@ -183,18 +185,23 @@ class Engine:
         capacity = self._plan.capacity() if ready else 0
         if capacity == 0:
             return None, {}
-        features = self.slots.features
-        call = partial(self._pass, model, rows, features, capacity)
-        step = call() if only else self.graphs(("pass", rows.stop, features, capacity), call)
+        features, width = self.slots.features, self._width(rows)
+        call = partial(self._pass, model, rows, width, features, capacity)
+        key = ("pass", rows.stop, width, replace(features, most_steps=0), capacity)
+        step = call() if only else self.graphs(key, call)
         for row in ready.values():
             row.passes_of_block += 1
         return step, ready
 
-    def _pass(self, model: Model, rows: slice, features: Features, capacity: int | None) -> Step:
-        state = self._state
-        width = state.N
-        if state.is_window and not self.graphs.enabled:  # windows may be shorter than the longest there was
-            width = max(row.block for row in self.slots.rows[rows] if row)
+    def _width(self, rows: slice) -> int:
+        """Positions of a block that are looked at: windows may be shorter than the longest there was."""
+        if not self.slots.state.is_window:
+            return self.slots.state.N
+        longest = max(row.block for row in self.slots.rows[rows] if row)
+        return min(self.slots.state.N, 1 << (longest - 1).bit_length()) if self.graphs.enabled else longest
+
+    def _pass(self, model: Model, rows: slice, width: int, features: Features, capacity: int | None) -> Step:
+        state = self.slots.state
         block = state.blocks(rows, width)
         state.forward_passes[rows] += block.masked.any(1)
         # What a step saw must not change before it was looked at.
@@ -212,10 +219,10 @@ class Engine:
         if not self._plan.is_decided(rows):
             return []
         features = self.slots.features
-        call = partial(self._state.advance, rows, features)
+        call = partial(self.slots.state.advance, rows, features)
         news = call() if only else self.graphs(("advance", rows.stop, features), call, ONCE_PER_BLOCK)
         self._begun = False
-        if self.lockstep and self.graphs.enabled and self._state.N == 1:
+        if self.lockstep and self.graphs.enabled and self.slots.state.N == 1:
             # To ask the device costs a wait: after several tokens, or when a text may be over.
             self._unseen += 1
             if self._unseen < min(LAST_TOKENS, *(row.end - row.first for row in self.rows)):
@@ -228,7 +235,7 @@ class Engine:
         for row, (over, first, passes, *ids) in zip(self.slots.rows[rows], news, strict=False):
             if row is None or not row.ready or (first == row.first and not over):
                 continue
-            if self._state.N == 1:
+            if self.slots.state.N == 1:
                 ids = ids[LAST_TOKENS - (first - row.first) :]
             committed.append(Committed(row, row.commit(first, bool(over), ids, passes)))
         for row in [one.row for one in committed if one.row.finished]:

@@ -124,6 +124,8 @@ def fill_gaps(
     settings = settings_of(settings, options)
     if not gaps:
         raise ConfigError("no gaps: give (first, length) of at least one")
+    if not all(isinstance(gap, Sequence) and len(gap) == 2 and all(map(is_int, gap)) for gap in gaps):
+        raise ConfigError(f"a gap is (first, length), two whole numbers; got {list(gaps)!r}")
     pairs = tuple((int(first), int(length)) for first, length in gaps)
     request = Request(ids=tuple(ids), gaps=pairs, settings=settings, seed=seeds_of(seed, 1)[0])
     row = Row(model, request)
@@ -172,6 +174,9 @@ def borrow_engine(model: Model, cached: bool = True) -> Iterator[Engine]:
         engine = Engine(model, cached=cached)
     try:
         yield engine
+    except torch.OutOfMemoryError:
+        engine.release()
+        raise
     finally:
         engine.clear()
         if cached and not model.engines:
@@ -183,6 +188,7 @@ def release_engine(model: Model) -> None:
     for engine in model.engines:
         engine.release()
     model.engines.clear()
+    model.drop_constants()
 
 
 def _run(engine: Engine, rows: Sequence[Row]) -> None:

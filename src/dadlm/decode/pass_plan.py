@@ -6,6 +6,7 @@ the device until they end, and a pass draws, and runs the vocabulary head on, no
 S slots of a pass, N block size.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -30,11 +31,13 @@ class PassPlan:
         may_end_sooner = any(
             row and not row.finished and row.first + row.block > row.length for row in self.slots.rows
         )
-        if not self.slots.graphs.enabled or not features.counted or may_end_sooner:
-            return  # without graphs asking the device costs nothing
-        block = state.blocks(self.slots.whole(), state.N)
-        one_token = state.N == 1
-        self._kept = [1] if one_token else SAMPLERS[features.samplers[0]].kept_per_pass(block)
+        if not self.slots.graphs.enabled:
+            return  # asking the device costs nothing
+        if state.N == 1:
+            self._kept = [1]
+        elif features.counted and not may_end_sooner:
+            block = state.blocks(self.slots.whole(), state.N)
+            self._kept = SAMPLERS[features.samplers[0]].kept_per_pass(block)
 
     def capacity(self) -> int | None:
         """Tokens that the next pass draws; None: as many as there are. Few different numbers are captured."""
@@ -46,7 +49,8 @@ class PassPlan:
         if not self.slots.lockstep or most == S or features.sees_tokens or not drawn:
             return most
         if self._kept is None:
-            kept = int(self.slots.graphs(("count", S, features), partial(self._count, rows, features)))
+            key = ("count", S, replace(features, most_steps=0))
+            kept = int(self.slots.graphs(key, partial(self._count, rows, features)))
         else:
             kept = self._kept[0] if self._kept else 0
         if features.padded and kept:

@@ -52,22 +52,22 @@ class Slots:
     @torch.inference_mode()
     def reserve(self, model: Model, slots: int, positions: int) -> None:
         """Make room for so many rows of so many positions; rows that are there stay."""
-        old = None if self.memory is None else self.state
-        if old is not None:
-            if old.slots >= slots and old.positions >= positions:
-                return
-            slots, positions = max(slots, old.slots), max(positions, old.positions)
-        config = model.config
-        if self.graphs.enabled or not self.lockstep:  # few sizes: each has its graphs, and rows are copied
-            positions = min(config.context, 1 << (positions - 1).bit_length())
-            slots = slots if self.lockstep else 1 << (slots - 1).bit_length()
-        grain = 1 if config.family == "mdlm" else config.block
-        positions = -(-positions // grain) * grain
+        old, config = None if self.memory is None else self.state, model.config
+        if old is not None and old.slots >= slots and old.positions >= positions:
+            return
         self.graphs.clear()
         self._buffers.clear()
+        if old is not None and any(self.rows):
+            slots, positions = max(slots, old.slots), max(positions, old.positions)
+        else:  # what earlier rows needed is given back first
+            old = self.memory = None
+        if self.graphs.enabled or not self.lockstep:  # few sizes: each has its graphs, and rows are copied
+            positions = min(config.context, 1 << (positions - 1).bit_length())
+        grain = 1 if config.family == "mdlm" else config.block
+        positions = -(-positions // grain) * grain
         state = State(config, slots, positions, padded_length(model, positions), model.device)
         cache = None if config.family == "mdlm" or not self.cached else Cache(model, slots, positions)
-        if old is not None and any(self.rows):
+        if old is not None:
             state.copy_from(old)
             if cache is not None and self.cache is not None:
                 cache.copy_from(self.cache)
@@ -97,7 +97,8 @@ class Slots:
         new = [row for row in rows if row not in was]
         if self.lockstep and self.graphs.enabled and not new and 2 * len(rows) > len(self.rows):
             return  # finished rows go along idle until dropping them halves the batch
-        self.reserve(model, len(rows), max(len(row.ids) for row in rows))
+        slots = len(rows) if self.lockstep else 1 << (len(rows) - 1).bit_length()
+        self.reserve(model, slots, max(len(row.ids) for row in rows))
         moves = [(row, was[row], to) for to, row in enumerate(rows) if was.get(row, to) != to]
         if moves:
             source, target = torch.tensor([move[1:] for move in moves], device=model.device).unbind(1)
@@ -157,9 +158,9 @@ class Slots:
             self.graphs(("write", where.stop), partial(self._write, model, where, used), ONCE_PER_BLOCK)
         elif self.graphs.enabled:
             slots += [slots[0]] * ((1 << (len(slots) - 1).bit_length()) - len(slots))
-            given = torch.tensor(slots)
-            static = self._buffers.setdefault(len(slots), given.to(model.device))
-            static.copy_(given)
+            if len(slots) not in self._buffers:
+                self._buffers[len(slots)] = torch.tensor(slots, device=model.device)
+            static = self._buffers[len(slots)].copy_(torch.tensor(slots))
             self.graphs(
                 ("write", len(slots), "of all"), partial(self._write, model, static, used), ONCE_PER_BLOCK
             )

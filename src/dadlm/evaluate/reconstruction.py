@@ -21,7 +21,9 @@ from dadlm.evaluate.work import Work
 from dadlm.model import Model, eval_mode
 from dadlm.tokens import Rows
 
-NOTE = "the first rows, as training reads the text it validates on; intervals draw whole documents"
+NOTE = (
+    "Scored are the first rows, as training reads the text it validates on; intervals draw whole documents."
+)
 
 
 def reconstruction(

@@ -128,14 +128,14 @@ class Backbone(nn.Module):
     def keep_constants(self) -> None:
         """See `Model.keep_constants`: the modulations of adaLN."""
         condition = self._condition()
-        for modulation in self._modulations():
+        for modulation in self.modulations():
             modulation.kept = modulation.buffer = refreshed(modulation.buffer, modulation(condition))
 
     def release_constants(self) -> None:
-        for modulation in self._modulations():
+        for modulation in self.modulations():
             modulation.kept = None
 
-    def _modulations(self) -> list[Modulation]:
+    def modulations(self) -> list[Modulation]:
         return [module for module in self.modules() if isinstance(module, Modulation)]
 
     def compile_parts(self) -> None:

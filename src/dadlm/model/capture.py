@@ -4,7 +4,7 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -15,47 +15,49 @@ _one_at_a_time = threading.RLock()
 
 
 class Graphs:
-    """Captured functions of one owner by key, which share a pool of memory; without `enabled` they are
-    called."""
+    """Captured functions of one owner by key; those of one kind (`key[0]`) share a pool of memory. Without
+    `enabled` they are only called."""
 
     def __init__(self, enabled: bool, device: torch.device) -> None:
-        self.enabled, self.device, self.pool = enabled, device, None
+        self.enabled, self.device = enabled, device
         self.callables: dict[Hashable, GraphedCallable] = {}
+        self._pools: dict[str, Any] = {}
 
-    def __call__(self, key: Hashable, function: Callable[[], Result], launches: int = 1) -> Result:
+    def __call__(self, key: tuple[Any, ...], function: Callable[[], Result], launches: int = 1) -> Result:
         """Call or replay a function; a key always means the same function of tensors at the same
         addresses."""
         if not self.enabled:
             return function()
         if key not in self.callables:
-            self.callables[key] = GraphedCallable(self, launches)
-        return self.callables[key](function)
+            self.callables[key] = GraphedCallable(launches)
+        return self.callables[key](function, partial(self._capture, key[0]))
 
-    def capture(self, function: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result] | None:
-        if self.pool is None and self.device.type == "cuda":
-            self.pool = torch.cuda.graph_pool_handle()
-        captured = capture("decoding", function, self.pool)
+    def _capture(self, kind: str, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any] | None:
+        """Graphs of one kind share memory: what one returned is read before the next of them is replayed."""
+        if kind not in self._pools and self.device.type == "cuda":
+            self._pools[kind] = torch.cuda.graph_pool_handle()
+        captured = capture("decoding", function, self._pools.get(kind))
         if captured is None:
-            self.pool = None  # the failed capture may hold it for ever
+            self._pools.pop(kind, None)  # the failed capture may hold it for ever
         return captured
 
     def clear(self) -> None:
         """Let all graphs and their memory go."""
         self.callables.clear()
-        self.pool = None
+        self._pools.clear()
 
 
 class GraphedCallable:
     """A function without arguments: launched so many times, then captured as a CUDA graph and replayed."""
 
-    def __init__(self, graphs: Graphs, launches: int) -> None:
-        self.graphs, self.launches = graphs, launches
+    def __init__(self, launches: int) -> None:
+        self.launches = launches
         self.captured: tuple[torch.cuda.CUDAGraph, Any] | None = None
 
-    def __call__(self, function: Callable[[], Result]) -> Result:
+    def __call__(self, function: Callable[[], Result], capture: Callable[..., Any]) -> Result:
         """The same function every time. It is not kept: a circle would keep the cache until gc finds it."""
         if self.captured is None and self.launches == 0:
-            self.captured = self.graphs.capture(function)
+            self.captured = capture(function)
         self.launches -= 1  # a capture that failed is not tried again
         if self.captured is None:
             return function()

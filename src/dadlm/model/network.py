@@ -3,6 +3,7 @@
 B rows, C nodes, D width, G blocks, N block size, K candidates, L sequence length.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,6 +56,9 @@ class Graph(nn.Module):
         self.transition = TRANSITIONS[config.transition](config)
 
 
+_keeping = threading.Lock()
+
+
 class Engines(list):
     """Decoding engines that wait for the next call; a copy of the model has none."""
 
@@ -95,17 +99,30 @@ class Model(nn.Module):
 
     def keep_constants(self) -> None:
         """Until `release_constants`, compute what depends on the weights alone once, not in every pass."""
-        if self._keepers == 0:
-            self.backbone.keep_constants()
-            self.head.keep_constants()
-        self._keepers += 1
+        with _keeping:
+            if self._keepers == 0:
+                self.head.keep_constants()  # may run out of memory: first
+                self.backbone.keep_constants()
+            self._keepers += 1
 
     def release_constants(self) -> None:
         """The end of one `keep_constants`; the last one counts."""
-        self._keepers -= 1
-        if self._keepers == 0:
-            self.backbone.release_constants()
-            self.head.kept = None
+        with _keeping:
+            self._keepers -= 1
+            if self._keepers == 0:
+                self.backbone.release_constants()
+                self.head.kept = None
+
+    def kept_constants(self) -> list[Tensor]:
+        """The tensors that `keep_constants` has filled."""
+        kept = [self.head.kept, *(modulation.kept for modulation in self.backbone.modulations())]
+        return [tensor for tensors in kept for tensor in tensors or () if tensor is not None]
+
+    def drop_constants(self) -> None:
+        """Give the memory of kept constants back, if nobody uses them now."""
+        with _keeping:
+            for part in (self.head, *self.backbone.modulations()) if self._keepers == 0 else ():
+                part.buffer = None
 
     def forward(
         self,

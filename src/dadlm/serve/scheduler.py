@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -234,7 +234,8 @@ class Scheduler:
             self._waiting.extendleft(reversed(tasks))
             self._tasks.clear()
             self._engine.release()
-            self._reserve()
+            with suppress(torch.OutOfMemoryError):  # then a step finds out, and its requests are told
+                self._reserve()
 
     def _reserve(self) -> None:
         """On a GPU, take the memory of `max_rows` rows now, or of fewer where that does not fit any more."""

@@ -63,7 +63,7 @@ def _values(group: list[Found], pairs: list[Found]) -> Table:
     scores = sorted(once.values(), key=lambda score: subjects.rank(score.model))
     names = subjects.labels([(score.model["name"], score.found) for score in scores])
     winners = {_Score(one, side).key for one in pairs if (side := _better(one.result))}
-    bold = ["Bold: better in a comparison below whose interval leaves out 0."] if winners else []
+    bold = ["Bold: better in a paired comparison whose interval leaves out 0."] if winners else []
     ours = (Column(name, "Ours") for name in ("Reconstruction", "Bound", "Gap"))
     return Table(
         group,
@@ -102,11 +102,12 @@ def _better(result: Json) -> str:
 
 def _pairs(pairs: list[Found]) -> Table:
     named = [(f"{one.result['model']['name']} − {one.result['against']['name']}", one) for one in pairs]
-    rows = []
+    rows, has_paper = [], False
     for name, (_, found) in zip(subjects.labels(named), named, strict=True):
         result = found.result
         one, other = _paper_values(result["model"]), _paper_values(result["against"])
         theirs = [x - y if x and y and one != other else None for x, y in zip(one, other, strict=True)]
+        has_paper |= any(value is not None for value in theirs)
         masks = "the same" if result["same_masks"] else "each its own"
         rows.append(doc.Row([name, measured(result["difference"], 3), masks, *map(number, theirs)]))
     return Table(
@@ -115,7 +116,7 @@ def _pairs(pairs: list[Found]) -> Table:
         ["Pair", Column("Difference", "Ours"), Column("Masks", "Ours", words=True), *_PAPER],
         rows,
         differences=_differences(pairs),
-        notes=["The paper's are differences of its rounded values, without intervals."],
+        notes=["The paper's are differences of its rounded values, without intervals."] if has_paper else [],
     )
 
 
