@@ -298,8 +298,13 @@ def test_memory_and_constants_are_those_of_the_rows_in_work(as_on_cuda: None) ->
     assert (state.slots, state.positions) == (1, 64), "many short rows before do not count"
     served = Engine(model, lockstep=False)
     served.reserve(3)
-    assert served.slots.state.slots == 3
     request = Request(ids=(1, 2), settings=DecodeSettings(max_new_tokens=6), seed=0)
+    for _ in range(3):
+        served.add(request)
+    memory = served.slots.memory
+    served.step()
+    assert served.slots.memory is memory and served.slots.state.slots == 3, "what was reserved is enough"
+    served.clear()
     served.remove(served.add(request))  # before any step
     row = served.add(request)
     served.step()

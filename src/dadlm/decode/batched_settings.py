@@ -6,7 +6,8 @@ B rows.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -124,6 +125,11 @@ class Features:
             padded=any(one.padded for one in settings),
             gaps=gaps,
         )
+
+    @cached_property
+    def of_pass(self) -> "Features":
+        """What a pass depends on: the steps count only when a block begins."""
+        return replace(self, most_steps=0)
 
     @property
     def best(self) -> bool:

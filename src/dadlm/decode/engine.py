@@ -187,7 +187,7 @@ class Engine:
             return None, {}
         features, width = self.slots.features, self._width(rows)
         call = partial(self._pass, model, rows, width, features, capacity)
-        key = ("pass", rows.stop, width, replace(features, most_steps=0), capacity)
+        key = ("pass", rows.stop, width, features.of_pass, capacity)
         step = call() if only else self.graphs(key, call)
         for row in ready.values():
             row.passes_of_block += 1

@@ -6,7 +6,6 @@ the device until they end, and a pass draws, and runs the vocabulary head on, no
 S slots of a pass, N block size.
 """
 
-from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -28,14 +27,14 @@ class PassPlan:
     def begin(self) -> None:
         """All rows begin a block (lockstep)."""
         features, state, self._kept = self.slots.features, self.slots.state, None
-        may_end_sooner = any(
-            row and not row.finished and row.first + row.block > row.length for row in self.slots.rows
-        )
         if not self.slots.graphs.enabled:
             return  # asking the device costs nothing
         if state.N == 1:
             self._kept = [1]
-        elif features.counted and not may_end_sooner:
+            return
+        rows = [row for row in self.slots.rows if row and not row.finished]
+        whole = all(row.first + row.block <= row.length for row in rows)  # a block that is cut may end sooner
+        if features.counted and whole:
             block = state.blocks(self.slots.whole(), state.N)
             self._kept = SAMPLERS[features.samplers[0]].kept_per_pass(block)
 
@@ -49,7 +48,7 @@ class PassPlan:
         if not self.slots.lockstep or most == S or features.sees_tokens or not drawn:
             return most
         if self._kept is None:
-            key = ("count", S, replace(features, most_steps=0))
+            key = ("count", S, features.of_pass)
             kept = int(self.slots.graphs(key, partial(self._count, rows, features)))
         else:
             kept = self._kept[0] if self._kept else 0

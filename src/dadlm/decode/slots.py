@@ -97,7 +97,9 @@ class Slots:
         new = [row for row in rows if row not in was]
         if self.lockstep and self.graphs.enabled and not new and 2 * len(rows) > len(self.rows):
             return  # finished rows go along idle until dropping them halves the batch
-        slots = len(rows) if self.lockstep else 1 << (len(rows) - 1).bit_length()
+        slots = len(rows)
+        if not self.lockstep and (self.memory is None or self.state.slots < slots):
+            slots = 1 << (slots - 1).bit_length()  # rows come one by one: not a copy for each
         self.reserve(model, slots, max(len(row.ids) for row in rows))
         moves = [(row, was[row], to) for to, row in enumerate(rows) if was.get(row, to) != to]
         if moves:
