@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from dadlm.errors import ConfigError
 from dadlm.model import Model, ModelConfig, eval_mode
 from dadlm.model.architecture import ARCHITECTURES, Lean
-from dadlm.model.network import count_parameters
+from dadlm.model.checkpoint import count_parameters
 from dadlm.objective import losses
 
 

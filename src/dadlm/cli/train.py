@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dadlm.errors import ConfigError
-from dadlm.model.checkpoint import locate, read_config
-from dadlm.model.network import count_parameters
+from dadlm.model.checkpoint import count_parameters, locate, read_config
 from dadlm.recipes import RECIPES, recipe
 from dadlm.train import train
 

@@ -142,6 +142,11 @@ class Features:
         return any(SAMPLERS[name].sees_tokens for name in self.samplers)
 
     @property
+    def entropy(self) -> bool:
+        """Some sampler decides by entropies."""
+        return any(SAMPLERS[name].sees_entropy for name in self.samplers)
+
+    @property
     def counted(self) -> bool:
         """All rows have one sampler, which can tell before the first step what each step keeps."""
         return len(self.samplers) == 1 and not self.sees_tokens and not self.infill

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dadlm import dag
 from dadlm.decode.places import places, put
-from dadlm.decode.predict import Prediction, at_path
-from dadlm.decode.sample import draw_tokens, in_nucleus
+from dadlm.decode.predict import Choice, Prediction, at_path
+from dadlm.decode.sample import draw_tokens, entropy_of, in_nucleus
 from dadlm.model import Model
 
 
@@ -27,8 +27,8 @@ def draw_in_position_nucleus(
     temperature: Tensor,
     top_p: Tensor,
     capacity: int | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The path [B, N], its tokens [B, N] and their untempered probabilities where `wanted` [B, N].
+) -> Choice:
+    """The path and, where `wanted` [B, N], its tokens and their untempered probabilities.
 
     `uniform` for the path and for the tokens, [B, N] each; temperature is fp32 [B], top_p fp64 [B].
     """
@@ -59,4 +59,5 @@ def draw_in_position_nucleus(
     tempered = (own / temperature).masked_fill(outside, -torch.inf)
     drawn = draw_tokens(tempered, uniform[1].flatten()[some], 1.0, 1.0, "standard")  # all is cut off already
     probability = own.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
-    return path, put(drawn, place, wanted), put(probability, place, wanted)
+    values = (drawn, probability, entropy_of(own))
+    return Choice(path, *(put(x, place, wanted) for x in values))

@@ -7,6 +7,7 @@ B rows, N block size, K candidates, V vocabulary, D width.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,13 +25,27 @@ class Prediction:
     """[B, N, K]."""
     transition_logp: Tensor
     """[B, N, K, K]."""
+    before: Tensor | None = None
+    """[B]: the token before the block, where there are token edges."""
 
     def __getitem__(self, rows: Tensor | slice) -> "Prediction":
-        return Prediction(self.hidden[rows], self.active[rows], self.transition_logp[rows])
+        before = None if self.before is None else self.before[rows]
+        return Prediction(self.hidden[rows], self.active[rows], self.transition_logp[rows], before)
 
     def all_logits(self, model: Model) -> Tensor:
         """Logits [B, N, K, V] of every node."""
         return model.head.logits(self.hidden, torch.arange(self.hidden.shape[2], device=self.hidden.device))
+
+
+class Choice(NamedTuple):
+    """A path and its tokens, [B, N] each; the last two are filled for samplers that look at tokens."""
+
+    path: Tensor
+    tokens: Tensor
+    probability: Tensor
+    """Untempered, given the token to the left where there are token edges."""
+    entropy: Tensor
+    """In nats, of the distribution that the token belongs to."""
 
 
 def at_path(x: Tensor, path: Tensor) -> Tensor:
@@ -58,7 +73,8 @@ def predict(model: Model, block: Block, text: Tensor, context: Context | None) -
     denoised = model.denoise(*blocks, context, packed=not block.ids.is_cuda)
     nodes = denoised.nodes
     hidden = nodes.groups(nodes.to_slots(denoised.hidden))[:, 0]
-    return Prediction(hidden, nodes.active[:, 0], model.transition_logp(denoised)[:, 0])
+    before = None if model.head.edge is None else denoised.before[:, 0]
+    return Prediction(hidden, nodes.active[:, 0], model.transition_logp(denoised)[:, 0], before)
 
 
 def _single(hidden: Tensor) -> Prediction:

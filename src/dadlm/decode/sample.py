@@ -105,3 +105,9 @@ def most_probable(logits: Tensor) -> Tensor:
     place = torch.arange(logits.shape[-1], device=logits.device)
     best = logits == logits.amax(-1, keepdim=True)
     return torch.where(best, place, logits.shape[-1]).amin(-1)
+
+
+def entropy_of(logits: Tensor) -> Tensor:
+    """Entropy [...] in nats of logits [..., V]."""
+    logp = logits.log_softmax(-1)
+    return -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(-1)

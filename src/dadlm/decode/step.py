@@ -7,24 +7,18 @@ so that on CUDA a whole step can be captured once and replayed (`engine`).
 B rows, N block size, K candidates, V vocabulary without the mask, D width.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from dadlm import counter, dag
 from dadlm.decode.batched_settings import BatchedSettings, Features
+from dadlm.decode.choose import choose
 from dadlm.decode.infill import short_gaps
-from dadlm.decode.places import places, put
-from dadlm.decode.position_nucleus import draw_in_position_nucleus
-from dadlm.decode.predict import Prediction, at_path
-from dadlm.decode.sample import draw_each, most_probable
+from dadlm.decode.predict import Prediction
 from dadlm.decode.samplers import SAMPLERS, Block, Proposal
 from dadlm.model import Model
-
-Choice = tuple[Tensor, Tensor, Tensor]
-"""Paths, tokens and their untempered probabilities, [B, N] each."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +30,8 @@ class Step:
     prediction: Prediction
     path: Tensor
     """[B, N]: the chosen node of each group."""
+    tokens: Tensor
+    """[B, N]: what was drawn, where anything was."""
     kept: Tensor
     """[B, N]: decided in this step, infilled ones and all behind the text's end included."""
     infilled: Tensor
@@ -61,18 +57,19 @@ def denoise_step(
     infilled = _infilled(block, settings, features)
     kept, at = keep(block, infilled, settings, features)
     # Where the sampler looks at the tokens, all masked positions are drawn; else only what is kept.
-    path, tokens, probability = choose(model, prediction, block, kept, settings, features, capacity)
+    path, tokens, probability, entropy = choose(model, prediction, block, kept, settings, features, capacity)
     padded = settings.padded[:, None] if features.padded else None
     if features.sees_tokens:
         confidence = composite(
             probability, prediction.transition_logp, path, settings.transition_weight[:, None]
         )
         ending = None if padded is None else block.ends & (tokens == model.config.eot_id) & padded
-        kept, at = keep(block, infilled, settings, features, Proposal(confidence, ending))
+        chained = model.head.edge is not None
+        kept, at = keep(block, infilled, settings, features, Proposal(confidence, ending, entropy, chained))
     ids = torch.where(kept, tokens, block.ids)
     ids, kept = settle(block, ids, kept, model.config.eot_id, padded)
     after = replace(block, ids=ids, masked=block.masked & ~kept, step=at + 1)
-    return after, Step(block, prediction, path, kept, infilled, at, ids)
+    return after, Step(block, prediction, path, tokens, kept, infilled, at, ids)
 
 
 def _infilled(block: Block, settings: BatchedSettings, features: Features) -> Tensor:
@@ -131,102 +128,6 @@ def settle(
     if padded is not None:
         over = over | (((end & ~masked).cumsum(1) > 0) & padded)
     return ids.masked_fill(masked & over, eot_id), kept | (masked & over)
-
-
-def choose(
-    model: Model,
-    prediction: Prediction,
-    block: Block,
-    wanted: Tensor,
-    settings: BatchedSettings,
-    features: Features,
-    capacity: int | None = None,
-) -> Choice:
-    """Paths and, where `wanted` [B, N], tokens and probabilities; the latter for samplers that see tokens."""
-    uniform_path = uniform_token = block.seed  # not drawn where no row draws
-    if features.drawn or features.position:
-        uniform_path, uniform_token = block.uniform(counter.PATH), block.uniform(counter.TOKEN)
-
-    def draw(rows: Tensor | slice) -> Choice:
-        # Path first, head second: the path depends on the transitions alone.
-        path = dag.sample_path(prediction.transition_logp, uniform_path)
-        plain = wanted & ~settings.best[:, None] if features.best else wanted
-        plain = plain & ~settings.position[:, None] if features.position else plain
-        place = places(plain, capacity)
-        some = place.clamp(max=wanted.numel() - 1)  # what spare capacity holds is not looked at
-        hidden, node, row = (
-            at_path(prediction.hidden, path).flatten(0, 1)[some],
-            path.flatten()[some],
-            some // wanted.shape[1],
-        )
-        logits = model.head.token_logits(hidden, node)
-        drawn = draw_each(logits, uniform_token.flatten()[some], settings, row, features.cold)
-        tokens = put(drawn, place, wanted)
-        if not features.sees_tokens:
-            return path, tokens, torch.zeros_like(wanted, dtype=torch.float32)
-        probability = logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
-        return path, tokens, put(probability, place, wanted)
-
-    def take_best(rows: Tensor | slice) -> Choice:
-        both = features.viterbi and features.lookahead
-        lookahead = settings.lookahead[rows, None] if both else features.lookahead
-        return choose_best(model, prediction[rows], block.masked[rows], lookahead)
-
-    def draw_by_position(rows: Tensor | slice) -> Choice:
-        uniform = uniform_path[rows], uniform_token[rows]
-        how = settings.temperature[rows], settings.top_p[rows]
-        return draw_in_position_nucleus(model, prediction[rows], wanted[rows], uniform, *how, capacity)
-
-    ways: list[tuple[bool, Tensor, Callable[[Tensor | slice], Choice]]] = [
-        (features.drawn, settings.best, draw),
-        (features.best, settings.best, take_best),
-        (features.position, settings.position, draw_by_position),
-    ]
-    (_, _, first), *others = [way for way in ways if way[0]]
-    found = first(slice(None))
-    for _, which, way in others:
-        found = _replaced(found, which, capacity is not None, way)
-    return found
-
-
-def _replaced(found: Choice, which: Tensor, fixed: bool, way: Callable[[Tensor | slice], Choice]) -> Choice:
-    """What was found, but for rows `which` [B] as this way chooses.
-
-    All their nodes go through the vocabulary head: the other rows are spared that unless shapes are fixed.
-    """
-    rows = torch.arange(len(which), device=which.device) if fixed else which.nonzero().squeeze(1)
-    path, tokens, probability = (
-        old.index_copy(0, rows, torch.where(which[rows, None], new, old[rows]))
-        for old, new in zip(found, way(rows), strict=True)
-    )
-    return path, tokens, probability
-
-
-def choose_best(model: Model, prediction: Prediction, masked: Tensor, lookahead: bool | Tensor) -> Choice:
-    """The best path [B, N] through blocks masked [B, N], its tokens and their probabilities.
-
-    `lookahead` (or each row's, [B, 1]): the best node after each node, not the best path of the block.
-    """
-    best_logp, best_token = best_tokens(model, prediction)
-    emission = torch.where(masked[..., None], best_logp, 0.0)
-    emission = emission.masked_fill(~prediction.active, -torch.inf)
-    graph = emission, prediction.transition_logp
-    if isinstance(lookahead, Tensor):
-        path = torch.where(lookahead, dag.lookahead_path(*graph), dag.best_path(*graph)[0])
-    else:
-        path = dag.lookahead_path(*graph) if lookahead else dag.best_path(*graph)[0]
-    tokens, logp = (x.gather(2, path[..., None]).squeeze(2) for x in (best_token, best_logp))
-    return path, tokens, logp.exp()
-
-
-def best_tokens(model: Model, prediction: Prediction) -> tuple[Tensor, Tensor]:
-    """Log-probability and id of the most probable token of every node [B, N, K], a candidate at a time."""
-    best = []
-    for k, hidden in enumerate(prediction.hidden.unbind(2)):
-        logits = model.head.token_logits(hidden, k)
-        best.append((logits.amax(-1) - logits.logsumexp(-1), most_probable(logits)))
-    logp, token = zip(*best, strict=True)
-    return torch.stack(logp, -1), torch.stack(token, -1)
 
 
 def composite(emitted: Tensor, transition_logp: Tensor, path: Tensor, weight: Tensor) -> Tensor:

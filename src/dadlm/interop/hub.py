@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import Model
-from dadlm.model.network import count_parameters
+from dadlm.model.checkpoint import count_parameters
 
 CARD = "README.md"
 _NAMES = {"ar": "autoregressive", "mdlm": "MDLM", "bd3lm": "BD3LM", "dadlm": "DA-DLM"}

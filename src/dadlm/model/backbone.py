@@ -36,7 +36,7 @@ class Context:
         return k, v
 
     def remember(self, ids: Tensor, position: Tensor) -> None:
-        """Take the tokens [B, C] of positions [B, C]; a model with `config.shift` asks for some of them."""
+        """Take the tokens [B, C] of positions [B, C]; with `config.asks_before` some are wanted."""
         del position
         self._ids = ids
 
@@ -86,7 +86,7 @@ class Backbone(nn.Module):
         if visible is None:
             visible = (position // block + 1) * block
             visible = visible.clamp(max=ids.shape[1]) if whole else visible  # the last block may be short
-        if self.config.shift:
+        if self.config.asks_before:
             context.remember(ids, position)
         shared = self._shared(position)
         x = self._embed(ids)

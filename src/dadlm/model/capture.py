@@ -14,6 +14,16 @@ _one_at_a_time = threading.RLock()
 """Captures share a stream, and waiting for the device or giving memory back would spoil another's."""
 
 
+class Engines(list):
+    """Decoding engines that wait for the next call; a copy of the model has none."""
+
+    def __deepcopy__(self, memo: dict) -> "Engines":
+        return Engines()
+
+    def __reduce__(self) -> tuple[type, tuple]:
+        return Engines, ()
+
+
 class Graphs:
     """Captured functions of one owner by key; those of one kind (`key[0]`) share a pool of memory. Without
     `enabled` they are only called."""

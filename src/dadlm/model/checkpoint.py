@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import files, pretrained
@@ -105,6 +105,18 @@ def merged(model: Model) -> Model:
     plain = Model(replace(model.config, lora=0), model.tokenizer)
     set_weights(plain, merge(weights(model)), "the merged model")
     return plain.to(model.device).train(model.training)
+
+
+def count_parameters(config: ModelConfig) -> dict[str, int]:
+    """Parameters by part; a tied head counts once, with the embedding."""
+    with torch.device("meta"):
+        model = Model(config)
+    parts: dict[str, nn.Module] = {"embedding": model.backbone.embedding, "layers": model.backbone.layers}
+    if model.graph is not None:
+        parts["transition"] = model.graph.transition
+    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
+    total = sum(p.numel() for p in model.parameters())
+    return {**counts, "other": total - sum(counts.values()), "total": total}
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -6,6 +6,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 from dadlm.errors import ConfigError
 from dadlm.model.architecture import ARCHITECTURES, ArchitectureName, Lean
+from dadlm.model.edge import EDGES, EdgeName
 from dadlm.model.transition import TRANSITIONS, TransitionName
 
 Family = Literal["ar", "mdlm", "bd3lm", "dadlm"]
@@ -31,6 +32,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "track_bias": (-1e4, 1e4),
     "candidate_scale": (0, 1e4),
     "candidate_offset": (-1e4, 1e4),
+    "edge_rank": (1, 2**13),
 }
 
 
@@ -86,6 +88,12 @@ class ModelConfig:
     candidate_offset: float | None = None
     """Standard deviation, at initialisation, of learned offsets of the candidates before the vocabulary head;
     None leaves them out."""
+    edge: EdgeName = "none"
+    """How a token's score depends on the token to its left (bd3lm, dadlm). none: not at all, as in the paper.
+    bilinear: by a product of rank `edge_rank`, which can be taken from counts. mlp: by a layer of that size
+    before the vocabulary head."""
+    edge_rank: int = 128
+    """Rank of the token edges."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -99,6 +107,11 @@ class ModelConfig:
         if not 0 <= self.expand_at < self.layers:
             raise ConfigError(f"expand_at must be in 0..{self.layers - 1} (layers - 1), got {self.expand_at}")
         self.architecture_class.check(self)
+        if self.edge != "none" and self.family not in ("bd3lm", "dadlm"):
+            raise ConfigError(
+                f"edge {self.edge}: token edges join the tokens of a block, and {self.family} has no blocks; "
+                "leave edge at none, or choose the family bd3lm or dadlm"
+            )
         if self.dropout == 1:
             raise ConfigError("dropout must be below 1")
 
@@ -125,6 +138,7 @@ class ModelConfig:
 
     def _check_sizes(self) -> None:
         choices = {"family": get_args(Family), "architecture": ARCHITECTURES, "transition": TRANSITIONS}
+        choices |= {"edge": EDGES}
         for name, allowed in choices.items():
             if not isinstance(getattr(self, name), str) or getattr(self, name) not in allowed:
                 raise ConfigError(
@@ -167,6 +181,11 @@ class ModelConfig:
     def shift(self) -> bool:
         """Whether a masked token is predicted from the place before it, as a causal language model does."""
         return self.architecture_class.predicts_next and self.family != "ar"
+
+    @property
+    def asks_before(self) -> bool:
+        """Whether a block's nodes depend on the token before the block by other ways than attention."""
+        return self.shift or self.edge != "none"
 
     @property
     def nodes_per_mask(self) -> int:

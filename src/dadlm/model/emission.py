@@ -1,4 +1,7 @@
-"""The vocabulary head: hidden states → token log-probabilities. The mask token is impossible (SUBS)."""
+"""The vocabulary head: hidden states → token log-probabilities. The mask token is impossible (SUBS).
+
+A head with token edges (`edge`) takes the left neighbours of the nodes into account where they are given.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -6,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dadlm.model.config import ModelConfig
+from dadlm.model.edge import EDGES, Left
 from dadlm.model.kernels import takes
 from dadlm.model.layer import refreshed
 
@@ -24,29 +28,48 @@ class Head(nn.Module):
         offset = config.candidate_offset if config.family == "dadlm" else None
         size = (config.candidates, config.width)
         self.offset = None if offset is None else nn.Parameter(offset * torch.randn(size))
+        edge = EDGES[config.edge]
+        self.edge = None if edge is None else edge(config)
 
     def logits(self, hidden: Tensor, candidate: Tensor | int = 0) -> Tensor:
         """fp32 logits [..., V] of hidden states [..., D] of the given candidates; the mask has -inf."""
         return F.pad(self.token_logits(hidden, candidate), (0, 1), value=-torch.inf)
 
-    def token_logits(self, hidden: Tensor, candidate: Tensor | int = 0) -> Tensor:
-        """fp32 logits of all tokens but the mask, which is the last id and is never emitted."""
-        hidden = self._shifted(hidden, candidate)
-        weight, bias = self.kept or self._token_weights()
-        assert weight is not None
-        return F.linear(hidden, weight, bias)[..., : self.mask_id].float()
+    def token_logits(self, hidden: Tensor, candidate: Tensor | int = 0, left: Left | None = None) -> Tensor:
+        """Logits, in fp32 at least, of all tokens but the mask, which is the last id and is never emitted.
+        Without left neighbours they are what the head says without its edges."""
+        hidden = self.inputs(hidden, candidate, left)
+        weight, bias = self.token_weights()
+        logits = F.linear(hidden, weight[:, : hidden.shape[-1]], bias)[..., : self.mask_id]
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def _token_weights(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias without the row of the mask."""
-        bias = self.linear.bias
-        return self.linear.weight[: self.mask_id], None if bias is None else bias[: self.mask_id]
+    def inputs(self, hidden: Tensor, candidate: Tensor | int = 0, left: Left | None = None) -> Tensor:
+        """What the rows of the weight are multiplied with: hidden states with the offset of their candidate
+        and, if given, what their left neighbours add."""
+        hidden = self._shifted(hidden, candidate)
+        return hidden if self.edge is None or left is None else self.edge(hidden, left)
+
+    def token_weights(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of all tokens but the mask, and on a GPU of some rows of zeros."""
+        if self.kept is not None:
+            weight, bias = self.kept
+            assert weight is not None
+            return weight, bias
+        weight, bias = self._weights()
+        return weight[: self.mask_id], None if bias is None else bias[: self.mask_id]
+
+    def _weights(self) -> tuple[Tensor, Tensor | None]:
+        weight = self.linear.weight
+        if self.edge is not None and self.edge.right is not None:
+            weight = torch.cat([weight, self.edge.right], 1)
+        return weight, self.linear.bias
 
     def keep_constants(self) -> None:
         """See `Model.keep_constants`: on a GPU, rows of zeros bring the vocabulary to a multiple of 64.
         Matrix products over a vocabulary of odd size fall back to slow kernels there."""
-        weight, bias = self._token_weights()
-        spare = -len(weight) % 64
-        if weight.is_cuda:
+        weight, bias = self.token_weights()
+        spare = -len(weight) % 64 if weight.is_cuda else 0
+        if weight.is_cuda or self.edge is not None:
             padded = (F.pad(weight, (0, 0, 0, spare)), None if bias is None else F.pad(bias, (0, spare)))
             self.kept = self.buffer = refreshed(self.buffer, padded)
 
@@ -61,26 +84,30 @@ class Head(nn.Module):
         chosen = F.one_hot(candidate, len(self.offset)).to(self.offset.dtype)
         return hidden + (chosen @ self.offset).to(hidden.dtype)
 
-    def target_logp(self, hidden: Tensor, target: Tensor, candidate: Tensor | int = 0) -> Tensor:
+    def target_logp(
+        self, hidden: Tensor, target: Tensor, candidate: Tensor | int = 0, left: Left | None = None
+    ) -> Tensor:
         """Log-probability [n] of target ids [n] from hidden states [n, D], in pieces that fit memory."""
         if takes(hidden):
             from dadlm.model.kernels.head import target_logp
 
-            shifted = self._shifted(hidden, candidate)
-            return target_logp(shifted, self.linear.weight, self.linear.bias, target, self.mask_id)
+            return target_logp(self.inputs(hidden, candidate, left), *self._weights(), target, self.mask_id)
         rows = max(1, _CHUNK // self.linear.out_features)
         if len(hidden) <= rows:
-            return self._target_logp(hidden, target, candidate)
+            return self._target_logp(hidden, target, candidate, left)
         pieces = []
         for first in range(0, len(hidden), rows):
             part = slice(first, first + rows)
             which = candidate if isinstance(candidate, int) else candidate[part]
-            inputs = (hidden[part], target[part], which)
+            near = None if left is None else Left(left.token[part], left.is_open[part])
+            inputs = (hidden[part], target[part], which, near)
             # Nothing inside is random, so no generator state needs keeping.
             pieces.append(
                 checkpoint(self._target_logp, *inputs, use_reentrant=False, preserve_rng_state=False)
             )
         return torch.cat(pieces)  # type: ignore[arg-type]
 
-    def _target_logp(self, hidden: Tensor, target: Tensor, candidate: Tensor | int) -> Tensor:
-        return -F.cross_entropy(self.token_logits(hidden, candidate), target, reduction="none")
+    def _target_logp(
+        self, hidden: Tensor, target: Tensor, candidate: Tensor | int, left: Left | None
+    ) -> Tensor:
+        return -F.cross_entropy(self.token_logits(hidden, candidate, left), target, reduction="none")

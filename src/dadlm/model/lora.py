@@ -11,7 +11,7 @@ _SCALE = 2.0
 _A, _B = ".lora_a", ".lora_b"
 MASK = "backbone.mask_change"  # what the mask's embedding has learned; the matrix of all embeddings is frozen
 _EMBEDDING = "backbone.embedding.weight"
-_LEARNS = (MASK, "graph.", "head.offset")
+_LEARNS = (MASK, "graph.", "head.offset", "head.edge.")
 
 
 class LoraLinear(nn.Linear):

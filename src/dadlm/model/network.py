@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from dadlm.model.attention import NodeAttention, attend_nodes
 from dadlm.model.backbone import Backbone, Context
+from dadlm.model.capture import Engines
 from dadlm.model.config import ModelConfig
+from dadlm.model.edge import Left, left_of
 from dadlm.model.emission import Head
 from dadlm.model.lora import freeze
 from dadlm.model.transition import TRANSITIONS
@@ -29,6 +31,8 @@ class Denoised:
 
     nodes: Nodes
     hidden: Tensor
+    before: Tensor
+    """[B, G]: the token before each block; of no meaning where the model does not ask for it."""
 
 
 class Scores(NamedTuple):
@@ -43,6 +47,14 @@ class Scores(NamedTuple):
     """[B, G, N, K]: of the true token at each node; 0 where it is known. None if it was not asked for."""
     transition_logp: Tensor | None
     """[B, G, N, K, K]; None for all but DA-DLM: one node per position leaves nothing to choose."""
+    before: Tensor | None = None
+    """[B, G]: the token before each block (`Denoised.before`)."""
+
+    @property
+    def denoised(self) -> Denoised:
+        """Of block models."""
+        assert self.nodes is not None and self.before is not None
+        return Denoised(self.nodes, self.hidden, self.before)
 
 
 class Graph(nn.Module):
@@ -57,16 +69,6 @@ class Graph(nn.Module):
 
 
 _keeping = threading.Lock()
-
-
-class Engines(list):
-    """Decoding engines that wait for the next call; a copy of the model has none."""
-
-    def __deepcopy__(self, memo: dict) -> "Engines":
-        return Engines()
-
-    def __reduce__(self) -> tuple[type, tuple]:
-        return Engines, ()
 
 
 class Model(nn.Module):
@@ -160,7 +162,7 @@ class Model(nn.Module):
         denoised = self.denoise(blocks, masked, first, context, sizes=sizes)
         emission = self.emission_logp(denoised, blocks) if emissions else None
         transition = None if self.graph is None else self.transition_logp(denoised)
-        return Scores(denoised.hidden, denoised.nodes, emission, transition)
+        return Scores(denoised.hidden, denoised.nodes, emission, transition, denoised.before)
 
     def _next_logp(self, hidden: Tensor, ids: Tensor, loss_mask: Tensor | None) -> Tensor:
         """[B, L-1, 1, 1]: of each token but the first after those before it; 0 outside the loss mask."""
@@ -198,11 +200,13 @@ class Model(nn.Module):
         graph, K = self.graph, self.config.nodes_per_mask
         nodes = lay_out(masked, first, candidates=K, start=graph is not None, packed=packed, sizes=sizes)
         noisy = ids.masked_fill(masked, self.config.mask_id)
+        before = first
+        if self.config.asks_before and context is not None:
+            before = context.before(first)
         if self.config.shift and context is not None:
-            before = torch.cat([context.before(first)[..., None], noisy[..., :-1]], -1)
-            noisy = torch.where(masked, before, noisy)
+            noisy = torch.where(masked, torch.cat([before[..., None], noisy[..., :-1]], -1), noisy)
         start, candidate = (None, None) if graph is None else (graph.start, graph.candidate)
-        return Denoised(nodes, self.backbone.denoise(noisy, nodes, context, start, candidate))
+        return Denoised(nodes, self.backbone.denoise(noisy, nodes, context, start, candidate), before)
 
     def transition_logp(self, denoised: Denoised) -> Tensor:
         """[B, G, N, K, K]; with one node per position every transition is certain."""
@@ -212,15 +216,22 @@ class Model(nn.Module):
         return self.graph.transition(denoised.hidden, denoised.nodes, torch.is_grad_enabled())
 
     def emission_logp(self, denoised: Denoised, target: Tensor) -> Tensor:
-        """[B, G, N, K]: log-probability of target ids [B, G, N] at each node.
+        """[B, G, N, K]: log-probability of target ids [B, G, N] at each node, given the target to its left
+        where the model has token edges.
 
         Anchors are certain (0), nodes that do not exist impossible (-inf), and the vocabulary head runs
         on the nodes of masked positions only.
         """
-        nodes, heads = denoised.nodes, denoised.nodes.heads
-        ids = heads.take(target.flatten(1).gather(1, nodes.group.clamp(min=0)).flatten())
-        candidate = heads.take(nodes.candidate.flatten())
-        logp = self.head.target_logp(heads.take(denoised.hidden.flatten(0, 1)), ids, candidate)
+        nodes, heads, left = denoised.nodes, denoised.nodes.heads, None
+
+        def of_nodes(x: Tensor) -> Tensor:
+            """Values of the groups [B, G, N] at the nodes that need the head [n]."""
+            return heads.take(x.flatten(1).gather(1, nodes.group.clamp(min=0)).flatten())
+
+        if self.head.edge is not None:
+            left = Left(*map(of_nodes, left_of(target, nodes.masked, denoised.before)))
+        candidate, hidden = heads.take(nodes.candidate.flatten()), heads.take(denoised.hidden.flatten(0, 1))
+        logp = self.head.target_logp(hidden, of_nodes(target), candidate, left)
         packed = heads.put(logp).view(denoised.hidden.shape[:2])
         return nodes.groups(nodes.to_slots(packed)).masked_fill(~nodes.active, -torch.inf)
 
@@ -236,15 +247,3 @@ def eval_mode(*models: nn.Module) -> Iterator[None]:
     finally:
         for model in training:
             model.train()
-
-
-def count_parameters(config: ModelConfig) -> dict[str, int]:
-    """Parameters by part; a tied head counts once, with the embedding."""
-    with torch.device("meta"):
-        model = Model(config)
-    parts: dict[str, nn.Module] = {"embedding": model.backbone.embedding, "layers": model.backbone.layers}
-    if model.graph is not None:
-        parts["transition"] = model.graph.transition
-    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
-    total = sum(p.numel() for p in model.parameters())
-    return {**counts, "other": total - sum(counts.values()), "total": total}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dadlm import dag
 from dadlm.decode import DecodeSettings, generate
-from dadlm.model import Denoised, Model
+from dadlm.model import Model
 from dadlm.noise import Noise
 from dadlm.tour.language import LENGTH, SUCCESSORS, Language
 
@@ -26,7 +26,7 @@ def divergence(model: Model, language: Language, walks: Tensor) -> float:
     ids = language.phrases[walks].to(model.device)  # [R, G, N]
     rows = ids.flatten(1)
     scores = model(rows, Noise.of(torch.ones_like(rows, dtype=torch.bool)), emissions=False)
-    denoised = Denoised(scores.nodes, scores.hidden)
+    denoised = scores.denoised
     transition = model.transition_logp(denoised)
     logp = []
     for turn in range(SUCCESSORS):

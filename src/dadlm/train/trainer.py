@@ -26,7 +26,7 @@ Probe = Callable[[Model], dict[str, float]]
 _STAGES = {"ar": ("ar",), "mdlm": ("mdlm",), "bd3lm": ("mdlm", "bd3lm"), "dadlm": ("mdlm", "bd3lm", "dadlm")}
 # Where these differ the shapes may still fit, but the weights would mean something else.
 _MEANING = ("architecture", "heads", "kv_heads", "head_width", "rope_theta", "norm_eps")
-_NEW = ("graph.", "head.offset")  # what DA-DLM adds starts fresh when the earlier stage has none
+_NEW = ("graph.", "head.offset", "head.edge.")  # what a stage adds starts fresh
 
 
 class Trainer(Loop):

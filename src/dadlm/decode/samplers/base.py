@@ -58,6 +58,11 @@ class Proposal:
     """[B, N]: untempered probability of each token, mixed with the transitions of its path."""
     ending: Tensor | None
     """[B, N]: tokens that are the padding of a text's end (`settings.padded`); None: not told apart."""
+    entropy: Tensor
+    """[B, N]: of the distribution that each token belongs to, in nats."""
+    chained: bool
+    """Token edges: each token was drawn given the one to its left, so of every run of masked positions a
+    beginning has to be kept, or none."""
 
 
 class Sampler(ABC):
@@ -71,6 +76,8 @@ class Sampler(ABC):
     sees_tokens: ClassVar[bool] = False
     """Whether the choice depends on the tokens: then all masked positions are drawn, not only the kept
     ones."""
+    sees_entropy: ClassVar[bool] = False
+    """Whether it depends on the entropies of their distributions."""
 
     @abstractmethod
     def keep(

@@ -1,0 +1,161 @@
+"""Tokens of models with token edges: from left to right, since each depends on the one before it.
+
+A pass draws every run of masked positions from the last known token up to the last position that is kept;
+what is drawn on the way and not kept is forgotten.
+
+B rows, N block size, K candidates, V vocabulary without the mask, D width, M states of a beam.
+"""
+
+import torch
+from torch import Tensor
+
+from dadlm import dag
+from dadlm.decode.batched_settings import BatchedSettings
+from dadlm.decode.predict import Choice, Prediction, at_path
+from dadlm.decode.sample import draw_each, draw_tokens, entropy_of, in_nucleus
+from dadlm.decode.samplers import Block
+from dadlm.model import Model
+from dadlm.model.edge import Left
+
+_BEAM = 32
+
+
+def on_the_way(masked: Tensor, wanted: Tensor) -> Tensor:
+    """[B, N]: the masked positions that are wanted, or followed by a wanted one in the same run."""
+    N = masked.shape[1]
+    place = torch.arange(N, device=masked.device)
+
+    def next_of(which: Tensor) -> Tensor:
+        return torch.where(which, place, N).flip(1).cummin(1).values.flip(1)
+
+    return masked & (next_of(wanted) < next_of(~masked))
+
+
+def left_at(tokens: Tensor, masked: Tensor, before: Tensor, i: int) -> Left:
+    """The left neighbours [B] of position i of blocks [B, N]."""
+    return (
+        Left(before, torch.zeros_like(masked[:, 0])) if i == 0 else Left(tokens[:, i - 1], masked[:, i - 1])
+    )
+
+
+def draw_chain(
+    model: Model,
+    prediction: Prediction,
+    path: Tensor,
+    block: Block,
+    wanted: Tensor,
+    uniform: Tensor,
+    settings: BatchedSettings,
+    cold: bool,
+    fixed: bool,
+) -> Choice:
+    """Draw the tokens of a path [B, N] where `wanted` [B, N], and on the way there.
+
+    `fixed`: shapes must not depend on the data; else only what is needed goes through the head.
+    """
+    needed, before = on_the_way(block.masked, wanted), prediction.before
+    assert before is not None
+    hidden, tokens = at_path(prediction.hidden, path), block.ids.clone()
+    probability, entropy = torch.zeros(2, *path.shape, device=path.device)
+    rows = torch.arange(len(path), device=path.device)
+    for i in range(path.shape[1]):
+        if not fixed:
+            rows = needed[:, i].nonzero().squeeze(1)
+        if not len(rows):
+            continue
+        left = Left(*(x[rows] for x in left_at(tokens, block.masked, before, i)))
+        logits = model.head.token_logits(hidden[rows, i], path[rows, i], left)
+        drawn = draw_each(logits, uniform[rows, i], settings, rows, cold)
+        said = logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
+        for known, new in ((tokens, drawn), (probability, said), (entropy, entropy_of(logits))):
+            known[rows, i] = torch.where(needed[rows, i], new, known[rows, i])
+    return Choice(path, tokens, probability, entropy)
+
+
+def draw_filtered(
+    model: Model,
+    prediction: Prediction,
+    ids: Tensor,
+    masked: Tensor,
+    wanted: Tensor,
+    uniform: tuple[Tensor, Tensor],
+    temperature: Tensor,
+    top_p: Tensor,
+) -> Choice:
+    """The same from the nucleus of each position: of q(x_i | tokens before it), all candidates together.
+
+    A filter carries how likely each candidate is after the tokens drawn so far; the path is drawn last, given
+    all tokens. `uniform` for the path and for the tokens, [B, N] each; temperature is fp32 [B], top_p fp64.
+    """
+    needed, before = on_the_way(masked, wanted), prediction.before
+    assert before is not None
+    B, N, K, _ = prediction.hidden.shape
+    tokens, probability, entropy = ids.clone(), *torch.zeros(2, B, N, device=needed.device)
+    emission = torch.zeros(B, N, K, device=needed.device)
+    candidate = torch.arange(K, device=needed.device)
+    reached = torch.full((B, K), -torch.inf, device=needed.device)
+    reached[:, 0] = 0.0  # the start node
+    for i in range(N):
+        prior = (reached[:, :, None] + prediction.transition_logp[:, i]).logsumexp(1)
+        left = Left(*(x[:, None].expand(B, K) for x in left_at(tokens, masked, before, i)))
+        logits = model.head.token_logits(prediction.hidden[:, i], candidate, left)  # [B, K, V]
+        each = (logits / temperature[:, None, None]).log_softmax(-1)
+        together = (prior[..., None] + each).logsumexp(1)
+        inside = in_nucleus(together.exp(), top_p)
+        drawn = draw_tokens(together.masked_fill(~inside, -torch.inf), uniform[1][:, i], 1.0, 1.0, "standard")
+        need, at = needed[:, i], drawn[:, None, None]
+        plain = (prior[..., None] + logits.log_softmax(-1)).logsumexp(1)
+        said = plain.gather(1, drawn[:, None]).squeeze(1).exp()
+        emission[:, i] = each.gather(2, at.expand(B, K, 1)).squeeze(2).masked_fill(~need[:, None], 0.0)
+        for known, new in ((tokens, drawn), (probability, said), (entropy, entropy_of(plain))):
+            known[:, i] = torch.where(need, new, known[:, i])
+        reached = (prior + emission[:, i]).log_softmax(-1)
+    path = dag.sample_path(dag.tilted(prediction.transition_logp, emission), uniform[0])
+    return Choice(path, tokens, probability, entropy)
+
+
+def best_chain(
+    model: Model, prediction: Prediction, ids: Tensor, masked: Tensor, lookahead: bool | Tensor
+) -> Choice:
+    """The most probable path and tokens of blocks ids [B, N], masked where `masked`; with `lookahead` (or
+    each row's, [B, 1]) the best step after each step, whatever follows."""
+    graph = model, prediction, ids, masked
+    if not isinstance(lookahead, Tensor):
+        return search(*graph, beam=1 if lookahead else _BEAM)
+    both = zip(search(*graph, beam=1), search(*graph), strict=True)
+    return Choice(*(torch.where(lookahead, near, far) for near, far in both))
+
+
+def search(model: Model, prediction: Prediction, ids: Tensor, masked: Tensor, beam: int = _BEAM) -> Choice:
+    """A beam over (node, token): exact where it holds all of them."""
+    before = prediction.before
+    assert before is not None
+    B, N, K, _ = prediction.hidden.shape
+    device, V = before.device, model.config.mask_id
+    node, token = torch.zeros_like(before)[:, None], before[:, None]  # [B, M]
+    score = torch.zeros(B, 1, device=device)
+    candidate, found = torch.arange(K, device=device), list[tuple[Tensor, ...]]()
+    for i in range(N):
+        M, known = node.shape[1], ~masked[:, i, None, None, None]
+        link = prediction.transition_logp[:, i].gather(1, node[..., None].expand(B, M, K))
+        is_open = masked[:, i - 1, None, None] if i else known[..., 0] & False
+        left = Left(token[..., None].expand(B, M, K), is_open.expand(B, M, K))
+        hidden = prediction.hidden[:, i, None].expand(B, M, K, -1)
+        logp = model.head.token_logits(hidden, candidate.expand(B, M, K), left).log_softmax(-1)
+        anchor = torch.full((B, V), -torch.inf, device=device).scatter(1, ids[:, i, None], 0.0)
+        logp = torch.where(known, anchor[:, None, None], logp)
+        best, source = ((score[..., None] + link)[..., None] + logp).max(1)  # [B, K, V]
+        order = best.flatten(1).sort(dim=1, descending=True, stable=True)
+        score, state = order.values[:, :beam], order.indices[:, :beam]
+        source = source.flatten(1).gather(1, state)
+        node, token = state // V, state % V
+        row = torch.arange(B, device=device)[:, None]
+        found.append(
+            (source, node, token, logp[row, source, node, token], entropy_of(logp)[row, source, node])
+        )
+    state, steps = torch.zeros_like(before)[:, None], list[tuple[Tensor, ...]]()
+    for source, *step in reversed(found):
+        steps.append(tuple(x.gather(1, state).squeeze(1) for x in step))
+        state = source.gather(1, state)
+    path, tokens, logp, entropy = (torch.stack(x, 1) for x in zip(*steps[::-1], strict=True))
+    return Choice(path, tokens, logp.exp() * masked, entropy * masked)

@@ -1,0 +1,127 @@
+"""A path and its tokens from what the model says of a block: drawn, or the best ones.
+
+B rows, N block size, K candidates, V vocabulary without the mask, D width.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dadlm import counter, dag
+from dadlm.decode.batched_settings import BatchedSettings, Features
+from dadlm.decode.chain import best_chain, draw_chain, draw_filtered
+from dadlm.decode.places import places, put
+from dadlm.decode.position_nucleus import draw_in_position_nucleus
+from dadlm.decode.predict import Choice, Prediction, at_path
+from dadlm.decode.sample import draw_each, entropy_of, most_probable
+from dadlm.decode.samplers import Block
+from dadlm.model import Model
+
+
+def choose(
+    model: Model,
+    prediction: Prediction,
+    block: Block,
+    wanted: Tensor,
+    settings: BatchedSettings,
+    features: Features,
+    capacity: int | None = None,
+) -> Choice:
+    """Paths and, where `wanted` [B, N], tokens and probabilities; the latter for samplers that see tokens."""
+    uniform_path = uniform_token = block.seed  # not drawn where no row draws
+    if features.drawn or features.position:
+        uniform_path, uniform_token = block.uniform(counter.PATH), block.uniform(counter.TOKEN)
+
+    def draw(rows: Tensor | slice) -> Choice:
+        # Path first, head second: the path depends on the transitions alone.
+        path = dag.sample_path(prediction.transition_logp, uniform_path)
+        plain = wanted & ~settings.best[:, None] if features.best else wanted
+        plain = plain & ~settings.position[:, None] if features.position else plain
+        if model.head.edge is not None:
+            how = uniform_token, settings, features.cold, capacity is not None
+            return draw_chain(model, prediction, path, block, plain, *how)
+        place = places(plain, capacity)
+        some = place.clamp(max=wanted.numel() - 1)  # what spare capacity holds is not looked at
+        hidden, node, row = (
+            at_path(prediction.hidden, path).flatten(0, 1)[some],
+            path.flatten()[some],
+            some // wanted.shape[1],
+        )
+        logits = model.head.token_logits(hidden, node)
+        drawn = draw_each(logits, uniform_token.flatten()[some], settings, row, features.cold)
+        tokens = put(drawn, place, wanted)
+        if not features.sees_tokens:
+            nothing = torch.zeros_like(wanted, dtype=torch.float32)
+            return Choice(path, tokens, nothing, nothing)
+        probability = put(logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1), place, wanted)
+        entropy = put(entropy_of(logits), place, wanted) if features.entropy else probability
+        return Choice(path, tokens, probability, entropy)
+
+    def take_best(rows: Tensor | slice) -> Choice:
+        both = features.viterbi and features.lookahead
+        lookahead = settings.lookahead[rows, None] if both else features.lookahead
+        if model.head.edge is not None:
+            return best_chain(model, prediction[rows], block.ids[rows], block.masked[rows], lookahead)
+        return choose_best(model, prediction[rows], block.masked[rows], lookahead)
+
+    def draw_by_position(rows: Tensor | slice) -> Choice:
+        uniform = uniform_path[rows], uniform_token[rows]
+        how = settings.temperature[rows], settings.top_p[rows]
+        if model.head.edge is not None:
+            some = prediction[rows], block.ids[rows], block.masked[rows], wanted[rows]
+            return draw_filtered(model, *some, uniform, *how)
+        return draw_in_position_nucleus(model, prediction[rows], wanted[rows], uniform, *how, capacity)
+
+    ways: list[tuple[bool, Tensor, Callable[[Tensor | slice], Choice]]] = [
+        (features.drawn, settings.best, draw),
+        (features.best, settings.best, take_best),
+        (features.position, settings.position, draw_by_position),
+    ]
+    (_, _, first), *others = [way for way in ways if way[0]]
+    found = first(slice(None))
+    for _, which, way in others:
+        found = _replaced(found, which, capacity is not None, way)
+    return found
+
+
+def _replaced(found: Choice, which: Tensor, fixed: bool, way: Callable[[Tensor | slice], Choice]) -> Choice:
+    """What was found, but for rows `which` [B] as this way chooses.
+
+    All their nodes go through the vocabulary head: the other rows are spared that unless shapes are fixed.
+    """
+    rows = torch.arange(len(which), device=which.device) if fixed else which.nonzero().squeeze(1)
+    return Choice(
+        *(
+            old.index_copy(0, rows, torch.where(which[rows, None], new, old[rows]))
+            for old, new in zip(found, way(rows), strict=True)
+        )
+    )
+
+
+def choose_best(model: Model, prediction: Prediction, masked: Tensor, lookahead: bool | Tensor) -> Choice:
+    """The best path [B, N] through blocks masked [B, N], its tokens and their probabilities; in place of an
+    entropy, which would need all of each vocabulary, the surprise of the token.
+
+    `lookahead` (or each row's, [B, 1]): the best node after each node, not the best path of the block.
+    """
+    best_logp, best_token = best_tokens(model, prediction)
+    emission = torch.where(masked[..., None], best_logp, 0.0)
+    emission = emission.masked_fill(~prediction.active, -torch.inf)
+    graph = emission, prediction.transition_logp
+    if isinstance(lookahead, Tensor):
+        path = torch.where(lookahead, dag.lookahead_path(*graph), dag.best_path(*graph)[0])
+    else:
+        path = dag.lookahead_path(*graph) if lookahead else dag.best_path(*graph)[0]
+    tokens, logp = (x.gather(2, path[..., None]).squeeze(2) for x in (best_token, best_logp))
+    return Choice(path, tokens, logp.exp(), -logp)
+
+
+def best_tokens(model: Model, prediction: Prediction) -> tuple[Tensor, Tensor]:
+    """Log-probability and id of the most probable token of every node [B, N, K], a candidate at a time."""
+    best = []
+    for k, hidden in enumerate(prediction.hidden.unbind(2)):
+        logits = model.head.token_logits(hidden, k)
+        best.append((logits.amax(-1) - logits.logsumexp(-1), most_probable(logits)))
+    logp, token = zip(*best, strict=True)
+    return torch.stack(logp, -1), torch.stack(token, -1)

@@ -1,0 +1,167 @@
+"""Decoding with token edges: the law of one pass by enumeration, for every way to choose tokens."""
+
+import itertools
+
+import pytest
+import torch
+from tests.decode.test_distribution import agree
+from tests.decode.tiny import prompt_of, tiny
+from torch.testing import assert_close
+
+from dadlm import DecodeSettings, Model, dag, generate, stream
+from dadlm.decode.chain import on_the_way, search
+from dadlm.decode.predict import predict
+from dadlm.decode.samplers import Block
+from dadlm.model import Context
+from dadlm.noise import Noise
+
+SAMPLES = 8_000
+
+
+def edge_model(
+    family: str = "dadlm", form: str = "bilinear", *, N: int = 3, vocab: int = 5, **shape
+) -> Model:
+    model = tiny(
+        family, block=N, candidates=2, vocab=vocab, context=8 * N, edge=form, edge_rank=4, seed=1, **shape
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "edge" in name:
+                parameter.mul_(4.0)  # of as much weight as the rest
+    return model
+
+
+Law = dict[tuple[int, ...], float]
+
+
+def joint(model: Model, prompt: list[int], known: dict[int, int] | None = None) -> Law:
+    """The exact probability of every text of the block after a prompt of whole blocks, beside anchors."""
+    N, V, known = model.config.block_size, model.config.mask_id, known or {}
+    places = [[known[i]] if i in known else range(V) for i in range(N)]
+    texts = torch.tensor(list(itertools.product(*places)))
+    rows = torch.cat([torch.tensor(prompt).expand(len(texts), -1), texts], 1)
+    masked = torch.zeros_like(rows, dtype=torch.bool)
+    masked[:, len(prompt) :] = torch.tensor([i not in known for i in range(N)])
+    with torch.no_grad():
+        scores = model(rows, Noise.of(masked))
+    if scores.transition_logp is None:
+        logp = scores.emission_logp.sum((-1, -2))[:, -1]
+    else:
+        logp = dag.forward_logp(scores.emission_logp, scores.transition_logp)[:, -1]
+    return dict(zip(map(tuple, texts.tolist()), logp.exp().tolist(), strict=True))
+
+
+def without_end(law: Law, eot: int) -> Law:
+    cut: Law = {}
+    for text, p in law.items():
+        text = text[: text.index(eot) + 1] if eot in text else text
+        cut[text] = cut.get(text, 0.0) + p
+    return cut
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("nucleus", ["standard", "position"])
+@pytest.mark.parametrize("form", ["bilinear", "mlp"])
+@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
+def test_one_pass_draws_from_the_exact_joint(family, form, nucleus, graphs, request):
+    """top_p just below one keeps everything and takes the way of the nucleus."""
+    if graphs:
+        request.getfixturevalue("as_on_cuda")
+    model, prompt = edge_model(family, form), prompt_of(6, vocab=5)
+    top_p = 1.0 if nucleus == "standard" else 1 - 1e-9
+    settings = DecodeSettings(max_new_tokens=3, sampler="random", steps=1, top_p=top_p, nucleus=nucleus)
+    out = generate(model, [prompt] * SAMPLES, seed=0, batch_size=2000, settings=settings)
+    law = without_end(joint(model, prompt), model.config.eot_id)
+    assert sum(law.values()) == pytest.approx(1.0, abs=1e-5)
+    assert agree(law, out.tokens) > 1e-3
+
+
+def test_a_pass_beside_an_anchor_draws_from_the_exact_joint():
+    model, prompt = edge_model(), prompt_of(7, vocab=5)  # the first position of the block is known
+    settings = DecodeSettings(max_new_tokens=2, sampler="random", steps=1, top_p=1.0)
+    out = generate(model, [prompt] * SAMPLES, seed=0, batch_size=2000, settings=settings)
+    law = {text[1:]: p for text, p in joint(model, prompt[:6], {0: prompt[6]}).items()}
+    assert agree(without_end(law, model.config.eot_id), out.tokens) > 1e-3
+
+
+def test_the_order_of_first_hitting_draws_and_forgets():
+    """The first token that is kept has the marginal of its place, whatever stood to its left in that pass."""
+    model, prompt = edge_model(), prompt_of(6, vocab=5)
+    law, seen = joint(model, prompt), {}
+    for seed in range(600):
+        event = next(iter(stream(model, prompt, max_new_tokens=3, top_p=1.0, seed=seed)))
+        place = event.fixed.index(True)
+        seen.setdefault(place, []).append(event.ids[place])
+    for place, tokens in seen.items():
+        found = torch.bincount(torch.tensor(tokens), minlength=4) / len(tokens)
+        truth = torch.tensor([sum(p for t, p in law.items() if t[place] == x) for x in range(4)])
+        assert_close(found, truth, atol=4 * float((0.25 / len(tokens)) ** 0.5), rtol=0.0)
+
+
+def prediction_of(model: Model, prompt: list[int], ids: list[int], masked: list[bool]):
+    """What the model says of one block after a prompt of whole blocks."""
+    text, context = torch.tensor([prompt + ids]), Context()
+    model.read(torch.tensor([prompt]), context)
+    number, flag = torch.tensor([0]), torch.tensor([masked])
+    block = Block(
+        ids=torch.tensor([ids]), masked=flag, first=torch.tensor([len(prompt)]), number=number, step=number,
+        plan=torch.zeros_like(flag, dtype=torch.int64), seed=number, in_window=flag | True, wanted=flag,
+        ends=flag,
+    )  # fmt: skip
+    return predict(model, block, text, context)
+
+
+@pytest.mark.parametrize("masked", [[True] * 3, [False, True, True], [True, False, True]])
+@torch.no_grad()
+def test_viterbi_over_nodes_and_tokens_is_the_best_of_all(masked):
+    model, prompt = edge_model(vocab=6), prompt_of(6, vocab=6)
+    anchor = 2
+    prediction = prediction_of(model, prompt, [anchor] * 3, masked)
+    found = search(model, prediction, torch.tensor([[anchor] * 3]), torch.tensor([masked]), beam=2 * 5)
+    texts = torch.tensor(list(itertools.product(*[range(5) if m else [anchor] for m in masked])))
+    rows = torch.cat([torch.tensor(prompt).expand(len(texts), -1), texts], 1)
+    noise = Noise.of(torch.tensor([False] * 6 + masked).expand(len(texts), -1))
+    scores = model(rows, noise)
+    path, logp = dag.best_path(scores.emission_logp[:, -1], scores.transition_logp[:, -1])
+    best = int(logp.argmax())
+    assert found.tokens[0].tolist() == texts[best].tolist()
+    assert found.path[0].tolist() == path[best].tolist()
+    emission = scores.emission_logp[best, -1].gather(1, path[best][:, None]).squeeze(1)
+    assert_close(found.probability[0], emission.exp() * torch.tensor(masked), atol=1e-5, rtol=1e-5)
+
+
+def test_a_position_is_drawn_on_the_way_to_a_wanted_one_of_its_run():
+    masked = torch.tensor([[1, 1, 1, 0, 1, 1]]).bool()
+    for wanted, needed in (
+        ([0, 0, 1, 0, 0, 0], [1, 1, 1, 0, 0, 0]),
+        ([1, 0, 0, 0, 1, 0], [1, 0, 0, 0, 1, 0]),
+        ([0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 1, 1]),
+        ([0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]),
+    ):
+        assert on_the_way(masked, torch.tensor([wanted]).bool()).tolist() == [[bool(x) for x in needed]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": "first-hitting"},
+        {"sampler": "random", "steps": 2, "infill": (2, 0.3)},
+        {"sampler": "confidence", "threshold": 0.4},
+        {"sampler": "confidence", "threshold": 0.4, "path": "viterbi"},
+        {"sampler": "random", "steps": 2, "path": "lookahead"},
+        {"sampler": "random", "steps": 2, "nucleus": "position"},
+        {"temperature": 0.0},
+    ],
+)
+@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
+def test_texts_do_not_depend_on_the_batch_the_cache_or_fixed_shapes(family, options, request):
+    model = edge_model(family, N=4, vocab=30)
+    prompts, how = [prompt_of(n) for n in (4, 6, 9, 11)], {"max_new_tokens": 10, "seed": 3, **options}
+    together = generate(model, prompts, **how)
+    for i, prompt in enumerate(prompts):
+        alone = generate(model, prompt, **{**how, "seed": 3 + i})
+        assert alone.tokens[0] == together.tokens[i]
+    assert generate(model, prompts, cache=False, **how).tokens == together.tokens
+    request.getfixturevalue("as_on_cuda")
+    model.engines.clear()
+    assert generate(model, prompts, **how).tokens == together.tokens
