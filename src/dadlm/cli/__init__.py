@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate": "measure models: reconstruction, perplexity, generation, summarisation, judge, latency",
     "bench": "measure the speed of decoding, training and the kernels on this machine",
     "report": "gather evaluations into one page, the paper's numbers beside ours",
+    "edges": "give a model token edges that are counted from text, without training it",
     "convert": "bring models in from elsewhere, or into the form of transformers or the hub",
     "data": "turn text into token shards, or train a tokenizer",
 }

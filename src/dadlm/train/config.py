@@ -47,6 +47,8 @@ class TrainConfig:
     """Learning rate after warm-up."""
     graph_lr_scale: float = 1.0
     """Factor on the learning rate of what DA-DLM adds (transitions, candidates, start node)."""
+    edge_tokens: int = 20_000_000
+    """Tokens of the text that are counted to start fresh bilinear edges; 0 starts them at nothing."""
     warmup: int = 100
     """Steps of linear warm-up."""
     decay: int = 0

@@ -17,6 +17,7 @@ from dadlm.train.batches import Batches
 from dadlm.train.checkpoint import compare_runs
 from dadlm.train.config import RunConfig
 from dadlm.train.data import load_rows, load_tokenizer
+from dadlm.train.edges import is_fresh, start_edges
 from dadlm.train.log import Log, NullLogger
 from dadlm.train.loop import Finished, Loop
 from dadlm.train.processes import Ranks, alone_in, joined
@@ -90,6 +91,8 @@ def train(run: RunConfig, *, quiet: bool = False) -> Finished:
             model = _find_model(run)
             assert model.tokenizer is not None
             rows, valid_rows = load_rows(run.data, model.tokenizer, model.config.context)
+            if run.train.edge_tokens and is_fresh(model):
+                start_edges(model, rows, run.train.edge_tokens, run.train.seed, quiet)
         with alone_in(Path(run.out), ranks):
             return Trainer(run, model, rows, valid_rows, quiet=quiet, ranks=ranks).run()
 

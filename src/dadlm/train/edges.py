@@ -1,0 +1,196 @@
+"""Token edges from counts: which tokens follow which in a text, as factors of rank R.
+
+The smoothed pointwise mutual information of a pair, log((c(x, y) + α·p(y)) / ((c(x) + α)·p(y))), is up to a
+constant of x, which no softmax sees, log(1 + c(x, y) / (α·p(y))): zero for pairs that never occurred, so that
+a vocabulary of any size has room. Its truncated singular value decomposition is where the factors start; they
+are then fitted to the likelihood of the pairs, which at the same rank is far better (docs/experiments.md).
+
+V vocabulary without the mask, R rank, P different pairs, x a token, y one that follows it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from dadlm.errors import ConfigError, DataError
+from dadlm.model import Model
+from dadlm.model.checkpoint import set_weights, weights
+from dadlm.model.edge import Bilinear
+from dadlm.noise import Noise
+from dadlm.objective import losses
+from dadlm.tokens import Rows
+
+OPEN_SCALE = 0.9
+"""Weight of fitted edges beside a model that has not seen the neighbour: less than one, since it says part of
+the same."""
+_SMOOTHING = 100.0  # α, in tokens
+_AT_ONCE = 1 << 22  # pairs counted, and logits held, at once
+_LR = 0.01
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """How often each pair of neighbouring tokens occurred, in the order of the pairs."""
+
+    first: Tensor
+    """[P]: x."""
+    second: Tensor
+    """[P]: y."""
+    count: Tensor
+    """[P]: fp32."""
+    share: Tensor
+    """[V]: of each token in the text, none of them zero."""
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """[P]: log(1 + c(x, y) / (α·p(y)))."""
+        return (self.count / (_SMOOTHING * self.share[self.second])).log1p()
+
+
+def count_pairs(rows: Rows, vocabulary: int, tokens: int) -> Pairs:
+    """Count the pairs in the first rows that hold so many tokens."""
+    if tokens < 2:
+        raise ConfigError(f"edges need at least 2 tokens to count, got {tokens}")
+    wanted = min(len(rows), -(-tokens // rows.context))
+    at_once = max(1, _AT_ONCE // rows.context)
+    codes, counts, single = np.empty(0, np.int64), np.empty(0, np.int64), np.full(vocabulary, 0.5)
+    for first in range(0, wanted, at_once):
+        ids = rows.batch(range(first, min(first + at_once, wanted))).numpy()
+        if ids.max() >= vocabulary:
+            raise DataError(f"the text holds id {ids.max()}, but the model knows {vocabulary} tokens")
+        single += np.bincount(ids.reshape(-1), minlength=vocabulary)
+        new, often = np.unique(ids[:, :-1] * vocabulary + ids[:, 1:], return_counts=True)
+        codes, place = np.unique(np.concatenate([codes, new]), return_inverse=True)
+        weight = np.concatenate([counts, often]).astype(np.float64)
+        counts = np.bincount(place, weights=weight, minlength=len(codes)).astype(np.int64)
+    pairs = torch.from_numpy(codes)
+    return Pairs(
+        pairs // vocabulary,
+        pairs % vocabulary,
+        torch.from_numpy(counts).float(),
+        torch.from_numpy(single / single.sum()).float(),
+    )
+
+
+def decompose(pairs: Pairs, rank: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Factors [V, R] of the log ratios, truncated where it costs least in pairs weighted by their tokens'
+    shares."""
+    root, V = pairs.share.sqrt(), len(pairs.share)
+    if rank > V:
+        raise ConfigError(f"the rank of the edges is {rank}, but there are only {V} tokens")
+    weighted = root[pairs.first] * pairs.log_ratio * root[pairs.second]
+    place = torch.stack([pairs.first, pairs.second])
+    table = torch.sparse_coo_tensor(place, weighted, (V, V), check_invariants=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        left, size, right = torch.svd_lowrank(table, q=min(V, rank + 16), niter=2)
+    size = size[:rank].sqrt()
+    return left[:, :rank] * size / root[:, None], right[:, :rank] * size / root[:, None]
+
+
+def fit(
+    pairs: Pairs,
+    factors: tuple[Tensor, Tensor],
+    steps: int = 200,
+    seed: int = 0,
+    quiet: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Fit left and right [V, R] to the pairs: Σ c(x, y)·log softmax_y(log p(y) + ⟨left(x), right(y)⟩).
+
+    A step takes some of the tokens x, frequent ones more often but not as often as they occur.
+    """
+    left, right = (factor.clone().requires_grad_() for factor in factors)
+    optimizer = torch.optim.Adam([left, right], lr=_LR, betas=(0.9, 0.95))
+    share, V, generator = pairs.share, len(pairs.share), torch.Generator().manual_seed(seed)
+    taken = share.sqrt() / share.sqrt().sum()
+    row_ends = torch.searchsorted(pairs.first, torch.arange(V + 1))
+    total = torch.zeros(V).index_add_(0, pairs.first, pairs.count)
+    for step in track(range(steps), "fitting token edges", disable=quiet, transient=True):
+        optimizer.param_groups[0]["lr"] = _LR * min(1.0, (step + 1) / 10) * (1 - step / steps)
+        x = torch.multinomial(taken, max(1, 2 * _AT_ONCE // V), True, generator=generator).unique()
+        weight = share[x] / taken[x] * (total[x] > 0)
+        logits = left[x] @ right.t() + share.log()
+        row, pair = _ranges(row_ends[x], row_ends[x + 1])
+        said = (pairs.count[pair] / total[x][row]) * logits[row, pairs.second[pair]]
+        nll = logits.logsumexp(1) - torch.zeros(len(x)).index_add(0, row, said)
+        optimizer.zero_grad()
+        (weight @ nll / weight.sum()).backward()
+        optimizer.step()
+    return left.detach(), right.detach()
+
+
+def _ranges(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """All numbers of the ranges first..last-1, and the index of the range that each is in."""
+    length = last - first
+    row = torch.repeat_interleave(torch.arange(len(first)), length)
+    offset = torch.arange(len(row)) - (length.cumsum(0) - length)[row]
+    return row, first[row] + offset
+
+
+def pair_nll(pairs: Pairs, left: Tensor, right: Tensor) -> float:
+    """Nats of a pair's second token given the first, by fitted factors."""
+    total = 0.0
+    for x in torch.arange(len(left)).split(max(1, _AT_ONCE // len(left))):
+        logp = (left[x] @ right.t() + pairs.share.log()).log_softmax(-1)
+        part = (pairs.first >= x[0]) & (pairs.first <= x[-1])
+        said = logp[pairs.first[part] - x[0], pairs.second[part]]
+        total -= float((said * pairs.count[part]).double().sum())
+    return total / float(pairs.count.sum())
+
+
+def is_fresh(model: Model) -> bool:
+    """Whether a model has bilinear edges that say nothing yet."""
+    return isinstance(model.head.edge, Bilinear) and not bool(model.head.edge.right.any())
+
+
+@torch.no_grad()
+def set_edges(model: Model, left: Tensor, right: Tensor, scale: float = OPEN_SCALE) -> None:
+    """Put fitted factors into a model, with so much weight after an open neighbour and none after a known
+    one."""
+    edge = model.head.edge
+    assert isinstance(edge, Bilinear)
+    edge.left.weight[: len(left)], edge.right[: len(right)] = left.to(model.device), right.to(model.device)
+    edge.left.weight[len(left) :] = 0  # the mask
+    edge.scale[0], edge.scale[1] = 0.0, scale
+    edge.context.zero_()
+
+
+def start_edges(model: Model, rows: Rows, tokens: int, seed: int = 0, quiet: bool = True) -> None:
+    """Give a model's fresh edges what so many tokens of a text tell about neighbours."""
+    pairs = count_pairs(rows, model.config.mask_id, tokens)
+    start = decompose(pairs, model.config.edge_rank, seed)
+    set_edges(model, *fit(pairs, start, seed=seed, quiet=quiet))
+
+
+def with_edges(plain: Model, rank: int) -> Model:
+    """The model with fresh edges of this rank, which say nothing yet."""
+    model = Model(replace(plain.config, edge="bilinear", edge_rank=rank), plain.tokenizer).eval()
+    own = {name: tensor for name, tensor in weights(model).items() if name.startswith("head.edge.")}
+    set_weights(model, own | weights(plain), "the model without edges")
+    return model.to(plain.device)
+
+
+@torch.no_grad()
+def choose_scale(model: Model, rows: Rows, scales: Sequence[float]) -> dict[float, float]:
+    """Give the edges the weight that suits the model best, by the likelihood of whole masked blocks of text;
+    with the nats a token for each weight."""
+    edge, N = model.head.edge, model.config.block_size
+    assert isinstance(edge, Bilinear)
+    length = min(rows.context, 32 * N)
+    found = {}
+    for scale in scales:
+        edge.scale[1] = scale
+        nats = tokens = 0.0
+        for index in range(min(len(rows), 8)):
+            ids = rows[index][None, :length].to(model.device)
+            masked = torch.ones_like(ids, dtype=torch.bool)
+            masked[:, :N] = False  # a row's first block has nothing before it
+            nats += float(losses(model, ids, Noise.of(masked), report=False).reconstruction.sum())
+            tokens += int(masked.sum())
+        found[scale] = nats / tokens
+    edge.scale[1] = min(found, key=lambda scale: found[scale])
+    return found
