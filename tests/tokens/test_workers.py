@@ -1,8 +1,6 @@
 """Several processes give what one gives."""
 
 import json
-import os
-import signal
 from contextlib import suppress
 
 import psutil
@@ -58,13 +56,14 @@ def test_text_that_cannot_be_encoded_is_named_as_by_one_process(tmp_path):
 
 
 def test_worker_that_dies_is_reported(source, bpe, tmp_path, monkeypatch):
-    start = encoding._Worker.__init__
+    start = encoding._start
 
-    def start_dead(self, file):
-        start(self, file)
-        os.kill(self._process.pid, signal.SIGKILL)
+    def start_dead(file, stack):
+        process = start(file, stack)
+        process.kill()
+        return process
 
-    monkeypatch.setattr(encoding._Worker, "__init__", start_dead)
+    monkeypatch.setattr(encoding, "_start", start_dead)
     with pytest.raises(DataError, match=r"has died \(exit code -9\).*run again"):
         prepare(source, bpe, tmp_path, workers=2, progress=False)
     assert helpers() == []

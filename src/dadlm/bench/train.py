@@ -10,7 +10,7 @@ import torch
 
 from dadlm.bench.machine import Machine, log
 from dadlm.model import Model, ModelConfig
-from dadlm.recipes import recipe
+from dadlm.recipes import FAMILIES, recipe
 from dadlm.threads import one_thread
 from dadlm.tokens import Rows
 from dadlm.train import RunConfig, Trainer
@@ -18,15 +18,17 @@ from dadlm.train import RunConfig, Trainer
 _TOGETHER = 8
 
 
-def systems(scale: str) -> Iterator[tuple[str, RunConfig]]:
-    for family in ("ar", "mdlm", "bd3lm", "dadlm"):
+def systems(scale: str, block_size: int | None = None) -> Iterator[tuple[str, RunConfig]]:
+    """AR, MDLM, BD3LM and DA-DLM, the last one expanded at the input and for the last third."""
+    for family in FAMILIES:
         run = recipe(f"{scale}-{family}")
-        if family != "dadlm":
-            yield {"ar": "AR", "mdlm": "MDLM"}.get(family, f"BD3LM N={run.model.block_size}"), run
-            continue
-        name = f"DA-DLM N={run.model.block_size} K={run.model.candidates}"
-        for label, layer in (("", 0), (" late", run.model.layers * 2 // 3)):
-            yield name + label, replace(run, model=replace(run.model, expand_at=layer))
+        N, K = block_size or run.model.block_size, run.model.candidates
+        names = {"ar": "AR", "mdlm": "MDLM", "bd3lm": f"BD3LM N={N}", "dadlm": f"DA-DLM N={N} K={K}"}
+        model = replace(run.model, block_size=N, expand_at=0)
+        yield names[family], replace(run, model=model)
+        if family == "dadlm":
+            late = replace(model, expand_at=model.layers * 2 // 3)
+            yield f"{names[family]} late", replace(run, model=late)
 
 
 def bench_train(

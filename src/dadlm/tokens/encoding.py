@@ -1,25 +1,24 @@
 """Pieces of text to ids, here or in several processes, always in the order they came.
 
-At most two batches for each process are in memory; the result does not depend on how many there are.
+At most one batch for each process is in memory; the result does not depend on how many there are.
 """
 
 import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import cycle
 from pathlib import Path
-from queue import SimpleQueue
+from typing import IO
 
 from dadlm.errors import DataError
 from dadlm.tokens import worker
 from dadlm.tokens.pieces import Piece
 from dadlm.tokens.tokenizer import Tokenizer
 
-Ids = Sequence[Sequence[int]]
-Encoded = Generator[tuple[list[Piece], Ids]]
+Encoded = Generator[tuple[list[Piece], Sequence[Sequence[int]]]]
 
 
 def encode_batches(batches: Iterable[list[Piece]], tokenizer: Tokenizer, file: Path, workers: int) -> Encoded:
@@ -28,56 +27,47 @@ def encode_batches(batches: Iterable[list[Piece]], tokenizer: Tokenizer, file: P
         for batch in batches:
             yield batch, tokenizer.encode_batch([piece.text for piece in batch])
         return
+
+    def result(batch: list[Piece], process: subprocess.Popen) -> tuple[list[Piece], Sequence[Sequence[int]]]:
+        with _pipes(process) as (_, stdout):
+            ids = worker.receive(stdout)
+        if ids is None:  # to fail as it did there, and say why
+            ids = tokenizer.encode_batch([piece.text for piece in batch])
+        return batch, ids
+
     with ExitStack() as stack:
-        idle: SimpleQueue[_Worker] = SimpleQueue()
-        for _ in range(workers):
-            idle.put(stack.enter_context(_Worker(file)))
-
-        def encode(batch: list[Piece]) -> Ids:
-            free = idle.get()  # there is one: as many threads as workers
-            try:
-                return free.encode([piece.text for piece in batch], tokenizer)
-            finally:
-                idle.put(free)
-
-        threads = stack.enter_context(ThreadPoolExecutor(workers))  # left first, while workers still answer
-        waiting: deque = deque()
-        for batch in batches:
-            waiting.append((batch, threads.submit(encode, batch)))
-            if len(waiting) == 2 * workers:
-                first, ids = waiting.popleft()
-                yield first, ids.result()
-        for batch, ids in waiting:
-            yield batch, ids.result()
+        processes = [_start(file, stack) for _ in range(workers)]
+        working: deque[tuple[list[Piece], subprocess.Popen]] = deque()
+        for batch, process in zip(batches, cycle(processes), strict=False):
+            done = [result(*working.popleft())] if len(working) == workers else []
+            with _pipes(process) as (stdin, _):
+                worker.send(stdin, [piece.text for piece in batch])
+            working.append((batch, process))
+            yield from done
+        for batch, process in working:
+            yield result(batch, process)
 
 
-class _Worker:
-    """A process that tokenises; gone when the context is left."""
+def _start(file: Path, stack: ExitStack) -> subprocess.Popen:
+    """A process that tokenises; killed when the stack is left."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", worker.__file__, str(file)],  # -P: our files' names must not hide others
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},  # one core each
+    )
+    stack.callback(process.communicate)
+    stack.callback(process.kill)  # first
+    return process
 
-    def __init__(self, file: Path):
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", worker.__file__, str(file)],  # -P: our files' names must not hide others
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},  # one core each
-        )
 
-    def encode(self, texts: list[str], tokenizer: Tokenizer) -> Ids:
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            worker.send(process.stdin, texts)
-            ids = worker.receive(process.stdout)
-        except (BrokenPipeError, EOFError):
-            raise DataError(
-                f"a process that tokenises has died (exit code {process.wait()}); with little memory, take "
-                "fewer workers. Finished shards are kept: run again to resume"
-            ) from None
-        return tokenizer.encode_batch(texts) if ids is None else ids  # to fail as it did there, and say why
-
-    def __enter__(self) -> "_Worker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+@contextmanager
+def _pipes(process: subprocess.Popen) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        yield process.stdin, process.stdout
+    except (BrokenPipeError, EOFError):
+        raise DataError(
+            f"a process that tokenises has died (exit code {process.wait()}); with little memory, take "
+            "fewer workers. Finished shards are kept: run again to resume"
+        ) from None

@@ -18,7 +18,7 @@ from dadlm.model.files import read_json, whole_folder, write_json
 from dadlm.noise import NoiseConfig
 from dadlm.train.config import RunConfig
 from dadlm.train.distributed import TensorFiles, gather_parts, is_sharded, local_part, local_rows, save_rows
-from dadlm.train.processes import Ranks
+from dadlm.train.processes import ALONE, Ranks
 from dadlm.train.state import TrainState
 
 # Settings of `train` that may change between two parts of a run without changing what has been done so far.
@@ -31,12 +31,9 @@ _REMOVED = {"power": 1.0, "power_steps": 0, "apart_rows": 0, "block_share": 1.0}
 _RENAMED = {"masks": "masks_per_row"}
 
 
-def save_state(
-    state: TrainState, run: RunConfig, out: Path, is_best: bool, ranks: Ranks | None = None
-) -> Path:
+def save_state(state: TrainState, run: RunConfig, out: Path, is_best: bool, ranks: Ranks = ALONE) -> Path:
     """Write a checkpoint, then move the links to it, then drop checkpoints that no link needs. All processes
     of a run call it together; the first one writes, and each its part of what is sharded."""
-    ranks = ranks or Ranks()
     target = out / "checkpoints" / f"step-{state.step:08d}"
     is_saved = ranks.first and target.exists() and (out / "last").resolve() == target.resolve()
     if ranks.any(is_saved):  # it is this very state: do not endanger it
@@ -82,7 +79,7 @@ def _folder_of_all(target: Path, ranks: Ranks) -> Iterator[Path]:
         ranks.wait()
 
 
-def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks | None = None) -> None:
+def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks = ALONE) -> None:
     """Bring a freshly built state to where the checkpoint left off; refuse another run's checkpoint."""
     compare_runs(run, folder)
     progress, out = read_progress(folder), folder.parent
@@ -97,7 +94,7 @@ def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks | N
         if files.names != expected:
             odd = ", ".join(sorted(files.names ^ expected))
             raise CheckpointError(f"{folder}: the training state does not fit this model; odd: {odd}")
-        _set_tensors(state, files, ranks or Ranks())
+        _set_tensors(state, files, ranks)
     state.step, state.best, state.noise = progress["step"], progress["best"], NoiseConfig(**progress["noise"])
 
 
