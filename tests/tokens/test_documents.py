@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dadlm.errors import DataError
-from dadlm.tokens import DocumentRows, prepare
+from dadlm.tokens import DocumentRows
 
 EOT = 99
 
@@ -46,13 +46,3 @@ def test_a_border_is_the_nearest_beginning_of_a_document(sizes, context, data):
     assert abs(border - near) == min(distances)
     with pytest.raises(DataError, match=r"single document.*validation text"):
         DocumentRows([np.array([1, 2, 3, EOT])], 2, EOT).border(1)
-
-
-def test_from_shards(bpe, tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "one red river"}\n{"text": "slow"}\n')
-    shards = prepare(tmp_path / "a.jsonl", bpe, tmp_path, shard_tokens=2, progress=False)
-    rows = DocumentRows.from_shards(shards, 64)
-    assert [bpe.decode(row) for row in rows] == ["one red river", "slow"]
-    assert all(row.tolist()[-1] == bpe.eot_id for row in rows)
-    with pytest.raises(DataError, match="at least 1"):
-        DocumentRows.from_shards(shards, 0)

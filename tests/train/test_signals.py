@@ -1,6 +1,5 @@
 """Ctrl-C, SIGTERM and kill -9 against a real process; the same command then goes on to the end."""
 
-import os
 import random
 import signal
 import subprocess
@@ -10,27 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from tests.train.runs import assert_same_bits, metrics, progress, state_tensors
+from tests.train.worker import environment
 
-import dadlm
 from dadlm.cli import main
 from dadlm.model import load
 from dadlm.train.processes import stop_on_signal
 
 STEPS = 240  # so many that none of the signals comes too late on a machine that stands still for a second
-SETTINGS = {
-    "model": {
-        "width": 16,
-        "heads": 2,
-        "layers": 1,
-        "expand-at": 0,
-        "context": 16,
-        "block-size": 4,
-        "dropout": 0.1,
-    },
-    "train": {"steps": STEPS, "batch-size": 2, "valid-every": 60, "valid-rows": 4, "log-every": 1},
-}
+SETTINGS = "--model.width 16 --model.heads 2 --model.layers 1 --model.expand-at 0 --model.context 16"
+SETTINGS += f" --model.block-size 4 --model.dropout 0.1 --noise.clip-search --train.steps {STEPS}"
+SETTINGS += " --train.batch-size 2 --train.valid-every 60 --train.valid-rows 4 --train.log-every 1"
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +27,8 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command, all but --out."""
     folder = tmp_path_factory.mktemp("signals")
     (folder / "text.txt").write_text("the slow river runs under one red bridge. " * 60, encoding="utf-8")
-    command = ["train", "small-bd3lm", "--data.train", str(folder / "text.txt")]
-    command += ["--data.cache", str(folder / "cache"), "--data.tokenizer", "bpe:280", "--train.device", "cpu"]
-    command += ["--noise.clip-search", "--model.dropout", "0.1"]
-    for part, values in SETTINGS.items():
-        for name, value in values.items():
-            command += [f"--{part}.{name}", str(value)]
-    return command
+    data = f"--data.train {folder}/text.txt --data.cache {folder}/cache --data.tokenizer bpe:280"
+    return f"train small-bd3lm {data} --train.device cpu {SETTINGS}".split()
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +45,9 @@ def start(tmp_path: Path) -> Iterator[object]:
     started: list[subprocess.Popen[str]] = []
 
     def begin(words: list[str]) -> subprocess.Popen[str]:
-        source = str(Path(dadlm.__file__).parents[1])
-        threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "dadlm.cli", *words],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **threads, "PYTHONPATH": source},
-            )
-        )
+        command = [sys.executable, "-m", "dadlm.cli", *words]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, env=environment(), **pipes))
         return started[-1]
 
     yield begin

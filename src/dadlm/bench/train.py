@@ -15,7 +15,7 @@ from dadlm.threads import one_thread
 from dadlm.tokens import Rows
 from dadlm.train import RunConfig, Trainer
 
-_TOGETHER = 8
+_WARMUP, _GROUPS, _TOGETHER = 6, 3, 8  # steps
 
 
 def systems(scale: str, block_size: int | None = None) -> Iterator[tuple[str, RunConfig]]:
@@ -34,8 +34,6 @@ def systems(scale: str, block_size: int | None = None) -> Iterator[tuple[str, Ru
 def bench_train(
     scale: str = "paper",
     rows: int = 32,
-    groups: int = 3,
-    warmup: int = 6,
     compile: bool = True,
     only: tuple[str, ...] = (),
     device: str = "cuda",
@@ -49,7 +47,7 @@ def bench_train(
         train = replace(run.train, batch_size=rows, accumulate=1, compile=compile, device=device)
         machine.reset_peak()
         with tempfile.TemporaryDirectory() as folder:
-            ms = _step_ms(replace(run, train=train, out=folder), groups, warmup, machine)
+            ms = _step_ms(replace(run, train=train, out=folder), machine)
         flops, peak = step_flops(run.model, rows), machine.peak_mib()
         row = {
             "system": name,
@@ -66,7 +64,7 @@ def bench_train(
     return {"kind": "train", **described, "scale": scale, "rows": rows, "compile": compile, "steps": table}
 
 
-def _step_ms(run: RunConfig, groups: int, warmup: int, machine: Machine) -> float:
+def _step_ms(run: RunConfig, machine: Machine) -> float:
     """The median over groups of steps in a row: while the device works, the CPU draws the next batch."""
     size = 8 * run.train.batch_size * run.model.context
     ids = torch.randint(0, run.model.eot_id or run.model.mask_id, (size,))
@@ -78,9 +76,9 @@ def _step_ms(run: RunConfig, groups: int, warmup: int, machine: Machine) -> floa
             trainer.step()
 
     with one_thread(machine.is_cuda):  # as in training
-        for _ in range(warmup):
+        for _ in range(_WARMUP):
             trainer.step()
-        return statistics.median(machine.timed_ms(together) / _TOGETHER for _ in range(groups))
+        return statistics.median(machine.timed_ms(together) / _TOGETHER for _ in range(_GROUPS))
 
 
 def step_flops(config: ModelConfig, rows: int) -> float:

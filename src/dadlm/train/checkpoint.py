@@ -4,8 +4,7 @@ complete in itself, and two links, `last` and `best`, that are moved in one atom
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,9 @@ def save_state(state: TrainState, run: RunConfig, out: Path, is_best: bool, rank
         whole = gather_parts(state.ema.average[name], weight)
         if ranks.first:
             average[name] = whole.cpu().reshape(() if name in state.scalars else whole.shape)
-    with _folder_of_all(target, ranks) as folder:
+    with whole_folder(target) if ranks.first else nullcontext(target) as folder:
+        folder = Path(ranks.broadcast(str(folder)))  # all write to the first one's temporary folder
+        (folder / "training").mkdir(exist_ok=True)
         if ranks.first:
             write_model(folder, state.model, average)
             progress = {"step": state.step, "best": state.best, "data": state.data}
@@ -52,6 +53,7 @@ def save_state(state: TrainState, run: RunConfig, out: Path, is_best: bool, rank
         sharded = any(map(is_sharded, state.model.parameters()))
         if sharded or ranks.first:
             save_rows(_tensors(state), folder / "training", ranks.rank, ranks.size if sharded else 1)
+        ranks.wait()
     if ranks.first:
         # `best` before `last`: who dies in between repeats the step that was the best, and links it again.
         if is_best:
@@ -63,20 +65,6 @@ def save_state(state: TrainState, run: RunConfig, out: Path, is_best: bool, rank
                 shutil.rmtree(folder, ignore_errors=True)
     ranks.wait()  # nobody looks for the links before they are moved
     return target
-
-
-@contextmanager
-def _folder_of_all(target: Path, ranks: Ranks) -> Iterator[Path]:
-    """The first process' temporary folder, which takes the target's place when all have written to it."""
-    if ranks.first:
-        with whole_folder(target) as folder:
-            (folder / "training").mkdir()
-            ranks.broadcast(str(folder))
-            yield folder
-            ranks.wait()
-    else:
-        yield Path(ranks.broadcast(""))
-        ranks.wait()
 
 
 def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks = ALONE) -> None:
