@@ -10,25 +10,20 @@ from pathlib import Path
 
 import pytest
 from tests.train.runs import assert_same_bits, metrics, progress, state_tensors
-from tests.train.worker import environment
+from tests.train.worker import environment, train_command, wait_for
 
 from dadlm.cli import main
 from dadlm.model import load
 from dadlm.train.processes import stop_on_signal
 
 STEPS = 240  # so many that none of the signals comes too late on a machine that stands still for a second
-SETTINGS = "--model.width 16 --model.heads 2 --model.layers 1 --model.expand-at 0 --model.context 16"
-SETTINGS += f" --model.block-size 4 --model.dropout 0.1 --noise.clip-search --train.steps {STEPS}"
-SETTINGS += " --train.batch-size 2 --train.valid-every 60 --train.valid-rows 4 --train.log-every 1"
 
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command, all but --out."""
-    folder = tmp_path_factory.mktemp("signals")
-    (folder / "text.txt").write_text("the slow river runs under one red bridge. " * 60, encoding="utf-8")
-    data = f"--data.train {folder}/text.txt --data.cache {folder}/cache --data.tokenizer bpe:280"
-    return f"train small-bd3lm {data} --train.device cpu {SETTINGS}".split()
+    more = "--model.layers 1 --model.dropout 0.1 --noise.clip-search --train.batch-size 2"
+    return train_command(tmp_path_factory.mktemp("signals"), "bd3lm", STEPS, more)
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +49,6 @@ def start(tmp_path: Path) -> Iterator[object]:
     for process in started:
         process.kill()
         process.communicate()
-
-
-def wait_for(process: subprocess.Popen[str], out: Path, step: int) -> None:
-    """Until the process has logged that step."""
-    limit = time.monotonic() + 240
-    while time.monotonic() < limit:
-        file = out / "metrics.jsonl"
-        if file.exists() and file.read_bytes().count(b'"loss"') >= step:
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.003)
-    raise AssertionError(f"step {step} was not reached")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
