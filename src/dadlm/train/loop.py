@@ -97,11 +97,16 @@ class Loop(ABC):
 
     def run(self) -> Finished:
         """Train until it is done, or until asked to stop; always ends with a checkpoint."""
+        if not self.is_done():
+            self._train()
+        elif self.ranks.first and not self.quiet:
+            print(f"{self.out} ended at step {self.state.step}: nothing to do")
+        return Finished(
+            self.out, self.state.step, not self.is_done(), self.state.best, is_first=self.ranks.first
+        )
+
+    def _train(self) -> None:
         state, train, ranks = self.state, self.config.train, self.ranks
-        if self.is_done():
-            if ranks.first and not self.quiet:
-                print(f"{self.out} ended at step {state.step}: nothing to do")
-            return Finished(self.out, state.step, False, state.best, ranks.first)
         new_log = Log(self.out, self.name, train.steps, state.step, self.quiet, writes=ranks.first)
         on_cuda = self.device.type == "cuda"  # the host draws small numbers and launches
         with new_log as log, stop_on_signal(patient=ranks.group is not None) as stop, one_thread(on_cuda):
@@ -118,9 +123,9 @@ class Loop(ABC):
                 values = None
                 if logs:
                     now = time.perf_counter()
-                    rate, since, tokens = tokens / (now - since), now, 0
-                    lr = train.lr_at(state.step - 1)
-                    values = {"loss": float(loss), "lr": lr, "tokens_per_second": rate}
+                    values = {"loss": float(loss), "lr": train.lr_at(state.step - 1)}
+                    values["tokens_per_second"] = tokens / (now - since)
+                    since, tokens = now, 0
                     if self.logs_gap:
                         values["gap"] = float(self._gap)
                 log.step(state.step, values)
@@ -134,7 +139,6 @@ class Loop(ABC):
             if state.step > saved_at:
                 self._check_last_step()
                 self.save(False)
-        return Finished(self.out, state.step, not self.is_done(), state.best, ranks.first)
 
     def step(self) -> Tensor:
         """One optimiser step; the loss is that before the update, in nats per token, still on the device."""
