@@ -1,24 +1,25 @@
 """Pieces of text to ids, here or in several processes, always in the order they came.
 
-At most one batch for each process is in memory; the result does not depend on how many there are.
+At most two batches for each process are in memory; the result does not depend on how many there are.
 """
 
 import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from itertools import cycle
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from queue import SimpleQueue
 
 from dadlm.errors import DataError
 from dadlm.tokens import worker
 from dadlm.tokens.pieces import Piece
 from dadlm.tokens.tokenizer import Tokenizer
 
-Encoded = Generator[tuple[list[Piece], Sequence[Sequence[int]]]]
+Ids = Sequence[Sequence[int]]
+Encoded = Generator[tuple[list[Piece], Ids]]
 
 
 def encode_batches(batches: Iterable[list[Piece]], tokenizer: Tokenizer, file: Path, workers: int) -> Encoded:
@@ -27,25 +28,30 @@ def encode_batches(batches: Iterable[list[Piece]], tokenizer: Tokenizer, file: P
         for batch in batches:
             yield batch, tokenizer.encode_batch([piece.text for piece in batch])
         return
-
-    def result(batch: list[Piece], process: subprocess.Popen) -> tuple[list[Piece], Sequence[Sequence[int]]]:
-        with _pipes(process) as (_, stdout):
-            ids = worker.receive(stdout)
-        if ids is None:  # to fail as it did there, and say why
-            ids = tokenizer.encode_batch([piece.text for piece in batch])
-        return batch, ids
-
     with ExitStack() as stack:
-        processes = [_start(file, stack) for _ in range(workers)]
-        working: deque[tuple[list[Piece], subprocess.Popen]] = deque()
-        for batch, process in zip(batches, cycle(processes), strict=False):
-            done = [result(*working.popleft())] if len(working) == workers else []
-            with _pipes(process) as (stdin, _):
-                worker.send(stdin, [piece.text for piece in batch])
-            working.append((batch, process))
-            yield from done
-        for batch, process in working:
-            yield result(batch, process)
+        idle: SimpleQueue[subprocess.Popen] = SimpleQueue()
+        for _ in range(workers):
+            idle.put(_start(file, stack))
+
+        def encode(batch: list[Piece]) -> Ids:
+            process, texts = idle.get(), [piece.text for piece in batch]  # as many threads as processes
+            try:
+                ids = _exchange(process, texts)
+            finally:
+                idle.put(process)
+            return (
+                tokenizer.encode_batch(texts) if ids is None else ids
+            )  # to fail as it did there, and say why
+
+        threads = stack.enter_context(ThreadPoolExecutor(workers))  # left first, while processes still answer
+        waiting: deque = deque()
+        for batch in batches:
+            waiting.append((batch, threads.submit(encode, batch)))
+            if len(waiting) == 2 * workers:
+                first, ids = waiting.popleft()
+                yield first, ids.result()
+        for batch, ids in waiting:
+            yield batch, ids.result()
 
 
 def _start(file: Path, stack: ExitStack) -> subprocess.Popen:
@@ -61,11 +67,11 @@ def _start(file: Path, stack: ExitStack) -> subprocess.Popen:
     return process
 
 
-@contextmanager
-def _pipes(process: subprocess.Popen) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+def _exchange(process: subprocess.Popen, texts: list[str]) -> Ids | None:
     assert process.stdin is not None and process.stdout is not None
     try:
-        yield process.stdin, process.stdout
+        worker.send(process.stdin, texts)
+        return worker.receive(process.stdout)
     except (BrokenPipeError, EOFError):
         raise DataError(
             f"a process that tokenises has died (exit code {process.wait()}); with little memory, take "
