@@ -39,9 +39,8 @@ def encode_batches(batches: Iterable[list[Piece]], tokenizer: Tokenizer, file: P
                 ids = _exchange(process, texts)
             finally:
                 idle.put(process)
-            return (
-                tokenizer.encode_batch(texts) if ids is None else ids
-            )  # to fail as it did there, and say why
+            # Again here where it failed there: to say why.
+            return tokenizer.encode_batch(texts) if ids is None else ids
 
         threads = stack.enter_context(ThreadPoolExecutor(workers))  # left first, while processes still answer
         waiting: deque = deque()
