@@ -13,7 +13,7 @@ import dadlm
 from dadlm.cli import main
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.interop.convert import convert
-from dadlm.interop.positions import position_logp
+from dadlm.interop.likelihood import position_logp
 from dadlm.interop.published_form import published_name
 from dadlm.model.checkpoint import weights
 from dadlm.noise import Noise

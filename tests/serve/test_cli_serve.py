@@ -152,6 +152,7 @@ def test_clear_errors(
     monkeypatch.setitem(sys.modules, "ray", None)
     assert "pip install 'dadlm[serve,ray]'" in refused(capsys, "--model", folder, "--replicas", 2)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "dadlm.serve.server")
     assert "pip install 'dadlm[serve]'" in refused(capsys, "--model", folder)
 
 

@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from dadlm.cli.options import subcommand
+from dadlm.cli.options import JsonOption, subcommand
 from dadlm.evaluate.work import write_result
 from dadlm.model import find_device
 from dadlm.recipes import recipe
@@ -24,13 +24,11 @@ dadlm bench KIND --help lists the options."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Common:
+class _Common(JsonOption):
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
     out: str = ""
     """Write the result to this JSON file too."""
-    json: bool = False
-    """Print one JSON object instead of a table."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, kw_only=True)
 class JsonOption:
     json: bool = False
-    """Print one JSON object."""
+    """Print one JSON object, for programs."""
 
 
 @dataclass(frozen=True, kw_only=True)
