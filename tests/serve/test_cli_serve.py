@@ -15,11 +15,11 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from tests.commands import Cli, refused
 from tests.serve.running import WAIT, events, letter_model, until
 
 import dadlm
 from dadlm import Model
-from dadlm.cli import main
 from dadlm.cli.serve import _sources
 
 PROMPT = "the cat "
@@ -126,49 +126,38 @@ def test_sigterm_reports_texts_it_cannot_finish(folder: Path) -> None:
     assert PROMPT.strip() not in log and "Traceback" not in log
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    assert main(["serve", *map(str, words)]) == 2
-    out, err = capsys.readouterr()
-    assert not out and err.startswith("error: ")
-    return err
-
-
-def test_clear_errors(
-    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "NAME=FOLDER" in refused(capsys, "--model", folder, folder)
-    assert "NAME=FOLDER" in refused(capsys, "--model", "=x")
-    assert "not a model folder" in refused(capsys, "--port", 0, "--model", f"a={tmp_path}")
-    assert "replicas" in refused(capsys, "--model", folder, "--replicas", 0)
-    assert "max_rows" in refused(capsys, "--model", folder, "--max-rows", 0)
-    assert "absent" in refused(capsys, "--model", folder, "--api-key-file", tmp_path / "absent")
+def test_clear_errors(cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(cli("serve", "--model", folder, folder), "NAME=FOLDER")
+    refused(cli("serve", "--model", "=x"), "NAME=FOLDER")
+    refused(cli("serve", "--port", 0, "--model", f"a={tmp_path}"), "not a model folder")
+    refused(cli("serve", "--model", folder, "--replicas", 0), "replicas")
+    refused(cli("serve", "--model", folder, "--max-rows", 0), "max_rows")
+    refused(cli("serve", "--model", folder, "--api-key-file", tmp_path / "absent"), "absent")
     (tmp_path / "short").write_text("key\n")
-    assert "8 characters" in refused(capsys, "--model", folder, "--api-key-file", tmp_path / "short")
+    refused(cli("serve", "--model", folder, "--api-key-file", tmp_path / "short"), "8 characters")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert "in use" in refused(capsys, "--model", folder, "--port", taken.getsockname()[1])
-    assert "--port" in refused(capsys, "--model", folder, "--replicas", 2, "--port", 0)
+        refused(cli("serve", "--model", folder, "--port", taken.getsockname()[1]), "in use")
+    refused(cli("serve", "--model", folder, "--replicas", 2, "--port", 0), "--port")
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert "pip install 'dadlm[serve,ray]'" in refused(capsys, "--model", folder, "--replicas", 2)
+    refused(cli("serve", "--model", folder, "--replicas", 2), r"pip install 'dadlm\[serve,ray\]'")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "dadlm.serve.server")
-    assert "pip install 'dadlm[serve]'" in refused(capsys, "--model", folder)
+    refused(cli("serve", "--model", folder), r"pip install 'dadlm\[serve\]'")
 
 
 def test_warns_if_others_can_call_without_a_key(
-    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[Any] = []
     monkeypatch.setattr("dadlm.cli.serve._serve", lambda *given: served.append(given))
-    assert main(["serve", "--model", str(folder), "--host", "0.0.0.0"]) == 0
-    assert "no API key" in capsys.readouterr().err
+    assert "no API key" in cli("serve", "--model", folder, "--host", "0.0.0.0").err
     (tmp_path / "key").write_text("a-key-of-tests \n")  # without the white space
-    key = ["--api-key-file", str(tmp_path / "key")]
-    assert main(["serve", "--model", f"a={folder}", str(folder), "--host", "0.0.0.0", *key]) == 0
+    words = ["--model", f"a={folder}", folder, "--host", "0.0.0.0", "--api-key-file", "key"]
+    assert cli("serve", *words) == (0, "", "")
     monkeypatch.setenv("DADLM_API_KEY", "another-key ")
-    assert main(["serve"]) == 0
-    assert not capsys.readouterr().err
+    assert cli("serve") == (0, "", "")
     sources, keys = [given[1] for given in served], [given[2] for given in served]
     assert keys == [None, "a-key-of-tests", "another-key"]
     assert sources[2] == {name: name for name in ("dadlm", "bd3lm", "ar")}, "all that ship"
