@@ -1,22 +1,20 @@
 """`dadlm serve` as a process: models, keys, signals, errors."""
 
-import http.client
 import json
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 from tests.commands import Cli, refused
-from tests.serve.running import WAIT, events, letter_model, until
+from tests.serve.running import WAIT, Running, events, letter_model, until
 
 import dadlm
 from dadlm import Model
@@ -38,91 +36,59 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def process(*words: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The server and its port."""
+def process(*words: object) -> Iterator[tuple[subprocess.Popen[str], Running]]:
+    """The process of a server, and how to ask it."""
     command = [sys.executable, "-m", "dadlm.cli", "serve", "--port", "0", "--json", *map(str, words)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
         try:
             assert started.stdout is not None and started.stderr is not None
             line = started.stdout.readline()
             assert line, started.stderr.read()
-            yield started, int(json.loads(line)["url"].rsplit(":", 1)[1].strip("/"))
+            port = int(json.loads(line)["url"].rsplit(":", 1)[1].strip("/"))
+            yield started, Running("127.0.0.1", port, None, None)  # type: ignore[arg-type]
         finally:
             if started.poll() is None:
                 started.kill()
 
 
-class Client(threading.Thread):
-    """Asks for a long text; keeps whatever came."""
-
-    def __init__(self, port: int, seed: int, tokens: int, stream: bool) -> None:
-        super().__init__()
-        self.port, self.stream = port, stream
-        self.fields = {"prompt": PROMPT, "seed": seed, "max_tokens": tokens, "stream": stream}
-        self.begun = threading.Event()
-        self.status, self.content = 0, b""
-
-    def run(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT)
-        headers = {"content-type": "application/json"}
-        connection.request("POST", "/v1/completions", json.dumps(self.fields), headers)
-        if not self.stream:
-            self.begun.set()
-        answer = connection.getresponse()
-        self.status = answer.status
-        while piece := answer.read1(1000):
-            self.begun.set()
-            self.content += piece
-        connection.close()
-
-    @property
-    def chunks(self) -> list[Any]:
-        return events(self.content) if self.stream else [json.loads(self.content)]
-
-
-def submitted(port: int) -> float:
+def submitted(server: Running) -> float:
     """How many texts the server has been asked for: a request that is sent has not arrived yet."""
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT) as answer:
-        text = answer.read().decode()
+    text = server.ask("GET", "/metrics")[2].decode()
     return float(re.findall(r"^dadlm_submitted_total\{.*\} (.*)$", text, re.M)[0])
 
 
-def end_under_load(port: int, server: subprocess.Popen[str], tokens: int) -> list[Client]:
-    """Send SIGTERM when every client's text is being written; wait for all of them and for the server."""
-    clients = [Client(port, seed, tokens, stream=seed % 4 > 0) for seed in range(8)]
-    for client in clients:
-        client.start()
-    for client in clients:
-        assert client.begun.wait(WAIT)
-    until(lambda: submitted(port) == len(clients))
-    assert any(client.is_alive() for client in clients), "this is no load"
-    server.send_signal(signal.SIGTERM)
-    for client in clients:
-        client.join(WAIT)
-        assert not client.is_alive(), "a client waits for ever"
-    assert server.wait(WAIT) == 0
+def end_under_load(started: subprocess.Popen[str], server: Running, tokens: int) -> list[tuple[int, list]]:
+    """SIGTERM while 8 texts are written; status and chunks of each, when they and the server have ended."""
+    fields = {"prompt": PROMPT, "max_tokens": tokens}
+    asked = [fields | {"seed": seed, "stream": seed % 4 > 0} for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        clients = [pool.submit(server.ask, "POST", "/v1/completions", one) for one in asked]
+        until(lambda: submitted(server) == len(clients))
+        assert not all(client.done() for client in clients), "this is no load"
+        started.send_signal(signal.SIGTERM)
+        answers = [client.result(WAIT) for client in clients]
+    assert started.wait(WAIT) == 0
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), timeout=WAIT)
-    return clients
+        server.connect()
+    chunks = [events(answer[2]) if isinstance(answer[2], bytes) else [answer[2]] for answer in answers]
+    return [(answer[0], some) for answer, some in zip(answers, chunks, strict=True)]
 
 
 def test_sigterm_lets_texts_finish(folder: Path) -> None:
     want = dadlm.generate(long_model(), [PROMPT] * 8, seed=0, max_new_tokens=160).texts
-    with process("--model", folder, "--grace", WAIT) as (server, port):
-        clients = end_under_load(port, server, 160)
-    for client, text in zip(clients, want, strict=True):
-        assert client.status == 200
-        assert "".join(chunk["choices"][0]["text"] for chunk in client.chunks) == text
+    with process("--model", folder, "--grace", WAIT) as (started, server):
+        answers = end_under_load(started, server, 160)
+    texts = ["".join(chunk["choices"][0]["text"] for chunk in chunks) for _, chunks in answers]
+    assert texts == want and {status for status, _ in answers} == {200}
 
 
 def test_sigterm_reports_texts_it_cannot_finish(folder: Path) -> None:
-    with process("--model", folder, "--grace", 0.2) as (server, port):
-        clients = end_under_load(port, server, 2000)
-        assert server.stderr is not None
-        log = server.stderr.read()
-    for client in clients:
-        assert client.chunks[-1]["error"]["code"] == "shutdown"
-        assert client.status == (200 if client.stream else 503)
+    with process("--model", folder, "--grace", 0.2) as (started, server):
+        answers = end_under_load(started, server, 2000)
+        assert started.stderr is not None
+        log = started.stderr.read()
+    assert {chunks[-1]["error"]["code"] for _, chunks in answers} == {"shutdown"}
+    assert [status for status, _ in answers] == [503, 200, 200, 200] * 2  # every fourth is not streamed
     assert PROMPT.strip() not in log and "Traceback" not in log
 
 
