@@ -174,7 +174,7 @@ def test_play_keyboard_and_hint(browser, url, models) -> None:
         page.locator('#graph [tabindex="0"]').focus()
         page.keyboard.press("ArrowLeft")
         assert page.evaluate("document.activeElement.dataset.group") == str(first - 1)
-        assert page.locator("#hint").is_visible()
+        page.locator("#hint").wait_for()
         page.keyboard.press("Escape")
         assert page.locator("#hint").is_hidden()
         page.locator(f'#graph [data-group="{first}"][data-node="1"]').hover()

@@ -35,6 +35,13 @@ def parse(kind: type[T], words: list[str], command: str, **more: Any) -> T:
     return tyro.cli(kind, args=words, prog=f"dadlm {command}", config=(tyro.conf.FlagCreatePairsOff,), **more)
 
 
+def usage_of(command: str, kinds: dict[str, type]) -> str:
+    """How a command with subcommands is called; what each is for stands in the docstring of its options."""
+    lines = (f"  {name:10s} {kind.__doc__}" for name, kind in kinds.items())
+    first, last = f"usage: dadlm {command} {'|'.join(kinds)} [options]\n", "--help lists the options."
+    return "\n".join([first, *lines, f"\ndadlm {command} KIND {last}"])
+
+
 def subcommand(words: list[str], kinds: dict[str, type[T]], usage: str, missing: str) -> type[T] | None:
     """The options of the subcommand that is named first; None when only help was wanted, and printed."""
     if words and words[0] in ("-h", "--help"):
