@@ -1,20 +1,17 @@
 """`dadlm serve` as a process: models, keys, signals, errors."""
 
-import json
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.commands import Cli, refused
-from tests.serve.running import WAIT, Running, events, letter_model, until
+from tests.serve.running import WAIT, Running, events, model_to_save, process, until
 
 import dadlm
 from dadlm import Model
@@ -24,8 +21,8 @@ PROMPT = "the cat "
 
 
 def long_model() -> Model:
-    """Long enough a context that a signal comes in the midst of a text; a head whose bias can be saved."""
-    return letter_model("bd3lm", context=2048, architecture="bd3lm", tie_embedding=False)
+    """Long enough a context that a signal comes in the midst of a text."""
+    return model_to_save(context=2048)
 
 
 @pytest.fixture(scope="module")
@@ -33,22 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("models") / "long"
     dadlm.save(long_model(), where)
     return where
-
-
-@contextmanager
-def process(*words: object) -> Iterator[tuple[subprocess.Popen[str], Running]]:
-    """The process of a server, and how to ask it."""
-    command = [sys.executable, "-m", "dadlm.cli", "serve", "--port", "0", "--json", *map(str, words)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
-        try:
-            assert started.stdout is not None and started.stderr is not None
-            line = started.stdout.readline()
-            assert line, started.stderr.read()
-            port = int(json.loads(line)["url"].rsplit(":", 1)[1].strip("/"))
-            yield started, Running("127.0.0.1", port, None, None)  # type: ignore[arg-type]
-        finally:
-            if started.poll() is None:
-                started.kill()
 
 
 def submitted(server: Running) -> float:
@@ -76,14 +57,14 @@ def end_under_load(started: subprocess.Popen[str], server: Running, tokens: int)
 
 def test_sigterm_lets_texts_finish(folder: Path) -> None:
     want = dadlm.generate(long_model(), [PROMPT] * 8, seed=0, max_new_tokens=160).texts
-    with process("--model", folder, "--grace", WAIT) as (started, server):
+    with process("--model", folder, "--grace", WAIT, stderr=subprocess.PIPE) as (started, server):
         answers = end_under_load(started, server, 160)
     texts = ["".join(chunk["choices"][0]["text"] for chunk in chunks) for _, chunks in answers]
     assert texts == want and {status for status, _ in answers} == {200}
 
 
 def test_sigterm_reports_texts_it_cannot_finish(folder: Path) -> None:
-    with process("--model", folder, "--grace", 0.2) as (started, server):
+    with process("--model", folder, "--grace", 0.2, stderr=subprocess.PIPE) as (started, server):
         answers = end_under_load(started, server, 2000)
         assert started.stderr is not None
         log = started.stderr.read()
