@@ -191,6 +191,7 @@ def test_every_difference_of_the_weights_is_listed(tmp_path: Path) -> None:
         ({"vocab_size": 10**12}, "vocab_size is 1000000000000, expected at most"),
         ({"n_blocks": 10**12}, "n_blocks is 1000000000000, expected at most"),
         ({"n_heads": 5}, "not a valid configuration"),
+        ({"n_blocks": 1024, "hidden_dim": 65536}, "missing: backbone.blocks.1023."),
         ({"block_size": 5}, "not divisible"),
         ({"n_heads": ...}, "n_heads is missing"),
     ],
