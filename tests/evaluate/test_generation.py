@@ -23,7 +23,7 @@ from dadlm.decode import DecodeSettings
 from dadlm.errors import ConfigError
 from dadlm.evaluate.generation import generation
 from dadlm.evaluate.language_models import Scored
-from dadlm.evaluate.quality import Reading, alone, distinct, entropy, perplexity, repetition
+from dadlm.evaluate.quality import alone, distinct, entropy, perplexity, repetition
 from dadlm.evaluate.text import about
 from dadlm.model import save
 from dadlm.tokens import Rows
@@ -417,7 +417,7 @@ def test_command(
 
 def test_perplexity_is_that_of_all_tokens_and_its_interval_is_a_bootstrap() -> None:
     """Two texts, one of 1 token at 4 nats and one of 3 at 1: every resample is known."""
-    reading = Reading(None, np.array([4.0, 3.0, 0.0]), np.array([1, 3, 0]), np.zeros(3, bool))
+    reading = Scored(None, np.array([4.0, 3.0, 0.0]), np.array([1, 3, 0]), np.zeros(3, bool))
     found = perplexity(reading, torch.tensor([0, 1, 2]))
     # 7/4 nats together; resamples give 4 (a quarter of the draws), 7/4 (a half) or 1 (a quarter).
     assert found == pytest.approx({"mean": math.exp(7 / 4), "low": math.e, "high": math.exp(4)})

@@ -176,7 +176,7 @@ def test_samples_are_matched_by_configuration_and_index(folder: Path) -> None:
     ("lines", "told"),
     [
         ([sample("da", 0, "x"), '{"model": '], r"da\.jsonl, line 2: not valid JSON"),
-        ([sample("da", 0, "x"), "", "[1]"], r"da\.jsonl, line 3: not a sample"),
+        ([sample("da", 0, "x"), "", "[1]"], r"da\.jsonl, line 3: not an object but list"),
         ([{"model": "da"}], "line 1: not a sample: no configuration, prompt, text, index"),
         ([sample("da", "0", "x")], r"line 1: field 'index' must be a whole number"),
         ([sample("da", 0, "x"), sample("da", 0, "y")], r"line 2: sample 0 of FH is already in .*line 1"),

@@ -18,10 +18,11 @@ from torch import Tensor
 from dadlm.decode.picture import new_figure
 from dadlm.errors import ConfigError
 from dadlm.evaluate.intervals import bootstrap, caution
+from dadlm.evaluate.language_models import Scored
 from dadlm.evaluate.mauve import FEWEST
 from dadlm.evaluate.pareto import draw_pareto
 from dadlm.evaluate.presets import DRAWING, Configuration, configurations_for
-from dadlm.evaluate.quality import Readers, Reading, alone, closeness
+from dadlm.evaluate.quality import Readers, alone, closeness
 from dadlm.evaluate.samples import PromptSet, file_name, make_samples, prompt_set, write_samples
 from dadlm.evaluate.step_times import Run, speed_up, step_times
 from dadlm.evaluate.subject import describe
@@ -167,7 +168,7 @@ def who(metadata: Mapping[str, Any], configuration: Configuration) -> dict[str, 
     }
 
 
-def _mauve(work: Work, run: Run, truth: Reading, reading: Reading) -> dict[str, float] | None:
+def _mauve(work: Work, run: Run, truth: Scored, reading: Scored) -> dict[str, float] | None:
     """Kept like samples, because thousands of them take minutes."""
     if truth.features is None or reading.features is None:
         return None
@@ -203,12 +204,12 @@ def _notes(prompts: PromptSet, lines: Sequence[Mapping[str, Any]], embedder: str
             f"MAUVE from features of {embedder}; the paper's are of GPT-2-Large: compare rows here, "
             "not with other tables."
         )
-        if prompts.samples < ENOUGH:
-            notes.append(f"MAUVE of {prompts.samples} samples means little; take at least {ENOUGH:,}.")
-    if prompts.samples > len(prompts.rows):
+        if len(prompts.indices) < ENOUGH:
+            notes.append(f"MAUVE of {len(prompts.indices)} samples means little; take at least {ENOUGH:,}.")
+    if len(prompts.indices) > len(prompts.rows):
         notes.append(
-            f"Only {len(prompts.rows)} rows for {prompts.samples} samples: prompts repeat, with other seeds. "
-            "Of real text there is less, so its share of distinct n-grams is higher."
+            f"Only {len(prompts.rows)} rows for {len(prompts.indices)} samples: prompts repeat, with other "
+            "seeds. Of real text there is less, so its share of distinct n-grams is higher."
         )
     if lone := [row for row in lines if row["adjusted_tpf"] is None and row["block_size"]]:
         notes.append(

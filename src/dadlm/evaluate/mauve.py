@@ -1,13 +1,14 @@
 """MAUVE of two sets of features, with an interval over samples and clusterings.
 
-The steps and settings are those of `mauve-text`: unit length, PCA to 90% of the variance, k-means, two
-histograms, area under their divergence curve. They stand here one by one because the package gives back
-histograms and no labels, and because clustering is what costs and the bootstrap must not repeat it.
+`mauve-text` clusters the features into two histograms and draws their divergence curve. Clustering is what
+costs, so the bootstrap redraws the histograms and does not repeat it.
 
-n_p, n_q samples of the two sets, D width of a feature, d width after PCA, k clusters.
+n_p, n_q samples of the two sets, D width of a feature, k clusters.
 """
 
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -24,14 +25,12 @@ def mauve(
 
     With one clustering the mean is what `mauve.compute_mauve` gives for this seed.
     """
-    _check(p, q, clusterings, draws)
-    clusters = cluster_count(len(p), len(q))
-    points = _project(p, q)
+    _check(p, q)
+    # A tenth of the smaller set, as `mauve-text` chooses, and at most the 500 of the MAUVE paper.
+    clusters = max(2, min(500, round(min(len(p), len(q)) / 10)))
     scores, redrawn = [], []
     for clustering in range(clusterings):
-        labels = _cluster(points, clusters, seed + clustering)
-        sets = (labels[len(q) :], labels[: len(q)])
-        p_share, q_share = (np.bincount(one, minlength=clusters) / len(one) for one in sets)
+        p_share, q_share = _histograms(p, q, clusters, seed + clustering)
         scores.append(_area(p_share, q_share))
         # Drawing samples with replacement is drawing their labels from the histogram.
         random = np.random.default_rng([seed, clustering])
@@ -43,11 +42,6 @@ def mauve(
         "clusters": clusters,
         "samples": [len(p), len(q)],
     }
-
-
-def cluster_count(n_p: int, n_q: int) -> int:
-    """A tenth of the smaller set, as `mauve-text` chooses, and at most the 500 of the MAUVE paper."""
-    return max(2, min(500, round(min(n_p, n_q) / 10)))
 
 
 def _interval(mean: float, redrawn: np.ndarray) -> dict[str, float]:
@@ -62,30 +56,15 @@ def _interval(mean: float, redrawn: np.ndarray) -> dict[str, float]:
     return {"mean": mean, "low": max(0.0, min(float(low), mean)), "high": min(1.0, max(float(high), mean))}
 
 
-def _project(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Both sets [n_q + n_p, d], q first as in `mauve-text`: k-means starts from the order of its points."""
-    from sklearn.decomposition import PCA
-    from sklearn.preprocessing import normalize
-
-    features = normalize(np.vstack([q, p]))
-    if (features == features[0]).all():
-        raise DataError(
-            "all texts have the same feature: there is nothing to cluster (are all of them empty?)"
-        )
-    pca = PCA(random_state=0).fit(features)  # all components: exact, the same whatever the random state
-    width = int(np.argmax(np.cumsum(pca.explained_variance_ratio_) >= 0.9)) + 1
-    return np.ascontiguousarray(pca.transform(features)[:, :width], dtype=np.float32)
-
-
-def _cluster(points: np.ndarray, clusters: int, seed: int) -> np.ndarray:
-    """The cluster of each point; `mauve-text`'s settings, and its seed for k-means."""
+def _histograms(p: np.ndarray, q: np.ndarray, clusters: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """[k] of each set: the share of its samples in every cluster."""
     import faiss
+    from mauve.compute_mauve import cluster_feats
 
-    settings = {"niter": 500, "nredo": 5, "update_index": True, "seed": seed + 2}
-    # The last only silences a line on stderr: MAUVE wants few points for each cluster.
-    kmeans = faiss.Kmeans(points.shape[1], clusters, **settings, min_points_per_centroid=1)
-    kmeans.train(points)
-    return kmeans.index.search(points, 1)[1].reshape(-1)
+    # Only silences a line on stderr for each clustering: MAUVE wants few points for each cluster.
+    quiet = partial(faiss.Kmeans, min_points_per_centroid=1)
+    with patch.object(faiss, "Kmeans", quiet):
+        return cluster_feats(p, q, clusters, norm="l2", whiten=False, seed=seed)[:2]
 
 
 def _area(p_share: np.ndarray, q_share: np.ndarray) -> float:
@@ -99,7 +78,7 @@ def _area(p_share: np.ndarray, q_share: np.ndarray) -> float:
     return float(auc(x[by_x], y[by_x]) + auc(y[by_y], x[by_y])) / 2
 
 
-def _check(p: np.ndarray, q: np.ndarray, clusterings: int, draws: int) -> None:
+def _check(p: np.ndarray, q: np.ndarray) -> None:
     try:
         import mauve.compute_mauve  # noqa: F401 (asked for before minutes of work, with all it needs)
     except ImportError as error:
@@ -109,9 +88,9 @@ def _check(p: np.ndarray, q: np.ndarray, clusterings: int, draws: int) -> None:
             f"MAUVE needs at least {FEWEST} texts in each set, here are {len(p)} and {len(q)}; "
             "ask for more samples (hundreds for a score that means something)"
         )
-    if clusterings < 1 or draws < 1:
-        raise ConfigError(f"clusterings ({clusterings}) and draws ({draws}) must be at least 1")
-    if p.ndim != 2 or p.shape[1:] != q.shape[1:]:
-        raise DataError(f"features must be [n, D] with one D for both sets, not {p.shape} and {q.shape}")
     if not (np.isfinite(p).all() and np.isfinite(q).all()):
         raise DataError("features hold NaN or infinity: score the texts again with a working model")
+    if (np.concatenate([p, q]) == p[0]).all():
+        raise DataError(
+            "all texts have the same feature: there is nothing to cluster (are all of them empty?)"
+        )

@@ -29,7 +29,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         if (size := file.stat().st_size) > _LARGEST_JSON:
             raise ValueError(f"{size:,} bytes, more than {_LARGEST_JSON:,}")
-        content = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+        content = json.loads(file.read_text(encoding="utf-8"), parse_constant=refuse_constant)
         check_numbers(content)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
@@ -57,7 +57,8 @@ def check_numbers(value: Any, name: str = "", depth: int = 0) -> None:
             raise ValueError(f"{name} is {str(value)[:20]}, expected at most {most:,}")
 
 
-def _refuse(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
+    """NaN and Infinity, which Python's parser takes."""
     raise ValueError(f"{name} is not JSON")
 
 

@@ -22,7 +22,7 @@ Grid = dict[Key, dict[str, Json]]
 """Configuration → name of a model → its row."""
 
 
-def section(found: list[Found]) -> doc.Section:
+def section(found: list[Found]) -> doc.Parts:
     parts: list[Table | Figure] = []
     short: list[str] = []
     for one in found:
@@ -33,16 +33,7 @@ def section(found: list[Found]) -> doc.Section:
             parts.append(_grid_table(one, size, where))
             short += _sentences(one.result, size, where)
         parts.append(_measures_table(one, where, () if sizes else _notes(one.result, False)))
-    return doc.Section(
-        anchor="generation",
-        title="Open-ended generation",
-        about="Completions of prompts from the validation text over a grid of decoding settings. TPF: tokens "
-        "per forward pass; adjusted: times BD3LM's latency per step over the model's own. FH: first-hitting, "
-        "one token per pass. T: denoising steps per block. k, r: gaps of up to k masked tokens are filled at "
-        "once when a share r of the block is fixed.",
-        parts=parts,
-        short=short,
-    )
+    return parts, short
 
 
 def _figure(one: Found, where: str) -> Iterator[Figure]:

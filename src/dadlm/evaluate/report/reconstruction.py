@@ -35,7 +35,7 @@ class _Score:
         return self.model["name"], self.model["weights"], self.value("value")
 
 
-def section(found: list[Found]) -> doc.Section:
+def section(found: list[Found]) -> doc.Parts:
     parts: list[Table | doc.Figure] = []
     short: list[str] = []
     for group in subjects.by_data(found):
@@ -44,15 +44,7 @@ def section(found: list[Found]) -> doc.Section:
         if pairs:
             parts.append(_pairs(pairs))
             short += [_sentence(one.result) for one in pairs]
-    return doc.Section(
-        anchor="reconstruction",
-        title="Conditional block reconstruction",
-        about="Nats per token, weighted by the noise schedule: how well a masked block is restored from what "
-        "is left of it and the blocks before. Lower is better. For DA-DLM it is no bound on the likelihood; "
-        "the bound goes through its node marginals, and the gap between the two is what the graph adds.",
-        parts=parts,
-        short=short,
-    )
+    return parts, short
 
 
 def _values(group: list[Found], pairs: list[Found]) -> Table:
