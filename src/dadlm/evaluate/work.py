@@ -19,17 +19,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dadlm.errors import ConfigError, DataError
 from dadlm.model.files import lock
 
-KINDS = {
-    "reconstruction": "conditional block reconstruction, alone or paired against a second model",
-    "perplexity": "a perplexity that holds for every family: exact (AR) or a valid bound",
-    "generation": "completions over a grid of decoding settings: MAUVE, judge perplexity, TPF, the figure",
-    "judge": "two sets of samples compared in pairs by a language model",
-    "summarisation": "ROUGE, tokens per forward pass and the lead-sentence baseline",
-    "latency": "time of a complete denoising step, and memory",
-}
-"""Every evaluation, in the order of the report. A kind is a function of `dadlm.evaluate`, a class of
-options in `dadlm.cli.evaluate`, and a module of `dadlm.evaluate.report` with its tables."""
-
 
 class Work:
     """Pieces of one evaluation; without a folder they live in memory only."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.report.document import Found, Section, Table, in_short
 from dadlm.evaluate.untrusted import refuse_constant
-from dadlm.evaluate.work import KINDS, whole_file
+from dadlm.evaluate.work import whole_file
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -26,7 +26,7 @@ __all__ = ["report", "sections_of"]
 
 LARGEST = 50_000_000
 """Bytes of a result."""
-_TEXTS = Path(__file__).with_name("sections.toml")
+_SECTIONS = tomllib.loads(Path(__file__).with_name("sections.toml").read_text(encoding="utf-8"))
 _MARKUP = re.compile(r"([\\`*_\[\]|#~$])")
 
 
@@ -65,7 +65,7 @@ def report(places: Iterable[str | Path], out: str | Path = "report") -> dict[str
 def sections_of(found: list[Found]) -> list[Section]:
     """One for each kind that was found, in the paper's order."""
     sections = []
-    for kind, text in tomllib.loads(_TEXTS.read_text(encoding="utf-8")).items():
+    for kind, text in _SECTIONS.items():
         if some := [one for one in found if one.kind == kind]:
             parts, short = import_module(f"{__name__}.{kind}").section(some)
             sections.append(Section(kind=kind, parts=parts, short=short, **text))
@@ -83,7 +83,7 @@ def _read(file: Path) -> Found:
     if not isinstance(result, dict) or not isinstance(result.get("kind"), str):
         raise ValueError("no evaluation")
     found = Found(file, result)
-    if found.kind not in KINDS:
+    if found.kind not in _SECTIONS:
         raise ValueError(f"unknown kind {found.kind[:40]!r}")
     try:
         for template in ("page.html", "report.md"):
