@@ -148,6 +148,14 @@ def write(file: Path, result: Any) -> Path:
     return file
 
 
+def lines(file: Path, *records: Any) -> Path:
+    """JSON Lines; what is text is written as it is."""
+    file.parent.mkdir(exist_ok=True)
+    texts = (record if isinstance(record, str) else json.dumps(record) for record in records)
+    file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    return file
+
+
 def write_all(folder: Path) -> Path:
     """One run of everything, as the command line would lay it out."""
     for size, family, value, against in (

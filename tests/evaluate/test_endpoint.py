@@ -11,6 +11,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
+from tests.evaluate.results import lines
 
 from dadlm.cli import main
 from dadlm.errors import ConfigError, DataError, EndpointError
@@ -354,7 +355,7 @@ def test_the_key_is_in_no_file(server: Server, tmp_path: Path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     for model in ("x", "y"):
         record = {"model": model, "configuration": "FH", "index": 0, "prompt": "p", "text": model}
-        (tmp_path / f"{model}.jsonl").write_text(json.dumps(record) + "\n")
+        lines(tmp_path / f"{model}.jsonl", record)
     server.script = [chat("I like both")]
     words = ["evaluate", "judge", "--samples", "x.jsonl", "y.jsonl", "--endpoint", "judge-1"]
     assert main([*words, "--price-in", "1", "--price-out", "2"]) == 0

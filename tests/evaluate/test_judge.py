@@ -7,6 +7,7 @@ from threading import Event, Lock
 from typing import Any
 
 import pytest
+from tests.evaluate.results import lines as write
 
 from dadlm.cli import main
 from dadlm.errors import DataError
@@ -128,13 +129,6 @@ def sample(
     model: str, index: Any, text: str, configuration: str = "FH", prompt: str = "Once"
 ) -> dict[str, Any]:
     return {"model": model, "index": index, "text": text, "configuration": configuration, "prompt": prompt}
-
-
-def write(file: Path, *records: Any) -> Path:
-    file.parent.mkdir(exist_ok=True)
-    lines = (record if isinstance(record, str) else json.dumps(record) for record in records)
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return file
 
 
 @pytest.fixture
@@ -351,19 +345,14 @@ def test_who_knows_is_trusted_and_who_goes_by_length_is_not() -> None:
     assert "no evidence" in in_words(found)[-1]
 
 
-def test_the_command_with_planted_pairs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dadlm.cli.evaluate.judge.open_language_model", lambda name, device: Longer(bias=0))
-    Path("real.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in TEXTS))
+def test_the_command_with_planted_pairs(local: None, capsys: pytest.CaptureFixture[str]) -> None:
+    write(Path("real.jsonl"), *({"text": one} for one in TEXTS))
     words = ["evaluate", "judge", "--judge", "x", "--planted", "real.jsonl"]
     assert main([*words, "--json"]) == 0
     alone = json.loads(capsys.readouterr().out)
     assert (alone["a"], alone["pairs"], alone["planted"]["trusted"]) == ("the real text", 9, False)
     for model, said in (("one", "longer text"), ("two", "short")):
-        record = {"model": model, "index": 0, "text": said, "configuration": "FH", "prompt": "p"}
-        Path(f"{model}.jsonl").write_text(json.dumps(record) + "\n")
+        write(Path(f"{model}.jsonl"), sample(model, 0, said))
     assert main([*words, "--samples", "one.jsonl", "two.jsonl", "--out", "both"]) == 0
     shown = capsys.readouterr().out
     assert "truncated (its first eighth): right in 3 of 3" in shown and "no evidence" in shown
