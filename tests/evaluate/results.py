@@ -6,8 +6,8 @@ from typing import Any
 
 from dadlm.evaluate.intervals import wilson
 from dadlm.evaluate.paper import GENERATION
+from dadlm.evaluate.subject import NAMES
 
-NAMES = {"ar": "AR", "mdlm": "MDLM", "bd3lm": "BD3LM", "dadlm": "DA-DLM"}
 DATA = {"source": "wikipedia.jsonl", "rows": 2000, "row_length": 256, "fingerprint": "0123456789abcdef"}
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.mauve import mauve
+from dadlm.evaluate.mauve import check_installed, mauve
 
 pytest.importorskip("mauve")
 
@@ -24,10 +24,8 @@ def test_the_score_is_that_of_mauve_text(n_p: int, n_q: int, shift: float) -> No
     p, q = cloud(n_p), cloud(n_q, shift, seed=1)
     for seed in (0, 3):
         assert mauve(p, q, seed=seed, clusterings=1, draws=2)["mean"] == pytest.approx(reference(p, q, seed))
-    result = mauve(p, q, seed=3, draws=2)
-    assert result["mean"] == pytest.approx(np.mean([reference(p, q, seed) for seed in range(3, 8)]))
-    assert result["samples"] == [n_p, n_q]
-    assert result["clusters"] == max(2, round(min(n_p, n_q) / 10))
+    five = mauve(p, q, seed=3, draws=2)["mean"]
+    assert five == pytest.approx(np.mean([reference(p, q, seed) for seed in range(3, 8)]))
 
 
 def test_a_set_against_itself_and_against_a_far_one() -> None:
@@ -59,8 +57,6 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     broken[3, 2] = np.nan
     with pytest.raises(DataError, match="NaN"):
         mauve(p, broken)
-    with pytest.raises(DataError, match="same feature"):
-        mauve(np.ones((12, 4)), np.ones((12, 4)))
     monkeypatch.setitem(sys.modules, "mauve", None)
-    with pytest.raises(ConfigError, match=r"pip install 'dadlm\[eval\]'"):
-        mauve(p, p)
+    with pytest.raises(ConfigError, match=r"pip install 'dadlm\[eval\]'.*--embedder none"):
+        check_installed()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tests.decode.tiny import FAMILIES, force_eot, tiny
 from tests.evaluate.results import lines
+from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 
 from dadlm import Model
-from dadlm.cli import main
 from dadlm.decode import generate
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import Documents, read_documents
@@ -255,20 +255,16 @@ def test_a_folder_a_limit_and_zstd(tmp_path: Path) -> None:
 # The command line
 
 
-def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setenv("COLUMNS", "200")
-    save(model_of("dadlm"), tmp_path / "model")
-    lines(
-        tmp_path / "d.jsonl", *(dict(zip(("document", "summary"), pair, strict=True)) for pair in TEXTS), "{}"
-    )
+    save(model_of("dadlm"), "model")
+    records = ({"document": document, "summary": summary} for document, summary in TEXTS)
+    lines(Path("d.jsonl"), *records, "{}")
     words = ["evaluate", "summarisation", "--model", "model", "--data", "d.jsonl", "--infill", "2", "0.5"]
-    assert main([*words, "--json", "--device", "cpu"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = cli(*words, "--json", "--device", "cpu").json
     assert result == json.loads(Path("evaluation/summarisation/summarisation.json").read_text())
     assert result["settings"]["infill"] == [2, 0.5] and result["skipped"] == 1
-    assert main([*words, "--device", "cpu", "--out", "again", "--batch-size", "4"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(cli(*words, "--device", "cpu", "--out", "again", "--batch-size", "4").out.split())
     assert "ms per summary (7 in batches of 4)" in said
     assert "Lead sentence" in said and "1 lines left out: d.jsonl, line 8: no document" in said
-    assert main(words[:4]) == 2 and "no data: pass --data" in capsys.readouterr().err
+    refused(cli(*words[:4]), "no data: pass --data")

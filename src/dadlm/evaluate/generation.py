@@ -8,7 +8,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from dadlm.decode.picture import new_figure
 from dadlm.errors import ConfigError
 from dadlm.evaluate.intervals import bootstrap, caution
 from dadlm.evaluate.language_models import Scored
-from dadlm.evaluate.mauve import FEWEST
+from dadlm.evaluate.mauve import FEWEST, check_installed
 from dadlm.evaluate.pareto import draw_pareto
 from dadlm.evaluate.presets import DRAWING, Configuration, configurations_for
 from dadlm.evaluate.quality import Readers, alone, closeness
@@ -148,10 +147,7 @@ def _check(prompts: PromptSet, settings: GenerationSettings, folder: Path | None
                 f"MAUVE needs at least {FEWEST} samples and as many rows of text, here are "
                 f"{settings.samples} and {len(prompts.rows)}: take more, or leave it out with --embedder none"
             )
-        if find_spec("mauve") is None:
-            raise ConfigError(
-                "MAUVE needs mauve-text: pip install 'dadlm[eval]', or leave it out with --embedder none"
-            )
+        check_installed()
     if folder is not None:
         new_figure(1, 1)
 

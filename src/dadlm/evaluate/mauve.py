@@ -7,7 +7,6 @@ n_p, n_q samples of the two sets, D width of a feature, k clusters.
 """
 
 from functools import partial
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -20,12 +19,18 @@ FEWEST = 10
 
 def mauve(
     p: np.ndarray, q: np.ndarray, *, seed: int = 0, clusterings: int = 5, draws: int = 200
-) -> dict[str, Any]:
+) -> dict[str, float]:
     """MAUVE of features p [n_p, D] and q [n_q, D]: the mean over clusterings, and its 95% interval.
 
     With one clustering the mean is what `mauve.compute_mauve` gives for this seed.
     """
-    _check(p, q)
+    if min(len(p), len(q)) < FEWEST:
+        raise ConfigError(
+            f"MAUVE needs at least {FEWEST} texts in each set, here are {len(p)} and {len(q)}; "
+            "ask for more samples (hundreds for a score that means something)"
+        )
+    if not (np.isfinite(p).all() and np.isfinite(q).all()):
+        raise DataError("features hold NaN or infinity: score the texts again with a working model")
     # A tenth of the smaller set, as `mauve-text` chooses, and at most the 500 of the MAUVE paper.
     clusters = max(2, min(500, round(min(len(p), len(q)) / 10)))
     scores, redrawn = [], []
@@ -37,11 +42,18 @@ def mauve(
         again_p = random.multinomial(len(p), p_share, size=draws) / len(p)
         again_q = random.multinomial(len(q), q_share, size=draws) / len(q)
         redrawn += [_area(*pair) for pair in zip(again_p, again_q, strict=True)]
-    return {
-        **_interval(float(np.mean(scores)), np.array(redrawn)),
-        "clusters": clusters,
-        "samples": [len(p), len(q)],
-    }
+    return _interval(float(np.mean(scores)), np.array(redrawn))
+
+
+def check_installed() -> None:
+    """Asked before hours of generation, with all that the package needs."""
+    try:
+        import mauve.compute_mauve  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"MAUVE needs mauve-text ({error}): pip install 'dadlm[eval]', or leave it out with "
+            "--embedder none"
+        ) from None
 
 
 def _interval(mean: float, redrawn: np.ndarray) -> dict[str, float]:
@@ -76,21 +88,3 @@ def _area(p_share: np.ndarray, q_share: np.ndarray) -> float:
     x, y = curve.T
     by_x, by_y = np.argsort(x), np.argsort(y)
     return float(auc(x[by_x], y[by_x]) + auc(y[by_y], x[by_y])) / 2
-
-
-def _check(p: np.ndarray, q: np.ndarray) -> None:
-    try:
-        import mauve.compute_mauve  # noqa: F401 (asked for before minutes of work, with all it needs)
-    except ImportError as error:
-        raise ConfigError(f"MAUVE needs mauve-text ({error}): pip install 'dadlm[eval]'") from None
-    if min(len(p), len(q)) < FEWEST:
-        raise ConfigError(
-            f"MAUVE needs at least {FEWEST} texts in each set, here are {len(p)} and {len(q)}; "
-            "ask for more samples (hundreds for a score that means something)"
-        )
-    if not (np.isfinite(p).all() and np.isfinite(q).all()):
-        raise DataError("features hold NaN or infinity: score the texts again with a working model")
-    if (np.concatenate([p, q]) == p[0]).all():
-        raise DataError(
-            "all texts have the same feature: there is nothing to cluster (are all of them empty?)"
-        )

@@ -142,8 +142,7 @@ def closeness(truth: Scored, reading: Scored, seed: int) -> dict[str, float] | N
     both = np.concatenate([truth.features, reading.features])
     if (both == both[0]).all():  # nothing but empty texts after one prompt
         return None
-    score = mauve(truth.features, reading.features, seed=seed % 2**30)  # k-means has 32 bits for it
-    return {name: score[name] for name in ("mean", "low", "high")}
+    return mauve(truth.features, reading.features, seed=seed % 2**30)  # k-means has 32 bits for it
 
 
 def perplexity(reading: Scored, documents: Tensor) -> dict[str, float] | None:

@@ -62,20 +62,16 @@ def refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def check_stored(described: int, stored: int, origin: Path) -> None:
+def check_stored(described: int, folder: Path) -> None:
     """Refuse a configuration that describes more numbers than its weights can be."""
-    if described > 2 * stored:  # a head may be the embedding, stored once
-        raise CheckpointError(
-            f"the configuration of {origin} describes a network of {described:,} numbers, its weights hold "
-            f"{stored:,}: they do not belong together; get the model again"
-        )
-
-
-def stored_numbers(folder: Path) -> int:
-    """How many numbers the weights of a folder hold at most."""
     shapes = [shape for file in folder.glob("*.safetensors") for _, shape in read_shapes(file).values()]
     # Else a byte each at least.
-    return sum(map(math.prod, shapes)) or sum(file.stat().st_size for file in folder.glob("*.bin"))
+    stored = sum(map(math.prod, shapes)) or sum(file.stat().st_size for file in folder.glob("*.bin"))
+    if described > 2 * stored:  # a head may be the embedding, stored once
+        raise CheckpointError(
+            f"the configuration of {folder} describes a network of {described:,} numbers, its weights hold "
+            f"{stored:,}: they do not belong together; get the model again"
+        )
 
 
 def check_gguf(file: Path) -> None:
