@@ -1,26 +1,59 @@
-"""How probable a continuation is after a context: exact for AR, else a lower bound.
+"""How probable tokens are: each position of a partly masked row, and a continuation after a context.
 
-A block's tokens are revealed one by one in a random order; the mean of log p over the orders is at most the
-log of the mean. A draw takes one order for each block and scores every token once, given those revealed
-before it; what would come after the continuation stays masked. (Sets of masked tokens, as in perplexity.py,
-have the same mean, but count some tokens more often than others, which matters in short texts.)
+A continuation's probability is exact for AR, else a lower bound: a block's tokens are revealed one by one in
+a random order, and the mean of log p over the orders is at most the log of the mean. A draw takes one order
+for each block and scores every token once, given those revealed before it; what would come after the
+continuation stays masked. (Sets of masked tokens, as in perplexity.py, have the same mean, but count some
+tokens more often than others, which matters in short texts.)
 
-J masked copies of blocks, N block size, K candidates, V vocabulary.
+B rows, L tokens, G blocks, J masked copies of blocks, N block size, K candidates, V vocabulary.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dadlm import counter, dag
 from dadlm.errors import ConfigError
 from dadlm.evaluate.scores import finite
 from dadlm.model import Context, Model, eval_mode
+from dadlm.noise import Noise
 
 _COPIES = 128  # masked copies of blocks scored at once
 _NEVER = 1 << 62  # rank of a token that is not revealed
+
+
+def position_logp(model: Model, ids: Tensor, clean: Tensor | None = None) -> Tensor:
+    """Log-probabilities [B, L, V] of ids [B, L] in which unknown tokens are the mask; the mask has -inf.
+
+    Of the token at each position, or of the next one (ar); of a graph the marginals. Blocks see the blocks
+    before them as `clean` has them, or as they stand.
+    """
+    N, mask, length = model.config.block_size, model.config.mask_id, ids.shape[1]
+    if model.config.family in ("ar", "mdlm"):
+        scores = model(ids, Noise.of(ids == mask), emissions=False)
+        logp = model.head.token_logits(scores.hidden).log_softmax(-1)
+    else:
+        # The tokens that fill up the last block are not known yet.
+        ids, clean = (F.pad(x, (0, -length % N), value=mask) for x in (ids, ids if clean is None else clean))
+        scores = model(ids, Noise.of(ids == mask), clean=clean, emissions=False)
+        hidden = scores.nodes.groups(scores.nodes.to_slots(scores.hidden))
+        transition = scores.transition_logp
+        prior = None if transition is None else dag.node_marginals(transition)
+        logp = _marginal_logp(model, hidden, prior).flatten(1, 2)[:, :length]
+    return F.pad(logp, (0, 1), value=-torch.inf)
+
+
+def _marginal_logp(model: Model, hidden: Tensor, prior: Tensor | None) -> Tensor:
+    """[..., V] of a position's nodes [..., K, D] with log prior [..., K]; None: there is one node."""
+    logp = torch.full((), -torch.inf, device=hidden.device)
+    for k in range(hidden.shape[-2]):  # one at a time: K vocabularies at once would be K times the memory
+        said = model.head.token_logits(hidden[..., k, :], k).log_softmax(-1)
+        logp = torch.logaddexp(logp, said if prior is None else prior[..., k, None] + said)
+    return logp
 
 
 @dataclass(frozen=True)
@@ -64,7 +97,7 @@ def _exact(model: Model, ids: Tensor, known: int) -> Score:
 
 def _bound(model: Model, ids: Tensor, known: int, draws: int, seed: int) -> Score:
     N = model.config.block_size
-    padded = torch.nn.functional.pad(ids, (0, -len(ids) % N))
+    padded = F.pad(ids, (0, -len(ids) % N))
     clean = Context()
     model.read(padded[None], clean, only_context=True)
     position = torch.arange(len(padded), device=ids.device)
@@ -98,6 +131,5 @@ def _logp(model: Model, clean: Context, ids: Tensor, masked: Tensor, block: Tens
     denoised = model.denoise(ids[None], masked[None], first[None], clean)
     nodes, copy = denoised.nodes, torch.arange(len(place), device=place.device)
     hidden = nodes.groups(nodes.to_slots(denoised.hidden))[0, copy, place]  # [J, K, D]
-    logp = model.head.logits(hidden, torch.arange(hidden.shape[1], device=place.device)).log_softmax(-1)
     prior = dag.node_marginals(model.transition_logp(denoised))[0, copy, place]  # [J, K]
-    return (prior[..., None] + logp).logsumexp(1)
+    return _marginal_logp(model, hidden, prior)
