@@ -10,7 +10,7 @@ _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 # Purposes keep streams that share the other counters apart.
-TIME, MASK, SHIFT, ORDER, PATH, TOKEN, REMASK, REVEAL, DROPOUT = range(1, 10)
+TIME, MASK, SHIFT, ORDER, PATH, TOKEN, REMASK, REVEAL, DROPOUT, FULL = range(1, 11)
 
 
 def _wrap(number: int) -> int:

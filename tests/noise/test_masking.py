@@ -114,6 +114,18 @@ def test_weight_is_that_of_the_time():
         assert_close(noise.weight, schedule.weight(noise.time))
 
 
+def test_a_share_of_the_blocks_is_masked_whole_and_the_others_are_as_ever():
+    plain, more = (draw(NoiseConfig(full_share=share), batch_rows=64, length=256) for share in (0.0, 0.3))
+    full = more.masked.view(64, -1, 16)[:, 1:].all(-1)
+    chosen = (more.time == 1)[:, 1:]
+    assert bool(full[chosen].all()) and bool((more.weight[:, 1:][chosen] == 1).all())
+    assert 0.25 < float(chosen.float().mean()) < 0.35
+    others = ~(more.time == 1)
+    assert torch.equal(more.time[others], plain.time[others])
+    clipped = draw(NoiseConfig(full_share=0.3, low=0.2, high=0.7), batch_rows=64, length=256)
+    assert torch.equal(clipped.time == 1, more.time == 1)  # not drawn again for lying outside
+
+
 @pytest.mark.parametrize("change", [{"low": 0.3}, {"high": 0.8}, {"clip_search": True}])
 def test_clipping_is_for_the_schedule_whose_times_are_shares(change):
     NoiseConfig(**change)
@@ -167,6 +179,7 @@ def test_the_smallest_time_is_no_bound_for_the_masked_share():
         ({"low": 0.5, "high": 0.5}, "0 < low < high <= 1"),
         ({"low": 0.6, "high": 0.5}, "0 < low < high <= 1"),
         ({"low": float("nan")}, "0 < low < high <= 1"),
+        ({"full_share": 1.5}, "full_share must be in \\[0, 1\\]"),
     ],
 )
 def test_bad_settings_are_refused(bad, says):

@@ -52,6 +52,9 @@ class NoiseConfig:
     """Largest time drawn."""
     clip_search: bool = False
     """Search, at each validation, the interval (low, high) in which the loss varies least."""
+    full_share: float = 0.0
+    """Share of the blocks that are masked whole, whatever the schedule says: what is decoded in one pass, and
+    what token edges are for. Uniform times show such a block once in N + 1."""
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
@@ -60,6 +63,8 @@ class NoiseConfig:
             )
         if not 0 < self.low < self.high <= 1:
             raise ConfigError(f"noise needs 0 < low < high <= 1, got low={self.low}, high={self.high}")
+        if not 0 <= self.full_share <= 1:
+            raise ConfigError(f"full_share must be in [0, 1], got {self.full_share}")
         if self.schedule != "loglinear" and (self.clip_search or self.clipped):
             raise ConfigError("clipping compares masked shares with times, which only loglinear makes equal")
 
@@ -152,6 +157,11 @@ def draw_noise(
     """
     blocks = length // block_size * masks_per_row
     time = sample_time(seed, step, rows, batch_rows, blocks, config.low, config.high)
+    full = torch.zeros_like(time, dtype=torch.bool)
+    if config.full_share:
+        block = torch.arange(blocks, device=rows.device)
+        full = counter.uniform(seed, step, counter.FULL, rows[:, None], block) < config.full_share
+        time = torch.where(full, 1.0, time)
     if block_size == 1:  # there is one way to mask a single token: at time 1 the loss is the exact likelihood
         time = torch.ones_like(time)
     schedule = SCHEDULES[config.schedule]
@@ -175,6 +185,7 @@ def draw_noise(
         outside = fraction > config.high
         if config.low > FLOOR:  # the end of the whole range is no clipping: blocks may stay unmasked there
             outside |= fraction < config.low
+        outside &= ~full[..., None]
         if not outside.any():
             break
         masked = torch.where(outside, draw(attempt), masked)
