@@ -182,6 +182,9 @@ def test_play_keyboard_and_hint(browser, url, models) -> None:
         lines = page.locator("#hint li").all_inner_texts()
         assert [line.split("\n")[0] for line in lines] == [text for _, text, _ in top]
         assert f"{round(100 * top[0][2])}%" in lines[0]
+        place = next(i for i, id_ in enumerate(events[0].drawn) if id_ is not None)
+        page.locator(f'#graph [data-group="{place}"].lit').hover()
+        assert page.locator("#hint p").first.inner_text().startswith("Drawn: ")
         page.get_by_label("Prompt").focus()
         with page.expect_response("**/v1/completions"):
             page.keyboard.press("Control+Enter")
