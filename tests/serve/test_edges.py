@@ -11,7 +11,6 @@ from dadlm import DecodeSettings, Model, StepEvent, generate, stream
 from dadlm.serve import Committed, Request, Scheduler
 from dadlm.serve.service import Service
 
-
 every_family = pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
 
 

@@ -24,7 +24,7 @@ START = 120.0  # seconds that Ray gets to start on a busy machine
 
 
 def model() -> Model:
-    """A head whose bias can be saved: end-of-text is silenced by it. With token edges, as any model may be."""
+    """A head whose bias can be saved: end-of-text is silenced by it. It has token edges."""
     shape = {"architecture": "bd3lm", "tie_embedding": False, "edge": "bilinear", "edge_rank": 8}
     return letter_model("bd3lm", context=256, **shape)
 
