@@ -14,7 +14,7 @@ from tests.serve.company import Truth, alone, gap_requests, requests
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dadlm import DecodeSettings, Model, load
-from dadlm.decode import slots, state, step
+from dadlm.decode import choose, slots, state
 from dadlm.decode.batched_settings import BatchedSettings
 from dadlm.decode.cache import Cache, bytes_per_slot, slots_that_fit
 from dadlm.decode.engine import Engine
@@ -89,8 +89,8 @@ def test_where_nobody_draws_nothing_is_drawn(
         for i, one in enumerate(requests(8))
     ]
     expected = [alone(model, request) for request in asked]
-    monkeypatch.setattr(step, "draw_each", lambda *_, **__: pytest.fail("a token was drawn"))
-    monkeypatch.setattr(step, "at_path", lambda *_: pytest.fail("a path was drawn"))
+    monkeypatch.setattr(choose, "draw_each", lambda *_, **__: pytest.fail("a token was drawn"))
+    monkeypatch.setattr(choose, "at_path", lambda *_: pytest.fail("a path was drawn"))
     assert run_all(model, asked, 4) == expected
 
 
