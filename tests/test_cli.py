@@ -334,6 +334,7 @@ def test_no_prompt_at_all(cli: Cli, trained: Trained, monkeypatch: pytest.Monkey
     "words",
     [
         ["--sampler", "confidence", "--threshold", "0.5", "--transition-weight", "0.3"],
+        ["--sampler", "entropy", "--bound", "2.5"],
         ["--path", "viterbi", "--sampler", "random", "--steps", "2"],
         ["--top-p", "1.0", "--temperature", "0.5", "--nucleus", "bd3lm"],
         ["--temperature", "0"],

@@ -6,6 +6,7 @@ N block size, K candidates, V vocabulary.
 
 import copy
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -123,6 +124,10 @@ class Naive:
             ends = [i for i in masked if settings.padded and token[i] == self.config.eot_id]
             others = [i for i in masked if i not in ends]
             kept.add(max(others, key=score.__getitem__) if others else ends[0])
+        elif settings.sampler == "entropy":
+            path, token = chosen(graph, ids, set(masked), now, settings)
+            ends = [i for i in masked if settings.padded and token[i] == self.config.eot_id]
+            kept = within_bound({i: entropy(graph.logits[i][path[i]]) for i in masked}, kept, ends, settings)
         elif settings.sampler == "first-hitting":
             left = {i: draw(counter.REVEAL, i) for i in masked if i not in filled}
             kept |= {max(left, key=left.__getitem__)} if left else set()
@@ -274,6 +279,25 @@ def confidence(graph: Graph, path: list[int], token: list[int], i: int, weight: 
     incoming = graph.transition[i][path[i - 1] if i else 0][path[i]]
     outgoing = graph.transition[i + 1][path[i]][path[i + 1]] if i + 1 < len(path) else 1.0
     return (1 - weight) * emitted + weight * (incoming + outgoing) / 2
+
+
+def entropy(logits: torch.Tensor) -> float:
+    return -sum(p * math.log(p) for p in logits.double().softmax(-1).tolist() if p > 0)
+
+
+def within_bound(
+    entropies: dict[int, float], kept: set[int], ends: list[int], settings: DecodeSettings
+) -> set[int]:
+    """What is kept and, least open first, as much as the sum less the largest entropy allows; of texts that
+    are padded the first is not an end, if it can be."""
+    order = sorted(entropies, key=lambda i: (entropies[i], i))
+    first = next((i for i in order if i not in ends), min(ends, default=None))
+    for i in sorted(order, key=lambda i: i != first):
+        spent = [entropies[j] for j in kept | {i}]
+        if i not in kept and kept and sum(spent) - max(spent) > settings.bound:
+            break
+        kept = kept | {i}
+    return kept
 
 
 def gaps(ids: Ids, longest: int, ratio: float) -> set[int]:

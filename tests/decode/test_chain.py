@@ -21,9 +21,8 @@ SAMPLES = 8_000
 def edge_model(
     family: str = "dadlm", form: str = "bilinear", *, N: int = 3, vocab: int = 5, **shape
 ) -> Model:
-    model = tiny(
-        family, block=N, candidates=2, vocab=vocab, context=8 * N, edge=form, edge_rank=4, seed=1, **shape
-    )
+    shape = {"candidates": 2, "context": 8 * N, "edge_rank": 4} | shape
+    model = tiny(family, block=N, vocab=vocab, edge=form, seed=1, **shape)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "edge" in name:
@@ -148,6 +147,9 @@ def test_a_position_is_drawn_on_the_way_to_a_wanted_one_of_its_run():
         {"sampler": "random", "steps": 2, "infill": (2, 0.3)},
         {"sampler": "confidence", "threshold": 0.4},
         {"sampler": "confidence", "threshold": 0.4, "path": "viterbi"},
+        {"sampler": "entropy", "bound": 4.0, "infill": (1, 0.2)},
+        {"sampler": "entropy", "bound": 4.0, "path": "viterbi"},
+        {"sampler": "entropy", "bound": 4.0, "nucleus": "position"},
         {"sampler": "random", "steps": 2, "path": "lookahead"},
         {"sampler": "random", "steps": 2, "nucleus": "position"},
         {"temperature": 0.0},

@@ -4,16 +4,22 @@ import dataclasses
 import json
 
 import pytest
+import torch
+from tests.decode.test_chain import edge_model
 from tests.decode.tiny import FAMILIES, prompt_of, silence_eot, tiny
 
 from dadlm import Model, StepEvent, generate, stream
+from dadlm.noise import Noise
 from dadlm.tokens.vocabularies import train_bpe
 
-FIELDS = ["block", "step", "ids", "texts", "anchor", "top_tokens", "transition", "path", "fixed", "infilled"]
+OF_POSITIONS = ["ids", "texts", "anchor", "top_tokens", "transition", "path", "fixed", "infilled"]
+OF_POSITIONS += ["drawn", "probability", "alone"]
+FIELDS = ["block", "step", *OF_POSITIONS]
 OPTIONS = {
     "first-hitting": {"infill": (2, 0.25)},
     "random": {"sampler": "random", "steps": 1},
     "confidence": {"sampler": "confidence", "path": "viterbi", "threshold": 0.4},
+    "entropy": {"sampler": "entropy", "bound": 6.0, "nucleus": "position"},
 }
 every_family = pytest.mark.parametrize("family", FAMILIES)
 every_sampler = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -53,7 +59,7 @@ def test_fields_and_shapes(models, family: str, options: dict):
     for event in events_of(model, options):
         assert [field.name for field in dataclasses.fields(event)] == FIELDS
         assert isinstance(event.block, int) and isinstance(event.step, int)
-        for name in ("ids", "texts", "anchor", "top_tokens", "transition", "path", "fixed", "infilled"):
+        for name in OF_POSITIONS:
             assert len(getattr(event, name)) == N, name
         assert all(type(id_) is int for id_ in event.ids + event.path)
         assert all(type(flag) is bool for flag in event.anchor + event.fixed + event.infilled)
@@ -147,6 +153,50 @@ def test_one_event_follows_from_the_other(models, family: str, options: dict):
     out = generate(model, [prompt], max_new_tokens=7, seed=4, **options)
     assert text[6:13] == out.tokens[0], "stream and generate write the same text"
     assert len(events_of(model, options)) == out.forward_passes[0], "one event per pass"
+
+
+@every_sampler
+@every_family
+def test_without_edges_a_drawn_token_has_one_probability(models, family: str, options: dict):
+    """What is decided was drawn, but for what follows the end of the text."""
+    eot = models[family].config.eot_id
+    for event in events_of(models[family], options, top_tokens=300):
+        assert event.probability == event.alone and not event.has_edges
+        for i, id_ in enumerate(event.drawn):
+            assert (id_ is None) == (event.probability[i] is None)
+            assert not event.fixed[i] or event.ids[i] in (id_, eot)
+            assert not (event.anchor[i] and id_ is not None)
+            if id_ is not None:
+                top = {one: p for one, _, p in event.top_tokens[i][event.path[i]]}
+                assert event.probability[i] == pytest.approx(top[id_], abs=1e-6)
+
+
+@pytest.mark.parametrize("form", ["bilinear", "mlp"])
+@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
+@every_sampler
+def test_a_drawn_token_has_the_probability_that_the_model_gives_it_there(
+    family: str, form: str, options: dict
+):
+    """Against the model's own score of the block as it was drawn."""
+    model = edge_model(family, form, N=4, vocab=30)
+    prompt, seen = prompt_of(8), 0
+    for event in stream(model, prompt, max_new_tokens=4, seed=1, **options):
+        drawn = [id_ is not None for id_ in event.drawn]
+        block = [a if d is None else d for a, d in zip(event.ids, event.drawn, strict=True)]
+        ids = torch.tensor([prompt + [0 if id_ == model.config.mask_id else id_ for id_ in block]])
+        masked = torch.tensor([[False] * 8 + [not anchor for anchor in event.anchor]])
+        with torch.no_grad():
+            emission = model(ids, Noise.of(masked)).emission_logp[0, -1].exp()
+        for i, k in enumerate(event.path):
+            assert (event.probability[i] is not None) == drawn[i]
+            if drawn[i]:
+                assert event.probability[i] == pytest.approx(float(emission[i, k]), rel=1e-4)
+                top = {one: p for one, _, p in event.top_tokens[i][k]}
+                assert event.drawn[i] not in top or event.alone[i] == pytest.approx(top[event.drawn[i]])
+                assert not event.fixed[i] or event.ids[i] == event.drawn[i]
+                seen += 1
+        assert event.has_edges
+    assert seen >= 4
 
 
 def test_infilled_positions_are_marked(models):

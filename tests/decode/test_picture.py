@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from tests.decode.test_chain import edge_model
 from tests.decode.tiny import FAMILIES, prompt_of, silence_eot, tiny
 
 from dadlm import ConfigError, StepEvent, stream
@@ -40,6 +41,16 @@ def test_svg_parses_and_png_is_one(family: str, tmp_path):
     assert root.tag.endswith("svg") and len(list(root.iter())) > 20
     png = (tmp_path / "step.PNG").read_bytes()
     assert png.startswith(b"\x89PNG\r\n\x1a\n") and len(png) > 2000
+
+
+def test_drawn_tokens_stand_with_their_probabilities(tmp_path):
+    how = {"max_new_tokens": 4, "seed": 0, "sampler": "random", "steps": 1}
+    event = next(iter(stream(edge_model(N=4, vocab=30), prompt_of(8), **how)))
+    texts = svg_texts(event, tmp_path)
+    assert {"given left", "alone"} <= set(texts)
+    assert {f"{p:.2f}" for p in event.probability + event.alone if p is not None} <= set(texts)
+    texts = svg_texts(step(), tmp_path)
+    assert "drawn" in texts and "alone" not in texts
 
 
 def test_pdf(tmp_path):

@@ -11,7 +11,7 @@ from torch import Tensor
 from dadlm import DecodeSettings, counter, generate, stream
 from dadlm.decode.engine import Engine
 from dadlm.decode.request import Request
-from dadlm.decode.samplers import SAMPLERS, Block, Sampler
+from dadlm.decode.samplers import SAMPLERS, Block, Proposal, Sampler
 from dadlm.decode.samplers import confidence as confidence_sampler
 
 
@@ -168,11 +168,8 @@ def confident(
     mask = torch.tensor([masked], dtype=torch.bool)
     fill = torch.zeros_like(mask) if infilled is None else torch.tensor([infilled], dtype=torch.bool)
     end = None if ending is None else torch.tensor([ending]).bool()
-    return (
-        confidence_sampler.confident(mask, fill, torch.tensor([confidence]), threshold, end)[0]
-        .long()
-        .tolist()
-    )
+    proposal = Proposal(torch.tensor([confidence]), end, torch.zeros(1, len(masked)), chained=False)
+    return confidence_sampler.confident(mask, fill, proposal, threshold)[0].long().tolist()
 
 
 def test_confidence_keeps_what_reaches_the_threshold():

@@ -6,11 +6,13 @@ import re
 
 import pytest
 from rich.console import Console
+from tests.decode.test_chain import edge_model
 from tests.decode.tiny import FAMILIES, prompt_of, silence_eot, tiny
 
 from dadlm import StepEvent, stream
 from dadlm.decode.show import show_step
 
+ALL = {"sampler": "random", "steps": 1}
 ODD = ["[bold]", "[/]", "$x_1$", "a_b", "\\", "↵", "[mask]", "{}", "中", "<E4>"]
 
 
@@ -58,6 +60,16 @@ def test_every_candidate_stands_with_probability_and_transition():
             for number in (p, event.transition[i][event.path[i - 1]][k]):
                 assert f"{number:.2f}".lstrip("0") in text
             assert str(id_) in text
+
+
+def test_a_drawn_token_stands_with_both_of_its_probabilities():
+    event = next(iter(stream(edge_model(N=4, vocab=30), prompt_of(8), max_new_tokens=4, seed=0, **ALL)))
+    text = shown(event, texts_of(event, 29), width=80)
+    for given, alone in zip(event.probability, event.alone, strict=True):
+        assert f"{given:.2f} ({alone:.2f})" in text
+    event = next(iter(stream(silence_eot(tiny("bd3lm")), prompt_of(8), max_new_tokens=4, seed=0, **ALL)))
+    text = shown(event, texts_of(event, 29), width=80)
+    assert all(f"{p:.2f}" in text for p in event.probability) and "(" not in text
 
 
 def odd_event() -> StepEvent:

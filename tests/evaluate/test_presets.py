@@ -32,6 +32,7 @@ def test_labels_are_short_and_tell_apart() -> None:
     assert labels[:5] == ["FH", "FH infill 2 0.5", "FH infill 2 0", "FH infill 3 0.5", "T=16"]
     for word, label, settings in (
         ("conf=0.9", "conf 0.9", {"sampler": "confidence", "threshold": 0.9}),
+        ("H=0.25", "H=0.25", {"sampler": "entropy", "bound": 0.25}),
         ("T=8/infill=2,0.5", "T=8 infill 2 0.5", {"sampler": "random", "steps": 8, "infill": (2, 0.5)}),
         ("FH/path=viterbi", "FH path viterbi", {"path": "viterbi"}),
         ("FH/top_p=0.5/padded=1", "FH top_p 0.5 padded 1", {"top_p": 0.5, "padded": True}),

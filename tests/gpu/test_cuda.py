@@ -119,6 +119,7 @@ def test_sizes_decided_before_change_nothing(spans, masks, late, transition):
         {"sampler": "random", "nucleus": "position"},
         {"sampler": "confidence", "path": "viterbi"},
         {"sampler": "confidence", "path": "lookahead", "padded": True, "infill": (4, 0.25)},
+        {"sampler": "entropy", "bound": 4.0},
     ],
 )
 def test_samples_equal_the_cpu(family, options):

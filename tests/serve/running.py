@@ -43,8 +43,9 @@ def letter_model(family: str, context: int = 64, **shape: Any) -> Model:
 
 
 def model_to_save(context: int) -> Model:
-    """As `letter_model`, with a head whose bias, which silences end-of-text, can be saved."""
-    return letter_model("bd3lm", context=context, architecture="bd3lm", tie_embedding=False)
+    """As `letter_model`, with token edges and a head whose bias, which silences end-of-text, can be saved."""
+    shape = {"architecture": "bd3lm", "tie_embedding": False, "edge": "bilinear", "edge_rank": 8}
+    return letter_model("bd3lm", context=context, **shape)
 
 
 class Running(NamedTuple):

@@ -183,10 +183,30 @@ def test_play_keyboard_and_hint(browser, url, models) -> None:
         lines = page.locator("#hint li").all_inner_texts()
         assert [line.split("\n")[0] for line in lines] == [text for _, text, _ in top]
         assert f"{round(100 * top[0][2])}%" in lines[0]
+        place = next(i for i, id_ in enumerate(events[0].drawn) if id_ is not None)
+        page.locator(f'#graph [data-group="{place}"].lit').hover()
+        assert page.locator("#hint p").first.inner_text().startswith("Drawn: ")
         page.get_by_label("Prompt").focus()
         with page.expect_response("**/v1/completions"):
             page.keyboard.press("Control+Enter")
         until_done(page)
+
+
+def test_a_node_of_a_model_with_edges_shows_both_probabilities(browser) -> None:
+    shape = {"vocab": len(WORDS) + 2, "tokenizer": word_level(WORDS), "edge": "bilinear", "edge_rank": 8}
+    model = silence_eot(tiny("dadlm", **shape))
+    event = steps_of(model, **RANDOM)[0]
+    place = next(i for i, p in enumerate(event.probability) if p is not None and p != event.alone[i])
+    with (
+        running(Service({"dadlm": model}, settings())) as server,
+        visit(browser, f"{server.url}/", hash_of(step=0)) as page,
+    ):
+        until_done(page)
+        page.locator(f'#graph [data-group="{place}"].lit').hover()
+        said = page.locator("#hint p").first.inner_text()
+        assert (
+            said.startswith("Drawn: ") and " after the token before it, " in said and said.endswith(" alone")
+        )
 
 
 def test_race(browser, url, models) -> None:

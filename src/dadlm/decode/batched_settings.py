@@ -37,6 +37,7 @@ class BatchedSettings:
     """Infilling's r."""
     threshold: Tensor
     transition_weight: Tensor
+    bound: Tensor
     cold: Tensor
     """Temperature 0."""
     temperature: Tensor
@@ -76,6 +77,7 @@ def _numbers(settings: DecodeSettings) -> tuple[bool | int | float, ...]:
         float(ratio),
         float(settings.threshold),
         float(settings.transition_weight),
+        float(settings.bound),
         settings.temperature == 0,
         max(float(settings.temperature), 1e-30),
         1.0 / max(float(settings.temperature), 1e-30),

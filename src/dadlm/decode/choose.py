@@ -63,7 +63,7 @@ def choose(
         lookahead = settings.lookahead[rows, None] if both else features.lookahead
         if model.head.edge is not None:
             return best_chain(model, prediction[rows], block.ids[rows], block.masked[rows], lookahead)
-        return choose_best(model, prediction[rows], block.masked[rows], lookahead)
+        return choose_best(model, prediction[rows], block.masked[rows], lookahead, features.entropy)
 
     def draw_by_position(rows: Tensor | slice) -> Choice:
         uniform = uniform_path[rows], uniform_token[rows]
@@ -99,11 +99,13 @@ def _replaced(found: Choice, which: Tensor, fixed: bool, way: Callable[[Tensor |
     )
 
 
-def choose_best(model: Model, prediction: Prediction, masked: Tensor, lookahead: bool | Tensor) -> Choice:
-    """The best path [B, N] through blocks masked [B, N], its tokens and their probabilities; in place of an
-    entropy, which would need all of each vocabulary, the surprise of the token.
+def choose_best(
+    model: Model, prediction: Prediction, masked: Tensor, lookahead: bool | Tensor, entropy: bool = False
+) -> Choice:
+    """The best path [B, N] through blocks masked [B, N], its tokens and their probabilities.
 
     `lookahead` (or each row's, [B, 1]): the best node after each node, not the best path of the block.
+    `entropy`: that of the path's nodes is wanted, for which they go through the head once more.
     """
     best_logp, best_token = best_tokens(model, prediction)
     emission = torch.where(masked[..., None], best_logp, 0.0)
@@ -114,7 +116,12 @@ def choose_best(model: Model, prediction: Prediction, masked: Tensor, lookahead:
     else:
         path = dag.lookahead_path(*graph) if lookahead else dag.best_path(*graph)[0]
     tokens, logp = (x.gather(2, path[..., None]).squeeze(2) for x in (best_token, best_logp))
-    return Choice(path, tokens, logp.exp(), -logp)
+    probability = logp.exp()
+    if not entropy:
+        return Choice(path, tokens, probability, probability)
+    return Choice(
+        path, tokens, probability, entropy_of(model.head.token_logits(at_path(prediction.hidden, path), path))
+    )
 
 
 def best_tokens(model: Model, prediction: Prediction) -> tuple[Tensor, Tensor]:

@@ -1,15 +1,18 @@
 """One denoising step as plain data: for `stream`, the terminal, pictures and, as JSON, for other programs.
 
-N block size, K candidates, m tokens shown per node.
+N block size, K candidates, V vocabulary without the mask, m tokens shown per node.
 """
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from dadlm.decode.predict import at_path
 from dadlm.decode.step import Step
 from dadlm.model import Model
+from dadlm.model.edge import Left, left_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class StepEvent:
     anchor: list[bool]
     """[N]: known before the step."""
     top_tokens: list[list[list[tuple[int, str, float]]]]
-    """[N][K][m]: most probable (id, text, probability) of each node; an anchor has its own token."""
+    """[N][K][m]: most probable (id, text, probability) of each node, without token edges; an anchor has its
+    own token."""
     transition: list[list[list[float]]]
     """[N][K][K]: probability from node j of the group before to node k."""
     path: list[int]
@@ -36,6 +40,17 @@ class StepEvent:
     """[N]: decided in this step."""
     infilled: list[bool]
     """[N]: decided because they lay in a short gap."""
+    drawn: list[int | None]
+    """[N]: the token that was drawn on the path, kept or not; None where none was."""
+    probability: list[float | None]
+    """[N]: of that token by its node, given the token to its left; untempered."""
+    alone: list[float | None]
+    """[N]: the same without token edges; for a model that has none, the same number."""
+
+    @property
+    def has_edges(self) -> bool:
+        """Some token was more or less probable for the one to its left."""
+        return self.probability != self.alone
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,7 +72,36 @@ def event_of(model: Model, step: Step, tokens: int, row: int = 0) -> StepEvent:
         path=step.path[row].tolist(),
         fixed=step.kept[row].tolist(),
         infilled=step.infilled[row].tolist(),
+        **_drawn(model, step, row),
     )
+
+
+def logits_at(model: Model, step: Step, row: int, place: Tensor, edges: bool = True) -> Tensor:
+    """Logits [n, V] of the path's nodes at some positions [n] of a row, given the tokens to their left as
+    they were drawn, or without token edges."""
+    hidden, node = at_path(step.prediction.hidden, step.path)[row, place], step.path[row, place]
+    left, before = None, step.prediction.before
+    if edges and before is not None:
+        tokens = torch.where(step.drawn, step.tokens, step.ids)[row]
+        token, is_open = left_of(tokens, step.block.masked[row], before[row])
+        left = Left(token[place], is_open[place])
+    return model.head.token_logits(hidden, node, left)
+
+
+def _drawn(model: Model, step: Step, row: int) -> dict[str, list]:
+    """The drawn tokens of a row with their probabilities, as an event has them."""
+    place = step.drawn[row].nonzero().squeeze(1)
+    tokens = step.tokens[row, place]
+
+    def column(values: Tensor) -> list:
+        found = dict(zip(place.tolist(), values.tolist(), strict=True))
+        return [found.get(i) for i in range(step.drawn.shape[1])]
+
+    def said(edges: bool) -> list[float | None]:
+        probability = logits_at(model, step, row, place, edges).softmax(-1)
+        return column(probability.gather(1, tokens[:, None]).squeeze(1))
+
+    return {"drawn": column(tokens), "probability": said(edges=True), "alone": said(edges=False)}
 
 
 def _top_tokens(model: Model, step: Step, tokens: int, row: int) -> list[list[list[tuple[int, str, float]]]]:

@@ -9,13 +9,14 @@ from dadlm.errors import ConfigError
 
 _ANCHOR, _NODE, _PATH, _EDGE = "#0b7285", "#f1f3f5", "#f08c00", "#495057"
 _DECIDED, _INFILLED = "#2b8a3e", "#862e9c"
+_LINE = 0.3  # between the lines below the graph
 _FORMATS = (".svg", ".png", ".pdf")
 
 
 def draw_step(event: StepEvent, file: str | Path, title: str | None = None) -> None:
     """Groups as columns, candidates with their best token, transitions by thickness, the path lit.
 
-    Below the graph stand the tokens that are known after the step.
+    Below the graph stand the tokens that are known after the step, and how probable the drawn ones were.
     """
     check_name(file)
     figure, axes = _canvas(event)
@@ -67,10 +68,10 @@ def save_figure(figure, to: str | Path | BinaryIO, ending: str | None = None, dp
 
 def _canvas(event: StepEvent):
     groups, candidates = len(event.ids), _tallest(event)
-    figure = new_figure(1.0 + 1.05 * groups, 0.9 + 0.68 * candidates)
+    figure = new_figure(1.0 + 1.05 * groups, 0.9 + 0.68 * (candidates + _LINE * len(_rows(event))))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(-1.5, groups - 0.4)
-    axes.set_ylim(-candidates / 2 - 0.45, candidates / 2)
+    axes.set_ylim(-candidates / 2 - 0.45 - _LINE * len(_rows(event)), candidates / 2)
     axes.axis("off")
     return figure, axes
 
@@ -116,6 +117,17 @@ def _after(axes, event: StepEvent) -> None:
         if event.anchor[i] or event.fixed[i]:
             colour = _EDGE if event.anchor[i] else _INFILLED if event.infilled[i] else _DECIDED
             _label(axes, i, below, text, colour, weight="normal" if event.anchor[i] else "bold")
+    for n, (name, values) in enumerate(_rows(event).items(), 1):
+        _label(axes, -1, below - n * _LINE, name, _EDGE)
+        for i, p in enumerate(values):
+            if p is not None:
+                _label(axes, i, below - n * _LINE, f"{p:.2f}", _DECIDED if event.fixed[i] else "#adb5bd")
+
+
+def _rows(event: StepEvent) -> dict[str, list[float | None]]:
+    """Probabilities of the drawn tokens; with token edges, given the left neighbour and without it."""
+    given = {"given left": event.probability, "alone": event.alone}
+    return given if event.has_edges else {"drawn": event.probability}
 
 
 def _label(axes, x: float, y: float, text: str, colour: str, **look) -> None:

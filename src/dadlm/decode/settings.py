@@ -15,13 +15,17 @@ class DecodeSettings:
     max_new_tokens: int | None = None
     """Tokens to write after the prompt; None: 128, or what the context leaves if that is less."""
     sampler: SamplerName = "first-hitting"
-    """Which predictions a step keeps: one at random, a random share, or all that are sure enough."""
+    """Which predictions a step keeps: one at random, a random share, all that are sure enough, or as many as
+    an entropy bound allows."""
     steps: int | None = None
     """Denoising steps per block of the random sampler; None: as many as the block has tokens."""
     threshold: float = 0.9
     """Confidence from which on the confidence sampler keeps a token."""
     transition_weight: float = 0.5
     """Share of the transition probabilities in that confidence (DA-DLM)."""
+    bound: float = 0.5
+    """Entropy, in nats, that the entropy sampler keeps in one step: 0 keeps one token, or those that are
+    certain; the larger, the more."""
     path: Literal["sample", "viterbi", "lookahead"] = "sample"
     """Draw a path and its tokens, or take the most probable ones: those of the best path of the block
     (viterbi), or the best node after each node (lookahead). Both are greedy for one node per position."""
@@ -49,6 +53,7 @@ class DecodeSettings:
         _within("top_p", self.top_p, 0, 1, open_low=True)
         _within("threshold", self.threshold, 0, 1)
         _within("transition_weight", self.transition_weight, 0, 1)
+        _within("bound", self.bound, 0, 1_000_000)
         _within("temperature", self.temperature, 0, 100)
         for name in ("max_new_tokens", "steps"):
             if getattr(self, name) is not None:

@@ -14,16 +14,21 @@ def show_step(event: StepEvent, console: Console) -> None:
     candidates = max(len(group) for group in event.top_tokens)
     table = Table(title=f"block {event.block}, step {event.step}", title_justify="left")
     # Left to itself a full table would take the room it lacks from the narrow columns, which say most.
-    room = (console.width - 2 - _AFTER - 3 * (candidates + 2) - 1) // candidates
+    drawn = 11 if event.has_edges else 5
+    room = (console.width - 2 - drawn - _AFTER - 3 * (candidates + 3) - 1) // candidates
     table.add_column("", no_wrap=True, width=2)
     for k in range(candidates):
         table.add_column(f"node {k}", overflow="ellipsis", no_wrap=True, max_width=max(room, 6))
+    table.add_column("drawn", no_wrap=True, width=drawn)
     table.add_column("after", no_wrap=True, overflow="ellipsis", min_width=_AFTER, max_width=_AFTER)
     for i, text in enumerate(event.texts):
         cells = [_node(event, i, k) for k in range(len(event.top_tokens[i]))]
-        table.add_row(str(i), *cells, *[""] * (candidates - len(cells)), _after(event, i, text))
+        spare = [""] * (candidates - len(cells))
+        table.add_row(str(i), *cells, *spare, _drawn(event, i), _after(event, i, text))
     console.print(table)
-    console.print("▸ path; transition, likeliest token, its probability; ◆ infilled", style="dim")
+    legend = "▸ path; transition, likeliest token, its probability; drawn: the drawn one's"
+    legend += ", (without its left neighbour)" if event.has_edges else ""
+    console.print(f"{legend}; ◆ infilled", style="dim")
 
 
 def _node(event: StepEvent, i: int, k: int) -> Text:
@@ -37,6 +42,17 @@ def _node(event: StepEvent, i: int, k: int) -> Text:
     chosen = event.path[i] == k
     cell = f"{event.transition[i][source][k]:.2f} {token} {p:.2f}"
     return Text(("▸" if chosen else " ") + cell, style="bold yellow" if chosen else "dim")
+
+
+def _drawn(event: StepEvent, i: int) -> Text:
+    """The probability of the drawn token, with and, where there are token edges, without them."""
+    given, alone = event.probability[i], event.alone[i]
+    if given is None or alone is None:
+        return Text("")
+    return Text(
+        f"{given:.2f} ({alone:.2f})" if event.has_edges else f"{given:.2f}",
+        style="bold" if event.fixed[i] else "dim",
+    )
 
 
 def _after(event: StepEvent, i: int, text: str) -> Text:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dadlm.decode.batched_settings import BatchedSettings, Features
+from dadlm.decode.chain import on_the_way
 from dadlm.decode.choose import choose
 from dadlm.decode.infill import short_gaps
 from dadlm.decode.predict import Prediction
@@ -30,8 +31,10 @@ class Step:
     prediction: Prediction
     path: Tensor
     """[B, N]: the chosen node of each group."""
+    drawn: Tensor
+    """[B, N]: where a token was drawn, whether it is kept or not."""
     tokens: Tensor
-    """[B, N]: what was drawn, where anything was."""
+    """[B, N]: what was drawn there."""
     kept: Tensor
     """[B, N]: decided in this step, infilled ones and all behind the text's end included."""
     infilled: Tensor
@@ -56,20 +59,21 @@ def denoise_step(
     """
     infilled = _infilled(block, settings, features)
     kept, at = keep(block, infilled, settings, features)
+    chained = model.head.edge is not None
     # Where the sampler looks at the tokens, all masked positions are drawn; else only what is kept.
     path, tokens, probability, entropy = choose(model, prediction, block, kept, settings, features, capacity)
+    drawn = on_the_way(block.masked, kept) if chained else kept
     padded = settings.padded[:, None] if features.padded else None
     if features.sees_tokens:
         confidence = composite(
             probability, prediction.transition_logp, path, settings.transition_weight[:, None]
         )
         ending = None if padded is None else block.ends & (tokens == model.config.eot_id) & padded
-        chained = model.head.edge is not None
         kept, at = keep(block, infilled, settings, features, Proposal(confidence, ending, entropy, chained))
     ids = torch.where(kept, tokens, block.ids)
     ids, kept = settle(block, ids, kept, model.config.eot_id, padded)
     after = replace(block, ids=ids, masked=block.masked & ~kept, step=at + 1)
-    return after, Step(block, prediction, path, tokens, kept, infilled, at, ids)
+    return after, Step(block, prediction, path, drawn, tokens, kept, infilled, at, ids)
 
 
 def _infilled(block: Block, settings: BatchedSettings, features: Features) -> Tensor:

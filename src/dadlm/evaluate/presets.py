@@ -1,7 +1,8 @@
 """How to decode in a comparison: the paper's three grids, a quick one, and configurations as words.
 
-A word is a way to denoise, `FH` (first-hitting), `T=8` (random remasking in 8 steps a block) or `conf=0.9`
-(keep what is at least that sure), and further settings: `T=8/infill=2,0.5`, `FH/path=viterbi`.
+A word is a way to denoise, `FH` (first-hitting), `T=8` (random remasking in 8 steps a block), `conf=0.9`
+(keep what is at least that sure) or `H=0.5` (keep so many nats), and further settings: `T=8/infill=2,0.5`,
+`FH/path=viterbi`.
 """
 
 import hashlib
@@ -35,6 +36,8 @@ class Configuration:
             return "AR"
         if self.settings.sampler == "confidence":
             return f"conf {self.settings.threshold:g}"
+        if self.settings.sampler == "entropy":
+            return f"H={self.settings.bound:g}"
         return "FH" if self.settings.sampler == "first-hitting" else f"T={self.settings.steps or 'N'}"
 
     @property
@@ -61,6 +64,8 @@ class Configuration:
         """The settings as JSON; how long a text becomes is the evaluation's business."""
         settings = asdict(self.settings) | {"infill": self.infill}
         del settings["max_new_tokens"]
+        if self.settings.sampler != "entropy":
+            del settings["bound"]  # what was made before there was one keeps its fingerprint
         return settings
 
 
@@ -78,7 +83,7 @@ def configurations_for(config: ModelConfig, wanted: Iterable[str | Configuration
             found.setdefault(configuration.label, configuration)
     if not found:
         raise ConfigError(
-            f"no configurations: name a preset ({', '.join(PRESETS)}) or give FH, T=8, conf=0.9"
+            f"no configurations: name a preset ({', '.join(PRESETS)}) or give FH, T=8, conf=0.9, H=0.5"
         )
     return list(found.values())
 
@@ -104,15 +109,14 @@ def parse(word: str) -> Configuration:
         name, _, value = part.partition("=")
         if at == 0 and part == "FH":
             continue
-        if at == 0 and name in ("T", "conf"):
-            options["sampler"] = "random" if name == "T" else "confidence"
-            name = "steps" if name == "T" else "threshold"
+        if at == 0 and name in _DENOISING:
+            options["sampler"], name = _DENOISING[name]
         elif name in options:
             raise ConfigError(f"{word!r} says {name} twice")
-        elif at == 0 or name not in _READ or name in ("steps", "threshold"):
+        elif at == 0 or name not in _READ or name in ("steps", "threshold", "bound"):
             raise ConfigError(
-                f"unknown configuration {word!r}: name a preset ({', '.join(PRESETS)}), or give FH, T=8 or "
-                "conf=0.9, each with /infill=2,0.5, /path=viterbi, /path=lookahead, /top_p=0.9, "
+                f"unknown configuration {word!r}: name a preset ({', '.join(PRESETS)}), or give FH, T=8, "
+                "conf=0.9 or H=0.5, each with /infill=2,0.5, /path=viterbi, /path=lookahead, /top_p=0.9, "
                 "/nucleus=position, /temperature=1, /transition_weight=0.5 or /padded=1"
             )
         try:
@@ -134,8 +138,16 @@ def _infill(text: str) -> tuple[int, float]:
     return _number(int, k), _number(float, r)
 
 
+_DENOISING = {
+    "T": ("random", "steps"),
+    "conf": ("confidence", "threshold"),
+    "H": ("entropy", "bound"),
+}
+
 _READ: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("threshold", "top_p", "temperature", "transition_weight"), partial(_number, float)),
+    **dict.fromkeys(
+        ("threshold", "bound", "top_p", "temperature", "transition_weight"), partial(_number, float)
+    ),
     **dict.fromkeys(("path", "nucleus"), str),
     "steps": partial(_number, int),
     "infill": _infill,

@@ -60,6 +60,10 @@ def write_published(folder: Path, model: Model, notes: Notes | None = None) -> N
             f"this is a {config.family} model of architecture {config.architecture!r}; only bd3lm and mdlm "
             "models of architecture 'bd3lm' have the published form"
         )
+    if config.edge != "none":
+        raise ConfigError(
+            "this model has token edges, which the published form cannot hold: use dadlm or transformers"
+        )
     tensors = {published_name(name): tensor for name, tensor in weights(model).items()}
     notes = notes or new_notes(config)
     notes.check(config, tensors)

@@ -90,6 +90,8 @@ class Decoding(Body):
     """Confidence from which on a token is kept. Default 0.9."""
     transition_weight: Fraction | None = None
     """Weight of the transitions in that confidence. Default 0.5."""
+    bound: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
+    """Entropy, in nats, that one step may keep. Default 0.5."""
     nucleus: Literal["standard", "bd3lm", "position"] | None = None
     """position: top_p applies to a position's tokens, not to those of the sampled candidate (DA-DLM); bd3lm
     leaves out the token that crosses top_p."""

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from dadlm.decode.events import event_of
-from dadlm.decode.predict import at_path
+from dadlm.decode.events import event_of, logits_at
 from dadlm.decode.request import Row
 from dadlm.decode.step import Step
 from dadlm.errors import ConfigError
@@ -17,6 +16,7 @@ from dadlm.serve.text import TextStream
 
 _TOKENS_SHOWN = 3  # of each node in a trace
 _DIGITS = 5  # of a probability in a trace, which is mostly these
+_ROUNDED = ("top_tokens", "transition", "probability", "alone")
 
 
 class Task:
@@ -42,8 +42,7 @@ class Task:
         one = _row_of(step, index, self.row.block)
         if self.request.trace:
             event = event_of(model, one, _TOKENS_SHOWN)
-            top_tokens, transition = _rounded(event.top_tokens), _rounded(event.transition)
-            self.job.put(replace(event, top_tokens=top_tokens, transition=transition))
+            self.job.put(replace(event, **{name: _rounded(getattr(event, name)) for name in _ROUNDED}))
         if self.request.logprobs is not None:
             self.logprobs |= _logprobs(model, one, self.request.logprobs)
 
@@ -95,6 +94,8 @@ class Task:
 
 def _row_of(part: Any, row: int, width: int) -> Any:
     """One row of a step and of all tensors in it; `width` leaves out the padding of a shorter MDLM window."""
+    if part is None:
+        return None
     if isinstance(part, torch.Tensor):
         return part[row : row + 1] if part.dim() == 1 else part[row : row + 1, :width]
     return replace(part, **{f.name: _row_of(getattr(part, f.name), row, width) for f in fields(part)})
@@ -111,8 +112,7 @@ def _rounded(part: Any) -> Any:
 def _logprobs(model: Model, step: Step, count: int) -> dict[int, TokenLogprob]:
     """Of the tokens that a step of one row has fixed, by position."""
     place = step.kept[0].nonzero().squeeze(1)
-    hidden = at_path(step.prediction.hidden, step.path)[0, place]
-    logp = model.head.token_logits(hidden, step.path[0, place]).log_softmax(-1)
+    logp = logits_at(model, step, 0, place).log_softmax(-1)
     best = logp.sort(dim=-1, descending=True, stable=True)  # ties go to the lowest id, as everywhere
     tokens = step.ids[0, place]
     columns = (step.block.first[0] + place, tokens, logp.gather(1, tokens[:, None]).squeeze(1))

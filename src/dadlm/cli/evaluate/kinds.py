@@ -63,7 +63,8 @@ class Generation(OnText, GenerationSettings):
     model: tuple[str, ...] = ("bd3lm", "dadlm")
     """Models to compare, by name or folder; a BD3LM of the same block size makes an adjusted TPF possible."""
     configurations: tuple[str, ...] = ("quick",)
-    """Presets (quick, paper, paper-16, paper-8, paper-4) or single ones: FH T=8 T=8/infill=2,0.5 conf=0.9."""
+    """Presets (quick, paper, paper-16, paper-8, paper-4) or single ones: FH T=8 T=8/infill=2,0.5 conf=0.9
+    H=0.5."""
 
     embedder: str = "smollm2"
     """Features for MAUVE: smollm2, minilm, gpt2-large, a Hugging Face name or folder; none: no MAUVE."""

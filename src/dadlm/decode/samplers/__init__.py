@@ -8,10 +8,13 @@ from typing import Literal
 
 from dadlm.decode.samplers.base import Block, Proposal, Sampler
 from dadlm.decode.samplers.confidence import Confidence
+from dadlm.decode.samplers.entropy import Entropy
 from dadlm.decode.samplers.first_hitting import FirstHitting
 from dadlm.decode.samplers.random import Random
 
-SamplerName = Literal["first-hitting", "random", "confidence"]
-SAMPLERS: dict[str, Sampler] = {sampler.name: sampler for sampler in (FirstHitting(), Random(), Confidence())}
+SamplerName = Literal["first-hitting", "random", "confidence", "entropy"]
+SAMPLERS: dict[str, Sampler] = {
+    sampler.name: sampler for sampler in (FirstHitting(), Random(), Confidence(), Entropy())
+}
 
 __all__ = ["SAMPLERS", "Block", "Proposal", "Sampler", "SamplerName"]

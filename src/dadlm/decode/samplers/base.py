@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dadlm import counter
@@ -114,3 +115,32 @@ def highest(x: Tensor) -> Tensor:
     """One-hot of the largest entry of each row; ties go to the lowest index."""
     best = x == x.amax(1, keepdim=True)
     return best & (best.cumsum(1) == 1)
+
+
+def surest(candidates: Tensor, score: Tensor, ending: Tensor | None = None) -> Tensor:
+    """One-hot of the candidate [B, N] with the highest score in each row that has one.
+
+    Where texts are padded, `ending` [B, N] are end-of-texts: the last positions of a block are surest to be
+    padding, which is nobody's text. So the surest is one of the others; if there is none, the first end.
+    """
+    best = highest(score.masked_fill(~candidates, -torch.inf)) & candidates
+    if ending is None:
+        return best
+    others = candidates & ~ending
+    first = candidates & (candidates.cumsum(1) == 1)
+    return torch.where(others.any(1, keepdim=True), surest(others, score), first)
+
+
+def heads(masked: Tensor) -> Tensor:
+    """[B, N]: the first positions of runs of masked ones, whose left neighbours are known."""
+    return masked & ~F.pad(masked[:, :-1], (1, 0))
+
+
+def beginnings(masked: Tensor, sure: Tensor) -> Tensor:
+    """[B, N]: of every run of masked positions, those before the first that is not sure."""
+    place = torch.arange(masked.shape[1], device=masked.device)
+
+    def last(which: Tensor, none: int) -> Tensor:
+        return torch.where(which, place, none).cummax(1).values
+
+    return masked & (last(masked & ~sure, -2) < last(~masked, -1))

@@ -1,9 +1,8 @@
 """Confidence: every step keeps all tokens that are sure enough, and the surest one in any case."""
 
-import torch
 from torch import Tensor
 
-from dadlm.decode.samplers.base import Block, Proposal, Sampler, highest
+from dadlm.decode.samplers.base import Block, Proposal, Sampler, beginnings, heads, surest
 
 
 class Confidence(Sampler):
@@ -14,26 +13,16 @@ class Confidence(Sampler):
 
     def keep(self, block: Block, infilled: Tensor, settings, proposal: Proposal | None = None):
         assert proposal is not None
-        threshold = settings.threshold[:, None]
-        kept = confident(block.masked, infilled, proposal.confidence, threshold, proposal.ending)
-        return kept, block.step
+        return confident(block.masked, infilled, proposal, settings.threshold[:, None]), block.step
 
 
-def confident(
-    masked: Tensor,
-    infilled: Tensor,
-    confidence: Tensor,
-    threshold: float | Tensor,
-    ending: Tensor | None = None,
-) -> Tensor:
+def confident(masked: Tensor, infilled: Tensor, proposal: Proposal, threshold: float | Tensor) -> Tensor:
     """Keep what is at least as sure as the threshold (or each row's, [B, 1]), and the surest in any case.
 
-    Where texts are padded, `ending` [B, N] are end-of-texts: the last positions of a block are surest to be
-    padding, which is nobody's text. So the surest is one of the others; if there is none, the first end.
+    With token edges a token is as sure as that only beside its left neighbour: it is kept where that one is
+    known, or kept too.
     """
-    confidence = confidence.masked_fill(~masked, -1.0)
-    forced = confidence
-    if ending is not None:
-        late = torch.arange(1, masked.shape[1] + 1, device=masked.device) / -(masked.shape[1] + 1)
-        forced = torch.where(masked & ending, late, confidence)
-    return infilled | (masked & ((confidence >= threshold) | highest(forced)))
+    confidence = proposal.confidence
+    candidates = heads(masked) if proposal.chained else masked
+    sure = infilled | (confidence >= threshold) | surest(candidates, confidence, proposal.ending)
+    return beginnings(masked, sure) if proposal.chained else masked & sure

@@ -12,6 +12,14 @@ export function reach(step) {
   });
 }
 
+/** The token that was drawn at node k of group i: { text, given, alone }; null if none was. */
+export function drawnAt(step, i, k) {
+  const id = step.path[i] === k ? step.drawn?.[i] ?? null : null;
+  if (id === null) return null;
+  const known = id === step.ids[i] ? step.texts?.[i] : step.top_tokens[i][k].find(([one]) => one === id)?.[1];
+  return { text: known || `#${id}`, given: step.probability[i], alone: step.alone[i] };
+}
+
 /** The edges into group i: { from, to, probability, flow, lit }. */
 export function edgesInto(step, i, reached) {
   const sources = i ? reached[i - 1] : [1];

@@ -1,7 +1,7 @@
 // The card beside a node that is pointed at or focused: its tokens, and how likely it is to be reached.
 
 import { bar, make } from "./dom.js";
-import { reach } from "./flow.js";
+import { drawnAt, reach } from "./flow.js";
 import { percent, shown } from "./svg.js";
 
 export function showHint(hint, step, node) {
@@ -30,6 +30,12 @@ function contents(step, i, k) {
     `${percent(step.transition[i][before][k])} from the path’s node before`,
     `${percent(reach(step)[i][k])} over all paths`,
   ];
+  const drawn = drawnAt(step, i, k);
+  if (drawn) {
+    const { text, given, alone } = drawn;
+    const beside = given === alone ? "" : ` after the token before it, ${percent(alone)} alone`;
+    lines.unshift(`Drawn: ${shown(text)}, ${percent(given)}${beside}`);
+  }
   const lit = step.path[i] === k ? ", on the path" : "";
   return [
     make("h3", { text: `${where}, candidate ${k}${lit}` }),

@@ -121,6 +121,9 @@ export class Run {
       path: shown.flatMap((one) => one.path),
       fixed: [...earlier.map(() => false), ...step.fixed],
       infilled: [...earlier.map(() => false), ...step.infilled],
+      ...Object.fromEntries(
+        ["texts", "drawn", "probability", "alone"].map((name) => [name, shown.flatMap((one) => one[name] ?? [])]),
+      ),
     };
   }
 
