@@ -2,10 +2,11 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.train.runs import FAMILIES, config, metrics, text, tokenizer, train, trainer, with_noise
+from tests.train.runs import FAMILIES, config, metrics, shape, text, tokenizer, train, trainer, with_noise
 
 from dadlm.evaluate import score_rows
 from dadlm.model import load
@@ -34,6 +35,25 @@ def test_validation_is_the_score_of_the_saved_model(family: str, tmp_path: Path)
         assert logged[-1]["valid_gap"] == pytest.approx(last.gap, abs=1e-5)
         assert logged[-1]["valid_gap"] != 0
         assert all("gap" in entry for entry in metrics(tmp_path) if "loss" in entry)
+
+
+@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
+def test_models_with_edges_log_their_bound_and_what_the_graph_adds(family: str, tmp_path: Path) -> None:
+    run = config(family, tmp_path, valid_rows=20)
+    train(replace(run, model=shape(family, edge="bilinear", edge_rank=4)))
+    logged = [entry for entry in metrics(tmp_path) if "valid_reconstruction" in entry][-1]
+    last = score_rows(load(tmp_path / "last"), text(32, 2), count=20, batch_size=7)
+    expected = {
+        "reconstruction": float(last.reconstruction.mean()),
+        "bound": float(last.bound.mean()),
+        "gap": last.gap,
+    }
+    if family == "dadlm":
+        expected["graph_gap"] = float(last.graph_gap.mean())
+        assert expected["graph_gap"] != expected["gap"]
+    found = {name.removeprefix("valid_"): value for name, value in logged.items() if name != "step"}
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert expected["gap"] != 0
 
 
 def test_each_validation_line_and_the_bar_are_printed(

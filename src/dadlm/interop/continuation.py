@@ -8,18 +8,23 @@ have the same mean, but count some tokens more often than others, which matters 
 J masked copies of blocks, N block size, K candidates, V vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dadlm import counter, dag
 from dadlm.errors import ConfigError
 from dadlm.evaluate.scores import finite
 from dadlm.model import Context, Model, eval_mode
+from dadlm.objective import exact_or
+from dadlm.objective.marginals import blocks_of, token_marginals
 
 _COPIES = 128  # masked copies of blocks scored at once
+_CHAINS = 64  # of models with token edges and a large vocabulary: on average the bound stays one
 _NEVER = 1 << 62  # rank of a token that is not revealed
 
 
@@ -64,7 +69,7 @@ def _exact(model: Model, ids: Tensor, known: int) -> Score:
 
 def _bound(model: Model, ids: Tensor, known: int, draws: int, seed: int) -> Score:
     N = model.config.block_size
-    padded = torch.nn.functional.pad(ids, (0, -len(ids) % N))
+    padded = F.pad(ids, (0, -len(ids) % N))
     clean = Context()
     model.read(padded[None], clean, only_context=True)
     position = torch.arange(len(padded), device=ids.device)
@@ -79,7 +84,7 @@ def _bound(model: Model, ids: Tensor, known: int, draws: int, seed: int) -> Scor
         masked, logp, best = rank[block] >= rank[block, place][:, None], [], []
         for b, p, m in zip(*(tensor.split(_COPIES) for tensor in (block, place, masked)), strict=True):
             blocks = padded.view(-1, N)[b]
-            said = _logp(model, clean, blocks, m, b, p)
+            said = _logp(model, clean, padded, blocks, m, b, p, seed)
             logp.append(said.gather(1, blocks.gather(1, p[:, None])).double())
             best.append(said.argmax(-1))
         return torch.cat(logp).sum(), torch.cat(best)
@@ -92,11 +97,27 @@ def _bound(model: Model, ids: Tensor, known: int, draws: int, seed: int) -> Scor
     return Score(float(finite(total / draws)), bool((best == ids[known:]).all()))
 
 
-def _logp(model: Model, clean: Context, ids: Tensor, masked: Tensor, block: Tensor, place: Tensor) -> Tensor:
-    """[J, V] at the place [J] of blocks ids [J, N] of one text, number `block` [J] of it, masked so."""
+def _logp(
+    model: Model,
+    clean: Context,
+    text: Tensor,
+    ids: Tensor,
+    masked: Tensor,
+    block: Tensor,
+    place: Tensor,
+    seed: int,
+) -> Tensor:
+    """[J, V] at the place [J] of blocks ids [J, N] of one text [L], number `block` [J] of it, masked so."""
     first = block * model.config.block_size
     denoised = model.denoise(ids[None], masked[None], first[None], clean)
     nodes, copy = denoised.nodes, torch.arange(len(place), device=place.device)
+    if model.head.edge is not None:
+        graph, V = (denoised, model.transition_logp(denoised), ids[None]), model.config.mask_id
+        blocks, wanted = blocks_of(*graph, text[None], V), F.one_hot(place, ids.shape[1]).bool()
+        logp = torch.full((len(place), V + 1), -torch.inf, device=place.device)
+        for said in token_marginals(model, blocks, wanted, chains=exact_or(_CHAINS, V), seed=seed):
+            logp[said.blocks, :-1] = said.logp.logsumexp(1) - math.log(said.logp.shape[1])
+        return logp
     hidden = nodes.groups(nodes.to_slots(denoised.hidden))[0, copy, place]  # [J, K, D]
     logp = model.head.logits(hidden, torch.arange(hidden.shape[1], device=place.device)).log_softmax(-1)
     prior = dag.node_marginals(model.transition_logp(denoised))[0, copy, place]  # [J, K]

@@ -4,7 +4,10 @@ B rows, L tokens, G blocks (L - 1 single tokens for AR, one for MDLM), N block s
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +18,7 @@ from dadlm.nodes import PaddedSizes
 from dadlm.noise import Noise
 from dadlm.objective.marginals import blocks_of, check_chains, exact_or, token_marginals
 
-__all__ = ["Losses", "check_chains", "exact_or", "losses", "marginal_nll", "path_nll"]
+__all__ = ["CHAINS", "Losses", "check_chains", "exact_or", "losses", "marginal_nll", "path_nll"]
 
 CHAINS = 8
 """Enough for validation: the bound is a little loose, and costs less than the pass itself."""
@@ -30,7 +33,7 @@ class Losses:
     reconstruction: Tensor
     """Conditional reconstruction: the joint likelihood of the masked tokens, the paper's metric."""
     bound: Tensor
-    """The same through per-token marginals: a valid bound for every family. NaN where it was not asked for."""
+    """The same through per-token marginals: a valid bound for every family. NaN where none was asked for."""
     graph_gap: Tensor
     """What the graph alone adds: tokens one by one through the node priors, each after its true left
     neighbour where there are token edges, minus all paths. 0 while the K nodes of a group are alike."""
@@ -66,15 +69,26 @@ def losses(
         nll = path_nll(emission, transition) * weight
         apart = marginal_nll(emission.detach(), transition.detach()) * weight if report else nll.detach()
     found = Losses(nll, nll.detach(), apart, apart - nll.detach())
-    core = getattr(model, "module", model)
+    core: Any = getattr(model, "module", model)  # what DDP has wrapped
     if not report or noise is None or core.head.edge is None:
         return found
     by_chains = [torch.full_like(apart, math.nan)]
     if chains is not None:
-        with torch.no_grad():
+        with torch.no_grad(), _gathered(core):
             by_chains = [part * weight for part in _edge_bound(core, scores, ids, noise, chains, seed)]
     several = torch.stack(by_chains) if len(by_chains) > 1 else None
     return Losses(found.train, found.reconstruction, by_chains[-1], found.graph_gap, several)
+
+
+@contextmanager
+def _gathered(model: nn.Module) -> Iterator[None]:
+    """FSDP shards weights behind every forward pass, and the vocabulary head is needed once more."""
+    if not hasattr(model, "unshard"):
+        yield
+        return
+    model.unshard()  # type: ignore[operator]
+    yield
+    model.reshard()  # type: ignore[operator]
 
 
 def path_nll(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """What a pass says of one token alone, where token edges tie it to its neighbours: the open ones to its left
 are summed out. Known tokens end a run, so every run of masked positions starts from a known one.
 
-Exactly, by messages over (node, token), or by sampled chains, each of which draws a run from left to right and
-carries a filter over the nodes; the mean of what the chains say of a token is its marginal in expectation.
+Exactly, by messages over (node, token), or by sampled chains, each of which draws a run from left to right
+and carries a filter over the nodes: the mean of what they say of a token is its marginal in expectation.
 docs/maths.md derives both.
 
 J blocks, N block size, K candidates, V vocabulary without the mask, D width, S chains, n blocks of a piece.
@@ -86,7 +86,9 @@ def _keys(clean: Tensor, noisy: Tensor, first: Tensor) -> Tensor:
     batch, whatever comes after it, and none depends on a masked token."""
     place = torch.arange(clean.shape[1], device=clean.device)
     text = torch.nn.functional.pad(counter.hash_counters(clean, place).cumsum(1), (1, 0))
-    inside = counter.hash_counters(noisy, first[..., None] + torch.arange(noisy.shape[2], device=first.device))
+    inside = counter.hash_counters(
+        noisy, first[..., None] + torch.arange(noisy.shape[2], device=first.device)
+    )
     return text.gather(1, first) + inside.sum(-1)
 
 
@@ -200,7 +202,7 @@ class _Chains:
         return self._draw(i, which, prior[..., None] + logits.log_softmax(-1))
 
     def _draw(self, i: int, which: Tensor, joint: Tensor) -> Tensor:
-        """Draw a token for each chain from joint [n, S or 1, K, V] of (node, token); what is said of tokens."""
+        """Draw a token for each chain from joint [n, S or 1, K, V] of (node, token)."""
         n, S, (K, V) = len(which), len(self.number), joint.shape[2:]
         said = joint.logsumexp(2)
         with torch.no_grad():
