@@ -2,6 +2,8 @@
 
 import os
 import random
+from collections.abc import Callable
+from pathlib import Path
 
 # Tensors are tiny: threads would wait for each other, on a busy machine for minutes. Programs that tests
 # start inherit it. Before torch is imported, which reads it then.
@@ -9,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from tests.commands import Result
 
 try:
     from hypothesis import HealthCheck, settings
@@ -40,3 +43,25 @@ def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     with_graphs = lambda self, model, **how: start(self, model, **{**how, "graphs": True})  # noqa: E731
     monkeypatch.setattr(Engine, "__init__", with_graphs)
     monkeypatch.setattr(GraphedCallable, "__call__", lambda self, function, capture: function())
+
+
+@pytest.fixture
+def cli(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Result]:
+    """Run a command in an empty folder; what its libraries print counts too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def run(*words: object) -> Result:
+        from dadlm.cli import main
+
+        capfd.readouterr()
+        try:
+            code: object = main([str(word) for word in words])
+        except SystemExit as end:
+            code = end.code
+        return Result(code, *capfd.readouterr())
+
+    return run

@@ -1,7 +1,6 @@
 """The command line: what people type, what they get, and that bad input ends in a clear error and code 2."""
 
 import io
-import json
 import os
 import pydoc_data.topics
 import re
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tests.commands import Cli, refused
 from tests.train.runs import metrics, progress
 
 import dadlm
@@ -26,53 +26,6 @@ from dadlm.tokens import Piece
 from dadlm.train import Trainer
 
 ENGLISH = "\n\n".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
-
-
-class Result(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """Exactly one JSON object, strict JSON, and nothing else on standard output."""
-        assert self.out.count("\n") == 1 and self.out.endswith("\n"), f"not one line: {self.out!r}"
-
-        def refuse(name: str) -> None:
-            raise AssertionError(f"{name} is not JSON")
-
-        return json.loads(self.out, parse_constant=refuse)
-
-
-Cli = Callable[..., Result]
-
-
-@pytest.fixture
-def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
-    """Run a command in an empty folder; what its libraries print counts too."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-    def run(*words: object) -> Result:
-        capfd.readouterr()
-        try:
-            code: object = main([str(word) for word in words])
-        except SystemExit as end:
-            code = end.code
-        return Result(code, *capfd.readouterr())
-
-    return run
-
-
-def refused(result: Result, *told: str) -> None:
-    """Code 2, a message that says all of this, no traceback, nothing on standard output."""
-    assert result.code == 2, result
-    said = " ".join(result.err.split())
-    assert "Traceback" not in said and "Error:" not in said
-    for words in told:
-        assert re.search(words, said), f"{words!r} is not in {said!r}"
-    assert "{" not in result.out
 
 
 SMALL = ["--model.width", "32", "--model.heads", "2", "--model.layers", "2", "--model.expand-at", "1"]
@@ -113,23 +66,23 @@ def model(trained: Trained, tmp_path: Path) -> Path:
 # Help
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--help"], "generate"),
-        (["-h"], "train"),
-        (["train", "--help"], "paper-dadlm"),
-        (["train", "small-dadlm", "--help"], "--model.track-bias"),
-        (["generate", "--help"], "--transition-weight"),
-        (["data", "--help"], "prepare"),
-        (["data", "prepare", "--help"], "--text-field"),
-        (["data", "tokenizer", "--help"], "--size"),
-        (["tour", "--help"], "--seed"),
-        (["--version"], dadlm.__version__),
-    ],
-)
-def test_help_and_version(words: list[str], told: str, cli: Cli) -> None:
-    result = cli(*words)
+HELP = {
+    "--help": "generate",
+    "-h": "train",
+    "train --help": "paper-dadlm",
+    "train small-dadlm --help": "--model.track-bias",
+    "generate --help": "--transition-weight",
+    "data --help": "prepare",
+    "data prepare --help": "--text-field",
+    "data tokenizer --help": "--size",
+    "tour --help": "--seed",
+    "--version": dadlm.__version__,
+}
+
+
+@pytest.mark.parametrize("words", HELP)
+def test_help_and_version(words: str, cli: Cli) -> None:
+    result, told = cli(*words.split()), HELP[words]
     assert (result.code, result.err) == (0, "")
     assert told in result.out
     alone = cli()
@@ -168,25 +121,27 @@ def test_train_prints_one_json_object(cli: Cli, trained: Trained, tmp_path: Path
     }
 
 
-def test_an_interrupted_run_prints_json_too(
+def test_a_run_interrupted_before_its_first_validation(
     cli: Cli, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the first validation there is no value yet, and JSON has no infinity."""
-    make = Trainer.step
+    """There is no value yet, and JSON has no infinity; a run that ends so has no best model."""
+    make, words = Trainer.step, trained.train("bd3lm", "run")
 
     def step(self: Trainer) -> float:
         signal.raise_signal(signal.SIGINT)
         return make(self)
 
-    monkeypatch.setattr(Trainer, "step", step)
-    result = cli(*trained.train("bd3lm", tmp_path / "run", "--json"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "step", step)
+        result = cli(*words, "--json")
     assert result.code == 130
-    told = result.json
-    assert (told["interrupted"], told["step"]) == (True, 1)
+    assert (result.json["interrupted"], result.json["step"], result.json["valid"]) == (True, 1, None)
     assert progress(tmp_path / "run" / "last")["step"] == 1
+    done = cli(*words, "--train.steps", 1)
+    assert done.code == 0 and "model in run/last" in done.out and "inf" not in done.out
 
 
-def test_a_plan_trains_nothing_and_prints_the_parameters(cli: Cli, tmp_path: Path) -> None:
+def test_a_plan_trains_nothing_and_prints_the_parameters(cli: Cli, trained: Trained, tmp_path: Path) -> None:
     for kind, count in (("gated", "2,392,344"), ("single", "1,179,649")):
         result = cli("train", "paper-dadlm", "--plan", "--model.transition", kind)
         assert result.code == 0
@@ -195,13 +150,11 @@ def test_a_plan_trains_nothing_and_prints_the_parameters(cli: Cli, tmp_path: Pat
     told = cli("train", "paper-dadlm", "--plan", "--json").json
     assert told["parameters"]["transition"] == 2_392_344
     assert told["run"]["train"]["steps"] == 60_000
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_plan_has_the_vocabulary_of_the_stage_before(cli: Cli, trained: Trained) -> None:
+    # The vocabulary is that of the stage before.
     words = trained.train("bd3lm", "run", "--init-from", trained.runs["mdlm"], "--plan", "--json")
     own = load(trained.runs["mdlm"])
     assert cli(*words).json["parameters"]["embedding"] == own.backbone.embedding.weight.numel()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
@@ -231,10 +184,7 @@ BAD_TRAINING: dict[str, tuple[list[str], list[str]]] = {
     ),
     "missing origin": (["--data.train", "text.txt", "--init-from", "gone"], ["there is no folder gone"]),
     "context": (["--model.context", "100"], ["context 100 is not divisible by block_size 8", "96"]),
-    "context of one": (
-        ["--data.train", "text.txt", "--model.context", "1", "--model.block-size", "1"],
-        ["context"],
-    ),
+    "context of one": (["--model.context", "1", "--model.block-size", "1"], ["context"]),
     "no candidates": (["--model.candidates", "0"], ["candidates must be at least 1, got 0"]),
     "no block": (["--model.block-size", "0"], ["block_size must be at least 1"]),
     "no steps": (["--train.steps", "0"], ["steps must be at least 1"]),
@@ -272,16 +222,14 @@ def test_an_out_that_is_a_file(cli: Cli, trained: Trained, tmp_path: Path) -> No
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
 
 
-@pytest.mark.parametrize(
-    "words", [["train", "small-gpt"], ["train", "dadlm"], ["train"], ["train", "--json"]]
-)
-def test_an_unknown_recipe_is_answered_with_the_list(words: list[str], cli: Cli) -> None:
-    refused(cli(*words), *map(re.escape, RECIPES))
+@pytest.mark.parametrize("words", ["train small-gpt", "train dadlm", "train", "train --json"])
+def test_an_unknown_recipe_is_answered_with_the_list(words: str, cli: Cli) -> None:
+    refused(cli(*words.split()), *map(re.escape, RECIPES))
 
 
-@pytest.mark.parametrize("words", [["trian"], ["data"], ["data", "fetch"], ["--json"]])
-def test_an_unknown_command_is_answered_with_those_there_are(words: list[str], cli: Cli) -> None:
-    refused(cli(*words), "usage", "prepare" if words[0] == "data" else "tour")
+@pytest.mark.parametrize("words", ["trian", "data", "data fetch", "--json"])
+def test_an_unknown_command_is_answered_with_those_there_are(words: str, cli: Cli) -> None:
+    refused(cli(*words.split()), "usage", "prepare" if "data" in words else "tour")
 
 
 def test_a_checkpoint_of_another_vocabulary(cli: Cli, trained: Trained, tmp_path: Path) -> None:
@@ -346,12 +294,6 @@ def test_generate_prints_json_that_follows_the_seed(cli: Cli, trained: Trained) 
     assert alone["texts"] == told["texts"][1:2]  # row i has seed + i
 
 
-def test_numbers_before_the_prompt(cli: Cli, trained: Trained) -> None:
-    words = ["--model", trained.runs["dadlm"], "--json", "--max-new-tokens", 4]
-    behind = cli("generate", "The class", *words, "--seed", 1, "--infill", 2, 0.5).json
-    assert cli("generate", *words, "--seed", 1, "--infill", 2, 0.5, "The class").json == behind
-
-
 @pytest.mark.parametrize(
     ("words", "moved"),
     [
@@ -372,8 +314,10 @@ def test_prompts_from_standard_input(cli: Cli, trained: Trained, monkeypatch: py
     """A line each; an empty one is the empty prompt, as "" is on the command line."""
     words = ["--model", trained.runs["dadlm"], "--json", "--seed", 1, "--max-new-tokens", 4]
     monkeypatch.setattr("sys.stdin", io.StringIO("The class\n\n  An import"))
+    words += ["--infill", 2, 0.5]
     told = cli("generate", *words).json
     assert told == cli("generate", "The class", "", "  An import", *words).json
+    assert told == cli("generate", *words, "The class", "", "  An import").json, "no more numbers"
     monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffThe class\n\n  An import"))  # from a Windows editor
     assert told == cli("generate", *words).json
 
@@ -415,6 +359,8 @@ BAD_DECODING: dict[str, tuple[list[str], str]] = {
     "infill alone": (["--infill", "2"], "infill"),
     "sampler": (["--sampler", "greedy"], "greedy|sampler"),
     "unknown option": (["--topp", "0.9"], "--topp"),
+    "long prompt": (["word " * 300], r"the prompt has \d{3} tokens; the context of 128"),
+    "not UTF-8": (["caf\udce9"], "Unicode"),  # what the shell hands over for such bytes
     "seed": (["--seed", "9" * 20], "seed"),
     "batch size": (["--batch-size", "0"], "batch.size"),
     "device": (["--device", "abacus"], "abacus"),
@@ -428,13 +374,8 @@ BAD_DECODING: dict[str, tuple[list[str], str]] = {
 @pytest.mark.parametrize("case", BAD_DECODING)
 def test_bad_input_to_generate(case: str, cli: Cli, trained: Trained, tmp_path: Path) -> None:
     words, told = BAD_DECODING[case]
-    refused(cli("generate", "hello", "--model", trained.runs["dadlm"], *words), told)
+    refused(cli("generate", "--model", trained.runs["dadlm"], "hello", *words), told)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_prompt_longer_than_the_context(cli: Cli, trained: Trained) -> None:
-    result = cli("generate", "word " * 300, "--model", trained.runs["dadlm"])
-    refused(result, r"the prompt has \d{3} tokens; the context of 128")
 
 
 def test_no_such_model(cli: Cli, tmp_path: Path) -> None:
@@ -444,11 +385,6 @@ def test_no_such_model(cli: Cli, tmp_path: Path) -> None:
     refused(cli("generate", "hello", "--model", "runs/nowhere"), "there is no folder runs/nowhere. Models")
     (tmp_path / "empty").mkdir()
     refused(cli("generate", "hello", "--model", "empty"), "empty is not a model folder")
-
-
-def test_a_prompt_that_is_not_unicode(cli: Cli, trained: Trained) -> None:
-    """What the shell hands over for bytes that are not UTF-8."""
-    refused(cli("generate", "caf\udce9", "--model", trained.runs["dadlm"]), "Unicode")
 
 
 def test_text_is_printed_as_it_is(cli: Cli, trained: Trained) -> None:
@@ -471,9 +407,7 @@ def test_show_prints_every_step(cli: Cli, trained: Trained, monkeypatch: pytest.
     assert "▸" in result.out and "▢" in result.out
     both = cli(*words, "--show", "--json")
     assert both.json == told and "block" in both.err
-    monkeypatch.setattr(
-        "secrets.randbits", lambda bits: 2
-    )  # without --seed one is drawn, and it holds for both
+    monkeypatch.setattr("secrets.randbits", lambda _: 2)  # without --seed one is drawn, and holds for both
     del words[4:6]
     assert cli(*words, "--show").out == result.out
 
@@ -509,24 +443,6 @@ def test_names_that_look_like_markup(cli: Cli, trained: Trained) -> None:
     assert again.code == 0 and "run[/v1]" in again.out
 
 
-def test_a_run_that_was_never_validated_has_no_best_model(
-    cli: Cli, trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = trained.train("ar", "run")
-    step = Trainer.step
-
-    def stopped(self: Trainer) -> Any:
-        if self.state.step == 1:
-            signal.raise_signal(signal.SIGINT)
-        return step(self)
-
-    monkeypatch.setattr(Trainer, "step", stopped)
-    assert cli(*words).code == 130
-    monkeypatch.setattr(Trainer, "step", step)
-    done = cli(*words, "--train.steps", 2)
-    assert done.code == 0 and "model in run/last" in done.out and "inf" not in done.out
-
-
 BAD_DATA: dict[str, tuple[list[str], str]] = {
     "no source": (["prepare"], r"\.jsonl"),
     "missing": (["prepare", "nowhere.txt"], "nowhere.txt"),
@@ -534,11 +450,8 @@ BAD_DATA: dict[str, tuple[list[str], str]] = {
     "latin": (["prepare", "latin.txt", "--tokenizer", "bpe:300"], "line 3"),
     "small tokenizer": (["tokenizer", "text.txt", "--size", "5"], "at least 257"),
     "huge tokenizer": (["tokenizer", "text.txt", "--size", "99999999999999999999"], "at most"),
-    "tokenizer below a file": (
-        ["tokenizer", "text.txt", "--size", "300", "--out", "text.txt/x"],
-        "text.txt/x",
-    ),
-    "shards below a file": (
+    "tokenizer in a file": (["tokenizer", "text.txt", "--size", "300", "--out", "text.txt/x"], "text.txt/x"),
+    "shards in a file": (
         ["prepare", "text.txt", "--tokenizer", "bpe:300", "--out", "text.txt/x"],
         "text.txt",
     ),

@@ -16,7 +16,7 @@ from rich.console import Console
 from tests.decode.tiny import FAMILIES, silence_eot, tiny
 
 from dadlm import DecodeSettings, Model, generate, save
-from dadlm.cli.interactive import converse, write_text
+from dadlm.cli.interactive import Session, converse
 from dadlm.decode.engine import Committed, StepResult
 from dadlm.decode.request import Row
 from dadlm.tokens import train_bpe, word_level
@@ -144,9 +144,8 @@ def test_quitting_and_showing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("dadlm", tokenizer=word_level(WORDS))
     printed = spoken(model, ["/show", "w1 w2", "/quit", "w3"], monkeypatch, seeds=[2])
     out = generate(model, ["w1 w2"], max_new_tokens=16, seed=2)
-    assert (
-        sum(bool(re.fullmatch(r"block \d+, step \d+\s*", line)) for line in printed) == out.forward_passes[0]
-    )
+    shown = [line for line in printed if re.fullmatch(r"block \d+, step \d+\s*", line)]
+    assert len(shown) == out.forward_passes[0]
     assert out.texts[0] in printed and not any("w3" in line and ">" in line for line in printed)
 
 
@@ -174,5 +173,5 @@ def test_a_character_is_printed_when_it_is_whole(monkeypatch: pytest.MonkeyPatch
             yield StepResult(None, {}, [Committed(rows[0], [len(rows[0].ids) - 1])])
 
     monkeypatch.setattr("dadlm.cli.interactive.decode_steps", steps)
-    write_text(model, "x", DecodeSettings(), seed=1, show=False, console=Console())
+    Session(model, DecodeSettings(), seed=1, show=False, console=Console()).write("x")
     assert [text for text in printed if text][:4] == ["x", "a", "😀", "b"]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.commands import Cli, refused
 from tests.decode.tiny import tiny
 from tests.model.shipped import WORDS, ship_tiny
-from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 
 from dadlm import generate, load, save
 from dadlm.model import Model, pretrained
@@ -22,11 +22,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     return ship_tiny(tmp_path_factory.mktemp("package") / "pretrained", monkeypatch)
 
 
-def test_generate_takes_the_shipped_dadlm(
-    cli: Cli,  # noqa: F811
-    shipped: dict[str, Model],
-    tmp_path: Path,
-) -> None:
+def test_generate_takes_the_shipped_dadlm(cli: Cli, shipped: dict[str, Model], tmp_path: Path) -> None:
     result = cli("generate", "w1 w2", "--json", *WRITE)
     assert result.code == 0
     assert result.json["texts"] == generate(load("dadlm"), ["w1 w2"], max_new_tokens=8, seed=3).texts
@@ -41,19 +37,13 @@ def test_generate_takes_the_shipped_dadlm(
 
 
 def test_without_shipped_models_the_error_says_what_to_do(
-    cli: Cli,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pretrained, "PRETRAINED", tmp_path / "nothing")
     refused(cli("generate", "w1"), "no model 'dadlm'", "--model FOLDER")
 
 
-def test_evaluations_take_shipped_models(
-    cli: Cli,  # noqa: F811
-    shipped: dict[str, Model],
-    tmp_path: Path,
-) -> None:
+def test_evaluations_take_shipped_models(cli: Cli, shipped: dict[str, Model], tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(" ".join(WORDS[n * n % 28] for n in range(256)), encoding="utf-8")
     told = cli("evaluate", "perplexity", "--data", "text.txt", "--json").json
     assert (told["model"]["name"], told["model"]["family"]) == ("dadlm", "dadlm")
@@ -71,10 +61,7 @@ def test_evaluations_take_shipped_models(
 
 
 def test_side_by_side(
-    cli: Cli,  # noqa: F811
-    shipped: dict[str, Model],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cli: Cli, shipped: dict[str, Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(side_by_side, "NEW_TOKENS", 20)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.commands import Cli, refused
 from tests.decode.tiny import tiny
 
 from dadlm import Model, generate
-from dadlm.cli import main
 from dadlm.evaluate.documents import read_documents
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
 from dadlm.model.checkpoint import save
@@ -37,8 +37,9 @@ def expected(model: Model, document: str) -> str:
     return generate(model, [prompt], seed=0, settings=settings).texts[0].strip()
 
 
-def command(tmp_path: Path, *words: str) -> list[str]:
-    return ["summarize", *words, "--model", str(tmp_path / "model"), "--device", "cpu"]
+@pytest.fixture
+def summarize(cli: Cli) -> Cli:
+    return lambda *words: cli("summarize", *words, "--model", "model", "--device", "cpu")
 
 
 def files(tmp_path: Path) -> tuple[str, str]:
@@ -49,22 +50,20 @@ def files(tmp_path: Path) -> tuple[str, str]:
     return str(text), str(lines)
 
 
-def test_files_as_json(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_as_json(model: Model, summarize: Cli, tmp_path: Path) -> None:
     text, lines = files(tmp_path)
-    assert main(command(tmp_path, text, lines, "--json")) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = summarize(text, lines, "--json").json
     assert [piece["summary"] for piece in told["summaries"]] == [expected(model, one) for one in DOCUMENTS]
     assert [piece["source"] for piece in told["summaries"]] == [text, f"{lines}, line 1", f"{lines}, line 3"]
     assert [piece["truncated"] for piece in told["summaries"]] == [False, False, True]
     assert told["skipped"] == [f"{lines}, line 2: the document is empty"]
     name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")  # not UTF-8
     Path(name).write_text(DOCUMENTS[0], encoding="utf-8")
-    assert main(command(tmp_path, name, "--json")) == 0
-    source = json.loads(capsys.readouterr().out)["summaries"][0]["source"]
+    source = summarize(name, "--json").json["summaries"][0]["source"]
     assert source.endswith("caf\ufffd.txt") and source.encode()
 
 
-def test_pairs_to_learn_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_to_learn_from(summarize: Cli, tmp_path: Path) -> None:
     """Just what `dadlm finetune` reads, in the order of the documents: only whole summaries are pairs."""
     model = tiny("dadlm", context=32, tokenizer=word_level(WORDS), seed=21)
     save(model, tmp_path / "model")
@@ -72,19 +71,17 @@ def test_pairs_to_learn_from(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     link = tmp_path / "link.jsonl"
     link.symlink_to(pairs)
     options = ("--summary-tokens", "6", "--document-tokens", "24", "--batch-size", "2")
-    assert main(command(tmp_path, text, lines, *options, "--json")) == 0
-    told = json.loads(capsys.readouterr().out)["summaries"]
+    told = summarize(text, lines, *options, "--json").json["summaries"]
     cut_off, empty, whole = ((piece["ended"], bool(piece["summary"])) for piece in told)
     assert (cut_off, empty, whole) == ((False, True), (True, False), (True, True))
-    assert main(command(tmp_path, text, lines, *options, "--pairs", str(link))) == 0
-    shown = capsys.readouterr()
+    shown = summarize(text, lines, *options, "--pairs", link)
+    assert shown.code == 0
     assert read_documents(pairs).pairs == ((DOCUMENTS[2], told[2]["summary"]),) and link.is_symlink()
     assert not shown.out and f"1 pairs in {link}; 2 summaries that are empty or were cut off" in shown.err
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     before = pairs.read_bytes()
     speechless(model, tmp_path)
-    assert main(command(tmp_path, text, "--pairs", str(pairs))) == 2
-    assert "all summaries are empty or were cut off" in capsys.readouterr().err
+    refused(summarize(text, "--pairs", pairs), "all summaries are empty or were cut off")
     assert pairs.read_bytes() == before
 
 
@@ -97,58 +94,46 @@ def speechless(model: Model, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_infilling_before_and_behind_files(
-    first: bool, model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_infilling_before_and_behind_files(first: bool, model: Model, summarize: Cli, tmp_path: Path) -> None:
     text, _ = files(tmp_path)
     infill, how = ["--infill", "8", "0.25"], summary_settings("dadlm", infill=(8, 0.25))
-    assert main(command(tmp_path, *([*infill, text] if first else [text, *infill]), "--json")) == 0
+    (told,) = summarize(*([*infill, text] if first else [text, *infill]), "--json").json["summaries"]
     prompt, _ = prompt_of(model, DOCUMENTS[0], 24)
     out = generate(model, [prompt], seed=0, settings=replace(how, max_new_tokens=8))
-    (told,) = json.loads(capsys.readouterr().out)["summaries"]
     assert (told["summary"], told["forward_passes"]) == (out.texts[0].strip(), out.forward_passes[0])
 
 
-def test_for_people(
-    model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_for_people(model: Model, summarize: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, lines = files(tmp_path)
-    assert main(command(tmp_path, text, lines, "--batch-size", "1")) == 0
-    shown = capsys.readouterr()
-    assert all(expected(model, document) in shown.out for document in DOCUMENTS)
+    shown = summarize(text, lines, "--batch-size", 1)
+    assert shown.code == 0 and all(expected(model, document) in shown.out for document in DOCUMENTS)
     assert "per pass" in shown.err and "1 of 3 documents were cut to 24 tokens" in shown.err
     assert f"left out: {lines}, line 2: the document is empty" in shown.err
-    assert main(command(tmp_path, text)) == 0
-    assert capsys.readouterr().out == expected(model, DOCUMENTS[0]) + "\n"  # alone: the summary and no more
+    assert summarize(text).out == expected(model, DOCUMENTS[0]) + "\n"  # alone: the summary and no more
     for words in ((), ("-",)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(DOCUMENTS[1].encode())))
-        assert main(command(tmp_path, *words)) == 0
-        assert capsys.readouterr().out == expected(model, DOCUMENTS[1]) + "\n"
+        assert summarize(*words).out == expected(model, DOCUMENTS[1]) + "\n"
     speechless(model, tmp_path)
-    assert main(command(tmp_path, text, lines)) == 0
-    assert "3 of 3 summaries are empty" in capsys.readouterr().err
+    assert "3 of 3 summaries are empty" in summarize(text, lines).err
 
 
 @pytest.mark.usefixtures("model")
-def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_refused(cli: Cli, summarize: Cli, tmp_path: Path) -> None:
     text, lines = files(tmp_path)
     latin = tmp_path / "latin.txt"
     latin.write_bytes(b"caf\xe9")
+    refused(cli("summarize", text), "dadlm finetune makes it")
     for words, told in (
-        (["summarize", text], "dadlm finetune makes it"),
-        (command(tmp_path, str(latin)), "latin.txt: not UTF-8"),
-        (command(tmp_path, text, lines, "--strict"), "line 2: the document is empty"),
-        (command(tmp_path, str(tmp_path / "gone.txt")), "No such file"),
-        (command(tmp_path, text, "--summary-tokens", "40"), "must fit into the context of 32"),
-        (command(tmp_path, text, "--json", "--pairs", "pairs.jsonl"), "not both"),
-        (command(tmp_path, text, "--pairs", str(tmp_path)), "needs the name of a .jsonl file"),
-        (command(tmp_path, text, "--pairs", "/dev/stdout"), "needs the name of a .jsonl file"),
-        (command(tmp_path, text, lines, "--pairs", lines), "would replace what is read"),
+        ([latin], "latin.txt: not UTF-8"),
+        ([text, lines, "--strict"], "line 2: the document is empty"),
+        (["gone.txt"], "No such file"),
+        ([text, "--summary-tokens", 40], "must fit into the context of 32"),
+        ([text, "--json", "--pairs", "pairs.jsonl"], "not both"),
+        ([text, "--pairs", tmp_path], "needs the name of a .jsonl file"),
+        ([text, "--pairs", "/dev/stdout"], "needs the name of a .jsonl file"),
+        ([text, lines, "--pairs", lines], "would replace what is read"),
+        ([text, "--batch-size", 0], "--batch-size must be at least 1"),
     ):
-        assert main(words) == 2, words
-        assert told in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(command(tmp_path, text, "--batch-size", "0"))
-    assert "--batch-size must be at least 1" in capsys.readouterr().err
-    assert main(command(tmp_path, text, str(latin))) == 0
-    assert "left out:" in capsys.readouterr().err
+        refused(summarize(*words), told)
+    shown = summarize(text, latin)
+    assert shown.code == 0 and "left out:" in shown.err

@@ -20,21 +20,15 @@ FAMILIES: tuple[Family, ...] = ("ar", "mdlm", "bd3lm", "dadlm")
 
 # What makes the candidates part at once (docs/experiments.md). The paper's equations alone: None and None.
 APART: _Fields = {"track_bias": 3.0, "candidate_offset": 1.0}
+_LATE: _Fields = {"candidate_scale": 0.3, **APART}  # where candidates enter at a later layer
 
 
 def tour(family: Family) -> RunConfig:
     """Two layers on the tour's language: BD3LM first, then BD3LM and DA-DLM side by side."""
-    shape: _Fields = {
-        "vocab_size": 34,
-        "eot_id": 32,
-        "context": 32,
-        "block_size": 4,
-        "layers": 2,
-        "width": 64,
-    }
+    shape: _Fields = {"vocab_size": 34, "eot_id": 32, "context": 32, "block_size": 4, "layers": 2}
     train: _Fields = {"lr": 3e-3, "warmup": 20, "decay": 300, "ema": 0.99, "valid_every": 100}
     return RunConfig(
-        model=ModelConfig(family=family, **shape, heads=2, track_bias=4.0, candidate_offset=1.0),
+        model=ModelConfig(family=family, **shape, width=64, heads=2, track_bias=4.0, candidate_offset=1.0),
         train=TrainConfig(steps=800, batch_size=32, **train, valid_rows=256, save_every=1000),
         out=f"runs/tour-{family}",
     )
@@ -46,9 +40,7 @@ def small(family: Family) -> RunConfig:
     steps = {"ar": 1000, "mdlm": 1000, "bd3lm": 400, "dadlm": 300}[family]
     train: _Fields = {"lr": 2e-3, "warmup": 40, "ema": 0.99, "valid_every": 100, "valid_rows": 64}
     return RunConfig(
-        model=ModelConfig(
-            family=family, **shape, context=128, heads=4, expand_at=2, candidate_scale=0.3, **APART
-        ),
+        model=ModelConfig(family=family, **shape, context=128, heads=4, expand_at=2, **_LATE),
         data=DataConfig(tokenizer="bpe:1024"),
         train=TrainConfig(steps=steps, batch_size=16, **train),
         out=f"runs/small-{family}",
@@ -60,9 +52,7 @@ def lab(family: Family) -> RunConfig:
     shape: _Fields = {"vocab_size": 8193, "eot_id": 0, "block_size": 16, "layers": 6, "width": 320}
     steps = {"ar": 20_000, "mdlm": 17_000, "bd3lm": 1_800, "dadlm": 1_200}[family]
     return RunConfig(
-        model=ModelConfig(
-            family=family, **shape, context=1024, heads=5, expand_at=4, candidate_scale=0.3, **APART
-        ),
+        model=ModelConfig(family=family, **shape, context=1024, heads=5, expand_at=4, **_LATE),
         data=DataConfig(tokenizer="bpe:8192"),
         train=TrainConfig(steps=steps, batch_size=32, lr=1e-3, warmup=500, ema=0.999),
         out=f"runs/lab-{family}",

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.commands import Cli, refused
 from tests.decode.tiny import tiny
 from tests.evaluate import results
-from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 
 import dadlm.evaluate
 from dadlm.cli.evaluate import KINDS, show
@@ -76,7 +76,7 @@ def test_the_tables_of_a_result_are_shown_without_the_papers(
     assert "0.881" in shown and "AR, for reference: MAUVE 0.962" in shown  # 0.9 · the paper's 0.979
 
 
-def test_the_result_says_by_which_command_it_was_made(cli: Cli) -> None:  # noqa: F811
+def test_the_result_says_by_which_command_it_was_made(cli: Cli) -> None:
     save(tiny("bd3lm", tokenizer=word_level([f"w{number}" for number in range(28)])), "a model")
     Path("a text.txt").write_text("w1 w2 w3 w4 " * 20, encoding="utf-8")
     told = cli("evaluate", "perplexity", "--model", "a model", "--data", "a text.txt", "--json").json
@@ -88,7 +88,7 @@ def test_the_result_says_by_which_command_it_was_made(cli: Cli) -> None:  # noqa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_common_options_are_checked_at_once(kind: str, cli: Cli) -> None:  # noqa: F811
+def test_common_options_are_checked_at_once(kind: str, cli: Cli) -> None:
     if kind != "judge":  # it draws nothing and has no batches
         assert "64 bits" in cli("evaluate", kind, "--seed", 2**63).err
         assert "batch_size must be at least 1" in cli("evaluate", kind, "--batch-size", 0).err

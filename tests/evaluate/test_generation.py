@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.commands import Cli, refused
 from tests.decode.tiny import FAMILIES, force_eot, silence_eot, tiny
-from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 
 import dadlm
 from dadlm import Model
@@ -388,7 +388,7 @@ def test_a_reader_without_probabilities_cannot_judge(
 
 
 def test_command(
-    cli: Cli,  # noqa: F811
+    cli: Cli,
     readers: dict[str, Reader],
     no_clock: None,
     models: dict[str, Model],

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.commands import Cli, refused
 from tests.decode.tiny import FAMILIES, force_eot, prompt_of, silence_eot, tiny
-from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 
 from dadlm import Model
 from dadlm.decode import DecodeSettings, stream
@@ -219,7 +219,7 @@ def test_bad_settings_are_refused(models: dict[str, Model], options: dict[str, A
         latency({})
 
 
-def test_command(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
+def test_command(cli: Cli, tmp_path: Path) -> None:
     for family in ("bd3lm", "dadlm"):
         save(tiny(family), tmp_path / family / "last")
     words = ["evaluate", "latency", "--model", "bd3lm/last", "dadlm/last", "--batch-size", 2, "--steps", 2]

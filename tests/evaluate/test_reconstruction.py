@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.commands import Cli
 from tests.model.tiny import random_ids, tiny_model
-from tests.test_cli import Cli, cli  # noqa: F401 (a fixture)
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -248,7 +248,7 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Run:  # noqa: F811
+def run(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Run:
     """`dadlm evaluate ...`: what it prints, or what it says before it ends with code 2."""
     monkeypatch.setenv("COLUMNS", "200")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.commands import Cli, refused
 from tests.evaluate import results
-from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 
 from dadlm.errors import DataError
 from dadlm.evaluate.report import report
@@ -478,7 +478,7 @@ def test_the_figure_beside_a_result_is_taken(tmp_path: Path) -> None:
 # The command
 
 
-def test_command_says_what_it_found(folder: Path, cli: Cli, tmp_path: Path) -> None:  # noqa: F811
+def test_command_says_what_it_found(folder: Path, cli: Cli, tmp_path: Path) -> None:
     shown = cli("report", folder / "latency", folder / "broken.json", "--out", "here")
     assert shown.code == 0 and "latency.json" in shown.out and "cannot be read" in shown.out
     assert "here/index.html" in shown.out
@@ -488,7 +488,7 @@ def test_command_says_what_it_found(folder: Path, cli: Cli, tmp_path: Path) -> N
     assert (tmp_path / made["page"]).is_file()
 
 
-def test_bad_input_to_report(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
+def test_bad_input_to_report(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     results.write(tmp_path / "some" / "x.json", results.latency())
     refused(cli("report"), "no results: name folders")

@@ -13,7 +13,7 @@ from dadlm.model import Model, ModelConfig
 from dadlm.model.checkpoint import weights
 from dadlm.tokens import Rows
 from dadlm.train import RunConfig, TrainConfig, Trainer
-from dadlm.train.processes import Ranks, joined
+from dadlm.train.processes import ALONE, Ranks, joined
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,7 +36,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
         yield found
 
 
-def trainer(family: str, out: Path, ranks: Ranks | None = None, **train) -> Trainer:
+def trainer(family: str, out: Path, ranks: Ranks = ALONE, **train) -> Trainer:
     torch.manual_seed(0)
     model = ModelConfig(
         family=family, vocab_size=300, eot_id=298, context=128, block_size=8, layers=3, width=64, heads=4,

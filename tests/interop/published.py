@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dadlm.errors import DadlmError
+from dadlm.interop.convert import convert
 from dadlm.tokens import Tokenizer, word_level
 
 LAYERS, WIDTH, HEADS, LENGTH, BLOCK, VOCABULARY = 2, 32, 4, 16, 4, 30
@@ -94,3 +97,13 @@ def write(
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def refusal(folder: Path, **how) -> str:
+    """What the error of `convert` says; and that nothing at all has changed on the disk."""
+    before, out = content(folder.parent), folder.parent / "out"
+    with pytest.raises(DadlmError) as caught:
+        convert(folder, out, **how)
+    assert content(folder.parent) == before and not out.exists()
+    assert not [path for path in folder.parent.iterdir() if path.name.startswith(".")]
+    return str(caught.value)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 import dadlm
-from dadlm.cli import main
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.evaluate import language_model_files
 from dadlm.interop.causal import convert_causal, from_causal
@@ -60,6 +59,14 @@ def causal_model(**changes: Any) -> Any:
     return model
 
 
+def saved(folder: Path) -> Path:
+    """The model and its tokenizer in a folder, as transformers writes it; beside it, a text to learn."""
+    causal_model().save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    folder.with_name("text.txt").write_text("".join(LINES * 10))
+    return folder
+
+
 def predictions(model: Model, ids: Tensor) -> Tensor:
     """Logits [B, L - 1, V - 1] of every token but the first, each masked with all before it known."""
     if model.config.family == "ar":
@@ -67,9 +74,8 @@ def predictions(model: Model, ids: Tensor) -> Tensor:
     context, masked = Context(), torch.ones_like(ids, dtype=torch.bool)
     masked[:, 0] = False
     model.read(ids, context, only_context=True)
-    return model.head.token_logits(model.denoise(*Noise.of(masked).split_blocks(ids, 1), context).hidden)[
-        :, 1:
-    ]
+    hidden = model.denoise(*Noise.of(masked).split_blocks(ids, 1), context).hidden
+    return model.head.token_logits(hidden)[:, 1:]
 
 
 @pytest.mark.parametrize("family", ["ar", "bd3lm"])
@@ -89,21 +95,15 @@ def test_blocks_of_one_give_the_logits_of_the_original(family, shape):
 
 
 @torch.no_grad()
-def test_a_folder_is_converted_by_the_command(tmp_path, capsys):
-    original = causal_model()
-    original.save_pretrained(tmp_path / "theirs")
-    tokenizer().save_pretrained(tmp_path / "theirs")
-    out = tmp_path / "ours"
-    words = ["convert", str(tmp_path / "theirs"), "--from-causal", "--block-size", "8", "--lora", "2"]
-    assert main([*words, "--out", str(out), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["family"] == "bd3lm"
-    model = dadlm.load(out)
+def test_a_folder_is_converted_by_the_command(cli, tmp_path):
+    words = [saved(tmp_path / "theirs"), "--from-causal", "--block-size", 8, "--lora", 2]
+    assert cli("convert", *words, "--out", "ours", "--json").json["family"] == "bd3lm"
+    model = dadlm.load(tmp_path / "ours")
     assert (model.config.block_size, model.config.context, model.config.lora) == (8, 64, 2)
-    theirs, ours = original.state_dict(), load_tensors(out / "model.safetensors")
+    theirs, ours = causal_model().state_dict(), load_tensors(tmp_path / "ours" / "model.safetensors")
     vocabulary = model.config.vocab_size - 1
-    assert torch.equal(
-        ours["backbone.embedding.weight"][:-1], theirs["model.embed_tokens.weight"][:vocabulary]
-    )
+    embedding = theirs["model.embed_tokens.weight"][:vocabulary]
+    assert torch.equal(ours["backbone.embedding.weight"][:-1], embedding)
     assert torch.equal(ours["backbone.layers.1.down.weight"], theirs["model.layers.1.mlp.down_proj.weight"])
     assert len(dadlm.generate(model, ["The cat"], max_new_tokens=12, seed=0).texts) == 1
 
@@ -141,11 +141,8 @@ def test_a_source_that_is_not_there_leaves_nothing_behind(tmp_path):
 @pytest.mark.parametrize("lora", [0, 4])
 def test_training_on_lowers_both_bounds(lora, tmp_path):
     """BD3LM from the causal model, DA-DLM from that, by the usual way of training."""
-    (tmp_path / "text.txt").write_text("".join(LINES * 10))
-    original, words = tmp_path / "causal", tokenizer()
-    causal_model().save_pretrained(original)
-    words.save_pretrained(original)
-    start = convert_causal(str(original), tmp_path / "start", block_size=4, context=16, lora=lora).config
+    original = str(saved(tmp_path / "causal"))
+    start = convert_causal(original, tmp_path / "start", block_size=4, context=16, lora=lora).config
     late = replace(start, family="dadlm", expand_at=2, candidate_scale=0.3, candidate_offset=1.0)
     origin = tmp_path / "start"
     for config in (start, late):
@@ -167,17 +164,13 @@ def test_training_on_lowers_both_bounds(lora, tmp_path):
     assert dadlm.load(tmp_path / "dadlm").config.lora == lora
 
 
-def test_the_shape_can_be_told_on_the_command_line(tmp_path):
+def test_the_shape_can_be_told_on_the_command_line(cli, tmp_path):
     """As docs/causal.md has it: every number of the original's configuration, and nothing that follows."""
-    (tmp_path / "text.txt").write_text("".join(LINES * 10))
-    causal_model().save_pretrained(tmp_path / "causal")
-    tokenizer().save_pretrained(tmp_path / "causal")
-    assert main(["convert", "--from-causal", str(tmp_path / "causal"), "--out", str(tmp_path / "start")]) == 0
+    assert cli("convert", "--from-causal", saved(tmp_path / "causal"), "--out", "start").code == 0
     words = "train small-bd3lm --model.architecture llama --model.layers 3 --model.width 32 --model.heads 4"
     words += " --model.kv-heads 2 --model.mlp-width 48 --model.rope-theta 5000 --model.norm-eps 1e-4"
-    words += f" --model.no-tie-embedding --init-from {tmp_path}/start --data.train {tmp_path}/text.txt"
-    words += f" --data.cache {tmp_path}/cache --train.steps 1 --train.device cpu --out {tmp_path}/run --json"
-    assert main(words.split()) == 0
+    words += " --model.no-tie-embedding --init-from start --data.train text.txt --data.cache cache"
+    assert cli(*words.split(), "--train.steps", 1, "--train.device", "cpu", "--out", "run").code == 0
     assert dadlm.load(tmp_path / "run").config.query_width == 8
 
 

@@ -1,19 +1,20 @@
 """Published BD3LM and MDLM folders: what they mean here, that they go back bit for bit, what is refused."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.commands import Cli, refused
 from tests.interop import published
 from tests.interop.reference import Reference
 
 import dadlm
-from dadlm.cli import main
-from dadlm.errors import CheckpointError, ConfigError
+from dadlm.errors import ConfigError
 from dadlm.interop.convert import convert
-from dadlm.interop.positions import position_logp
+from dadlm.interop.likelihood import position_logp
 from dadlm.interop.published_form import published_name
 from dadlm.model.checkpoint import weights
 from dadlm.noise import Noise
@@ -93,15 +94,10 @@ def test_the_papers_size_is_the_published_one() -> None:
         own = weights(dadlm.Model(recipe("paper-bd3lm").model))
     assert sum(tensor.numel() for tensor in own.values()) == 169_627_218
     names = {name.replace("blocks.1.", "blocks.0.") for name in published.weights()} - set(_CONSTANTS)
-    assert {_first_layer(published_name(name)) for name in own} == names
+    assert {re.sub(r"blocks\.\d+", "blocks.0", published_name(name)) for name in own} == names
 
 
 _CONSTANTS = ("backbone.rotary_emb.inv_freq", "sampling_eps_min", "sampling_eps_max")
-
-
-def _first_layer(name: str) -> str:
-    parts = name.split(".")
-    return ".".join("0" if i == 2 and parts[1] == "blocks" else part for i, part in enumerate(parts))
 
 
 # And it goes back
@@ -160,14 +156,6 @@ def test_weights_can_be_used_as_another_family(tmp_path: Path) -> None:
 # What is refused
 
 
-def refusal(folder: Path, out: Path, **how) -> str:
-    before = published.content(folder.parent)
-    with pytest.raises((CheckpointError, ConfigError)) as caught:
-        convert(folder, out, **how)
-    assert not out.exists() and published.content(folder.parent) == before
-    return str(caught.value)
-
-
 def test_every_difference_of_the_weights_is_listed(tmp_path: Path) -> None:
     tensors = published.weights()
     del tensors["backbone.blocks.1.attn_out.weight"]
@@ -176,7 +164,7 @@ def test_every_difference_of_the_weights_is_listed(tmp_path: Path) -> None:
     tensors["backbone.output_layer.linear.bias"][3] = torch.nan
     tensors["backbone.rotary_emb.inv_freq"] = tensors["backbone.rotary_emb.inv_freq"] * 1.5
     published.write(tmp_path / "theirs", tensors=tensors)
-    lines = refusal(tmp_path / "theirs", tmp_path / "ours").splitlines()[1:]
+    lines = published.refusal(tmp_path / "theirs").splitlines()[1:]
     assert [line.strip() for line in lines] == [
         "missing: backbone.blocks.1.attn_out.weight (32, 32)",
         "shape: backbone.blocks.0.norm1.weight is (7,), expected (32,)",
@@ -203,6 +191,7 @@ def test_every_difference_of_the_weights_is_listed(tmp_path: Path) -> None:
         ({"vocab_size": 10**12}, "vocab_size is 1000000000000, expected at most"),
         ({"n_blocks": 10**12}, "n_blocks is 1000000000000, expected at most"),
         ({"n_heads": 5}, "not a valid configuration"),
+        ({"n_blocks": 1024, "hidden_dim": 65536}, "missing: backbone.blocks.1023."),
         ({"block_size": 5}, "not divisible"),
         ({"n_heads": ...}, "n_heads is missing"),
     ],
@@ -213,7 +202,7 @@ def test_configurations_that_do_not_fit_are_refused(changes: dict, says: str, tm
     if ... in changes.values():
         left = {name: value for name, value in published.config().items() if name not in changes}
         (tmp_path / "theirs" / "config.json").write_text(json.dumps(left))
-    assert says in refusal(tmp_path / "theirs", tmp_path / "ours")
+    assert says in published.refusal(tmp_path / "theirs")
 
 
 def test_notes_of_another_model_are_refused(tmp_path: Path) -> None:
@@ -228,20 +217,19 @@ def test_notes_of_another_model_are_refused(tmp_path: Path) -> None:
         {"values": 3},
     ):
         notes.write_text(json.dumps(good | change))
-        assert "remove it" in refusal(tmp_path / "ours", tmp_path / "back", to="bd3lm")
+        assert "remove it" in published.refusal(tmp_path / "ours", to="bd3lm")
 
 
 # The command
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(cli: Cli, tmp_path: Path) -> None:
     published.write(tmp_path / "theirs")
-    assert main(["convert", str(tmp_path / "theirs"), "--out", str(tmp_path / "ours"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = cli("convert", "theirs", "--out", "ours", "--json").json
     count = sum(t.numel() for n, t in published.weights().items() if n not in _CONSTANTS)
     assert (told["family"], told["block"], told["parameters"]) == ("bd3lm", published.BLOCK, count)
-    assert main(["convert", str(tmp_path / "ours"), "--out", str(tmp_path / "back"), "--to", "bd3lm"]) == 0
-    assert str(tmp_path / "back") in capsys.readouterr().out
+    shown = cli("convert", "ours", "--out", "back", "--to", "bd3lm")
+    assert shown.code == 0 and "back" in shown.out
     assert published.content(tmp_path / "back") == published.content(tmp_path / "theirs")
 
 
@@ -260,15 +248,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ],
     ids=str,
 )
-def test_bad_words(
-    words: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_bad_words(words: list[str], says: str, cli: Cli, tmp_path: Path) -> None:
     brought_in(tmp_path)
-    assert main(["convert", *words]) == 2
-    told = capsys.readouterr()
-    assert says in told.err and told.out == "" and not (tmp_path / "x").exists()
+    told = cli("convert", *words)
+    refused(told, says)
+    assert told.out == "" and not (tmp_path / "x").exists()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.objective.test_marginals import N, enumerated, rows_of, toy
 
-from dadlm.interop.continuation import score_continuation
+from dadlm.interop.likelihood import score_continuation
 
 
 @pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
@@ -33,7 +33,7 @@ def test_many_chains_come_near_the_exact_score(monkeypatch):
     context, continuation = rows_of(model, 1).view(2, N).tolist()
     exact = score_continuation(model, context, continuation, draws=4)
     monkeypatch.setattr("dadlm.objective.marginals._DEARER", 0)
-    monkeypatch.setattr("dadlm.interop.continuation._CHAINS", 4096)
+    monkeypatch.setattr("dadlm.interop.likelihood._CHAINS", 4096)
     sampled = score_continuation(model, context, continuation, draws=4)
     assert sampled.logp == pytest.approx(exact.logp, abs=0.1) and sampled.logp != exact.logp
     assert sampled.greedy == exact.greedy

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.interop import published
+from tests.interop.published import refusal
 
-from dadlm.errors import DadlmError
 from dadlm.interop.convert import convert
 from dadlm.tokens import train_bpe
 
@@ -37,17 +37,6 @@ def theirs(tmp_path: Path) -> Path:
 def pickled(tmp_path: Path) -> Path:
     published.write(tmp_path / "theirs", pickled=True)
     return tmp_path / "theirs"
-
-
-def refusal(folder: Path) -> str:
-    """What the error says; and that nothing at all has changed on the disk."""
-    top = folder.parent
-    before = published.content(top)
-    with pytest.raises(DadlmError) as caught:
-        convert(folder, top / "ours")
-    assert published.content(top) == before and not (top / "ours").exists()
-    assert not [path for path in top.iterdir() if path.name.startswith(".")]
-    return str(caught.value)
 
 
 # Pickles

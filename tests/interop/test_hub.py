@@ -1,6 +1,5 @@
 """Push and pull, against a hub that is a folder: no test ever leaves the machine."""
 
-import json
 import shutil
 from fnmatch import fnmatch
 from pathlib import Path
@@ -8,11 +7,11 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+from tests.commands import Cli, refused
 from tests.decode.tiny import tiny
 from tests.interop import published
 
 import dadlm
-from dadlm.cli import main
 from dadlm.errors import CheckpointError
 from dadlm.interop.convert import convert
 from dadlm.interop.hub import card_of
@@ -60,11 +59,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "ours"
 
 
-def test_pushed_and_pulled_is_the_same_model(
-    folder: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["convert", str(folder), "--push", "somebody/model", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+def test_pushed_and_pulled_is_the_same_model(cli: Cli, folder: Path, hub: Hub) -> None:
+    told = cli("convert", folder, "--push", "somebody/model", "--json").json
     assert told["address"] == "https://hub.invalid/somebody/model" and told["folder"] is None
     assert hub.made == {"somebody/model": False}
     ours, pulled = dadlm.load(folder), dadlm.load("somebody/model")
@@ -74,9 +70,8 @@ def test_pushed_and_pulled_is_the_same_model(
     assert dadlm.generate(pulled, ["w1 w2"], **options) == dadlm.generate(ours, ["w1 w2"], **options)
 
 
-def test_what_lies_there(folder: Path, hub: Hub, tmp_path: Path) -> None:
-    words = ["convert", str(folder), "--push", "somebody/model", "--private", "--out", str(tmp_path / "kept")]
-    assert main(words) == 0
+def test_what_lies_there(cli: Cli, folder: Path, hub: Hub, tmp_path: Path) -> None:
+    assert cli("convert", folder, "--push", "somebody/model", "--private", "--out", "kept").code == 0
     assert hub.made == {"somebody/model": True}
     there = published.content(hub.root / "somebody" / "model")
     assert there == published.content(tmp_path / "kept")
@@ -109,16 +104,14 @@ def test_a_card_says_only_what_is_so(family: str) -> None:
     assert ("3 candidates" in card) == (family == "dadlm")
 
 
-def test_a_hub_that_refuses_is_a_clear_error(
-    folder: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hub_that_refuses_is_a_clear_error(cli: Cli, folder: Path, hub: Hub) -> None:
     hub.full = True
-    assert main(["convert", str(folder), "--push", "somebody/model"]) == 2
-    told = capsys.readouterr().err
-    assert "did not take somebody/model: 507 no room (" in told and "long explanation" not in told
+    told = cli("convert", folder, "--push", "somebody/model")
+    refused(told, r"did not take somebody/model: 507 no room \(")
+    assert "long explanation" not in told.err
 
 
 @pytest.mark.parametrize("name", ["model", "a/b/c", "../model", "a/..", "/model", "a/b c", "https://x/y"])
-def test_bad_names_are_refused_before_anything_happens(name: str, folder: Path, hub: Hub) -> None:
-    assert main(["convert", str(folder), "--push", name]) == 2
+def test_bad_names_are_refused_before_anything_happens(cli: Cli, name: str, folder: Path, hub: Hub) -> None:
+    refused(cli("convert", folder, "--push", name), "OWNER/NAME")
     assert hub.made == {}

@@ -15,8 +15,8 @@ from tests.decode.tiny import BLOCK_FAMILIES, prompt_of, tiny
 import dadlm
 from dadlm import dag
 from dadlm.errors import ConfigError
-from dadlm.interop import continuation
-from dadlm.interop.continuation import score_continuation
+from dadlm.interop import likelihood
+from dadlm.interop.likelihood import score_continuation
 from dadlm.model import Context
 from dadlm.objective import losses
 from dadlm.tokens import word_level
@@ -79,7 +79,7 @@ def test_every_draw_is_one_order_and_all_orders_come_equally_often(family, known
 def test_copies_scored_at_once_do_not_matter(chunk, monkeypatch):
     model, ids = tiny("dadlm"), prompt_of(20)
     expected = score_continuation(model, ids[:3], ids[3:])
-    monkeypatch.setattr(continuation, "_COPIES", chunk)
+    monkeypatch.setattr(likelihood, "_COPIES", chunk)
     score = score_continuation(model, ids[:3], ids[3:])
     assert score.logp == pytest.approx(expected.logp, abs=1e-4)
 
@@ -245,3 +245,6 @@ def test_half_of_the_context_is_for_the_prompt(adapter, monkeypatch):
     monkeypatch.setattr("dadlm.interop.lm_eval.generate", generate)
     adapter.generate_until([asked("w1 " * 30, max_gen_toks=1024, do_sample=True)])
     assert (seen["max_new_tokens"], len(seen["ids"][0]), seen["temperature"]) == (16, 16, 1.0)
+    for asked_for in (32, 40):
+        with pytest.raises(ConfigError, match="32 together at most"):
+            adapter._score([1] * 50, [1] * asked_for)

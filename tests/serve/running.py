@@ -3,6 +3,8 @@
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from dadlm.tokens import Tokenizer
 from dadlm.tokens.vocabularies import train_bpe
 
 WAIT = 60.0  # seconds after which a test gives up; machines may be busy
+START = 120.0  # seconds that a process, which may be Ray, has to start
 
 
 @cache
@@ -37,6 +40,11 @@ def letter_model(family: str, context: int = 64, **shape: Any) -> Model:
     model = tiny(family, vocab=tokenizer.vocab_size + 1, context=context, tokenizer=tokenizer, **shape)
     model.config = replace(model.config, eot_id=tokenizer.eot_id)
     return silence_eot(model)
+
+
+def model_to_save(context: int) -> Model:
+    """As `letter_model`, with a head whose bias, which silences end-of-text, can be saved."""
+    return letter_model("bd3lm", context=context, architecture="bd3lm", tie_embedding=False)
 
 
 class Running(NamedTuple):
@@ -111,6 +119,26 @@ def running(service: Service, api_key: str | None = None) -> Iterator[Running]:
         server.should_exit = True
         thread.join(WAIT)
         assert not thread.is_alive(), "the server does not end"
+
+
+@contextmanager
+def process(*words: object, port: int = 0, **how: Any) -> Iterator[tuple[subprocess.Popen[str], Running]]:
+    """`dadlm serve` as a process of its own, and how to ask it; `how`: options of Popen."""
+    command = [sys.executable, "-m", "dadlm.cli", "serve", "--port", str(port), "--json", *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **how) as started:
+        late = threading.Timer(START, started.kill)
+        late.start()
+        try:
+            assert started.stdout is not None
+            line = started.stdout.readline()
+            assert line, started.stderr and started.stderr.read()
+            late.cancel()
+            port = int(json.loads(line)["url"].rsplit(":", 1)[1].strip("/"))
+            yield started, Running("127.0.0.1", port, None, None)  # type: ignore[arg-type]
+        finally:
+            late.cancel()
+            if started.poll() is None:
+                started.kill()
 
 
 def settings(**changes: Any) -> ServeSettings:

@@ -167,6 +167,7 @@ def test_play_keyboard_and_hint(browser, url, models) -> None:
         page.get_by_role("button", name="Play the steps").click()
         until_at(page, count - 1, count)
         page.get_by_role("button", name="Play the steps").wait_for()  # no longer "Pause"
+        page.mouse.move(0, 0)  # where it points at nothing when the page scrolls
         page.locator("#slider").focus()
         page.keyboard.press("Home")
         until_at(page, 0, count)

@@ -1,11 +1,8 @@
 """`dadlm serve --replicas 2` on Ray Serve: one is killed under load, and later requests succeed."""
 
 import http.client
-import json
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,46 +10,29 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from tests.serve.running import Running, events, letter_model, until
+from tests.serve.running import Running, events, model_to_save, process, until
 
 import dadlm
-from dadlm import Model
 
 pytestmark = pytest.mark.acceptance
 PROMPT = "the cat "
-START = 120.0  # seconds that Ray gets to start on a busy machine
-
-
-def model() -> Model:
-    """A head whose bias can be saved: end-of-text is silenced by it."""
-    return letter_model("bd3lm", context=256, architecture="bd3lm", tie_embedding=False)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Two copies behind one port; afterwards SIGTERM, and nothing may be left of them."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    dadlm.save(model(), folder)
+    dadlm.save(model_to_save(256), folder)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
-    words = ["serve", "--model", str(folder), "--port", str(free), "--replicas", "2", "--grace", "10"]
-    command = [sys.executable, "-m", "dadlm.cli", *words, "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
-        try:
-            assert started.stdout is not None
-            late = threading.Timer(START, started.kill)
-            late.start()
-            assert json.loads(started.stdout.readline())["models"] == ["tiny"]
-            late.cancel()
-            yield Running("127.0.0.1", free, None, None)  # type: ignore[arg-type]
-            everyone = family()
-            started.send_signal(signal.SIGTERM)
-            assert started.wait(60) == 0
-            assert not psutil.wait_procs(everyone, timeout=20)[1]
-        finally:
-            if started.poll() is None:
-                started.kill()
+    words = ["--model", folder, "--replicas", 2, "--grace", 10]
+    with process(*words, port=free) as (started, server):
+        yield server
+        everyone = family()
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(60) == 0
+        assert not psutil.wait_procs(everyone, timeout=20)[1]
 
 
 def family() -> list[psutil.Process]:
@@ -73,9 +53,9 @@ def copies() -> list[psutil.Process]:
 
 def test_all_of_ray_stays_on_loopback(server: Running) -> None:
     seen = []
-    for process in family():
+    for child in family():
         with suppress(psutil.Error):
-            seen += [(title_of(process), one) for one in process.net_connections(kind="inet")]
+            seen += [(title_of(child), one) for one in child.net_connections(kind="inet")]
     for title, connection in seen:
         for address in filter(None, (connection.laddr, connection.raddr)):
             assert address.ip in ("127.0.0.1", "::ffff:127.0.0.1", "::1"), (title, connection)
@@ -83,7 +63,9 @@ def test_all_of_ray_stays_on_loopback(server: Running) -> None:
 
 
 def test_one_is_killed_and_later_requests_do_not_notice(server: Running) -> None:
-    want = [dadlm.generate(model(), PROMPT, seed=seed, max_new_tokens=24).texts[0] for seed in range(8)]
+    want = [
+        dadlm.generate(model_to_save(256), PROMPT, seed=seed, max_new_tokens=24).texts[0] for seed in range(8)
+    ]
     assert len(copies()) == 2
     killed, over = threading.Event(), threading.Event()
     before: list[bool] = []

@@ -13,7 +13,7 @@ from tests.serve.company import alone, drain, events_of, finished, requests, tex
 from dadlm import ConfigError, DecodeSettings, Model, StepEvent, generate, stream
 from dadlm.decode.engine import Engine
 from dadlm.decode.slots import Slots
-from dadlm.serve import Committed, Finished, QueueFull, Request, Scheduler, ShuttingDown
+from dadlm.serve import Committed, Finished, Job, QueueFull, Request, Scheduler, ShuttingDown
 from dadlm.serve import scheduler as scheduler_module
 from dadlm.tokens.vocabularies import train_bpe
 
@@ -46,6 +46,14 @@ class Clock:
 def ask(tokens: int = 12, seed: int = 0, prompt: int = 5, **changes) -> Request:
     settings = DecodeSettings(max_new_tokens=tokens)
     return Request(ids=tuple(prompt_of(prompt)), **({"settings": settings, "seed": seed} | changes))
+
+
+def served(model: Model, *asked: Request, **limits: int) -> list[Job]:
+    """Decoded side by side, to their end."""
+    scheduler = Scheduler(model, **limits)
+    jobs = [scheduler.submit(request) for request in asked]
+    drain(scheduler)
+    return jobs
 
 
 def ticks(scheduler: Scheduler, count: int) -> None:
@@ -136,10 +144,7 @@ def test_what_the_model_cannot_do_is_refused_at_once(model):
 
 
 def test_text_comes_in_whole_characters_and_is_the_text_alone(speaking):
-    scheduler = Scheduler(speaking, max_rows=4)
-    jobs = [scheduler.submit(ask(30, seed)) for seed in range(6)]
-    drain(scheduler)
-    for seed, job in enumerate(jobs):
+    for seed, job in enumerate(served(speaking, *(ask(30, seed) for seed in range(6)), max_rows=4)):
         out = generate(speaking, [job.request.ids], seed=seed, max_new_tokens=30)
         events = events_of(job)
         assert text_of(events) == out.texts[0]
@@ -153,11 +158,8 @@ def test_stop_texts_end_the_text_wherever_they_lie(family: str):
     is_letter = torch.tensor([text.isalpha() and text.isascii() for text in texts])
     model.head.linear.bias.data[: BYTES.vocab_size] -= 1e4 * ~is_letter
     whole = generate(model, [prompt_of(5)], seed=3, max_new_tokens=30).texts[0]
-    scheduler = Scheduler(model, max_rows=8)
     # Blocks begin at characters 3 and 7.
-    jobs = [scheduler.submit(ask(30, 3, stop=("never", whole[at : at + 3]))) for at in range(1, 9)]
-    drain(scheduler)
-    for job in jobs:
+    for job in served(model, *(ask(30, 3, stop=("never", whole[at : at + 3])) for at in range(1, 9))):
         events = events_of(job)
         assert text_of(events) == whole[: whole.find(job.request.stop[1])]
         end = finished(events)
@@ -169,10 +171,7 @@ def test_stop_texts_end_the_text_wherever_they_lie(family: str):
 def test_the_reason_is_stop_at_end_of_text_and_length_without(model):
     reasons = Counter()
     for one in (model, tiny("dadlm")):
-        scheduler = Scheduler(one)
-        jobs = [scheduler.submit(ask(30, seed)) for seed in range(8)]
-        drain(scheduler)
-        for events in map(events_of, jobs):
+        for events in map(events_of, served(one, *(ask(30, seed) for seed in range(8)))):
             assert finished(events).reason == ("stop" if tokens_of(events)[-1] == 28 else "length")
             reasons[finished(events).reason] += 1
     assert reasons["stop"] and reasons["length"] >= 8
@@ -181,9 +180,7 @@ def test_the_reason_is_stop_at_end_of_text_and_length_without(model):
 @pytest.mark.parametrize("family", ("ar", "mdlm", "bd3lm", "dadlm"))
 def test_a_trace_is_what_stream_gives_and_only_who_asks_gets_one(family: str):
     model = silence_eot(tiny(family))
-    scheduler = Scheduler(model, max_rows=4)
-    plain, traced = scheduler.submit(ask(20, prompt=9)), scheduler.submit(ask(10, 4, trace=True))
-    drain(scheduler)
+    plain, traced = served(model, ask(20, prompt=9), ask(10, 4, trace=True))
     events = [event for event in events_of(traced) if isinstance(event, StepEvent)]
     expected = list(stream(model, traced.request.ids, seed=4, max_new_tokens=10))
     assert len(events) == len(expected)
@@ -200,11 +197,8 @@ def test_a_trace_is_what_stream_gives_and_only_who_asks_gets_one(family: str):
 
 
 def test_logprobs_are_those_of_the_node_at_the_step_that_fixed_the_token(model):
-    scheduler = Scheduler(model, max_rows=3)
     settings = DecodeSettings(max_new_tokens=9, sampler="random", steps=2, temperature=0.5)
-    job = scheduler.submit(ask(settings=settings, seed=4, logprobs=2))
-    scheduler.submit(ask(20, prompt=9))
-    drain(scheduler)
+    job, _ = served(model, ask(settings=settings, seed=4, logprobs=2), ask(20, prompt=9))
     given = [one for event in events_of(job) if isinstance(event, Committed) for one in event.logprobs or []]
     expected = {}
     for event in stream(model, job.request.ids, seed=4, settings=settings, top_tokens=28):
@@ -238,10 +232,7 @@ def fail_where(monkeypatch: pytest.MonkeyPatch, error: Exception, is_bad: Callab
 def test_a_poisoned_request_dies_alone(model, monkeypatch: pytest.MonkeyPatch):
     error = RuntimeError("secret internals")
     fail_where(monkeypatch, error, lambda rows: any(row.seed == 13 for row in rows))
-    scheduler = Scheduler(model, max_rows=3)
-    asked = [ask(10, seed, prompt=seed % 7) for seed in range(10, 16)]
-    jobs = [scheduler.submit(request) for request in asked]
-    drain(scheduler)
+    jobs = served(model, *(ask(10, seed, prompt=seed % 7) for seed in range(10, 16)), max_rows=3)
     end = finished(events_of(jobs.pop(3)))
     assert end.reason == "error" and "secret" not in str(end.message)
     assert [truth_of(job) for job in jobs] == [alone(model, job.request) for job in jobs]
@@ -303,9 +294,7 @@ def test_memory_that_runs_out_again_while_rows_are_halved(model, monkeypatch: py
 
 def test_steps_that_nobody_reads_end_their_request(model, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(scheduler_module, "_UNREAD_STEPS", 3)
-    scheduler = Scheduler(model)
-    bad, good = scheduler.submit(ask(40, trace=True)), scheduler.submit(ask(40, seed=1))
-    drain(scheduler)
+    bad, good = served(model, ask(40, trace=True), ask(40, seed=1))
     assert finished(events_of(bad)).reason == "cancelled" and bad.unread == 0
     assert truth_of(good) == alone(model, good.request), "what is not traced may be read later"
 

@@ -1,4 +1,6 @@
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,11 @@ def _prose(characters: int) -> str:
         words.append(WORDS[(n >> 16) % len(WORDS)] + ("\n" if len(words) % 11 == 10 else ""))
         size += len(words[-1]) + 1
     return " ".join(words)
+
+
+def write_jsonl(file: Path, texts: Iterable[str]) -> Path:
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return file
 
 
 @pytest.fixture(scope="session")

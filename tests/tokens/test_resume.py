@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.tokens import killing
+from tests.tokens.conftest import write_jsonl
 
 import dadlm
 from dadlm.errors import DataError
@@ -24,7 +25,7 @@ def source(tmp_path, prose):
     folder.mkdir()
     for n in range(2):
         texts = [text[at : at + (at * 7 + n * 31) % 900] for at in range(0, 30_000, 600)]
-        (folder / f"{n}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+        write_jsonl(folder / f"{n}.jsonl", texts)
     return folder
 
 
@@ -100,9 +101,8 @@ def test_killed_at_random_moments(settings, tmp_path):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_killed_at_thirty_random_moments(settings, source, prose, tmp_path, workers):
     text = prose(400_000)
-    with (source / "2.jsonl").open("w") as file:
-        for at in range(0, 4_000_000, 3_000):
-            file.write(json.dumps({"text": text[at % 390_000 :][:3_000]}) + "\n")
+    places = range(0, 4_000_000, 3_000)
+    write_jsonl(source / "2.jsonl", (text[at % 390_000 :][:3_000] for at in places))
     random_kills(settings | {"shard_tokens": 50_000}, tmp_path, 30, 1.0, workers)
 
 
@@ -135,10 +135,9 @@ def test_only_what_is_missing_is_tokenised_again(settings, tmp_path, monkeypatch
         Tokenizer, "encode_batch", lambda self, texts: [seen.extend(texts), encode(self, texts)][1]
     )
     expected = undisturbed(settings, tmp_path / "good")
-    everything, again = len(seen), len(seen)
+    everything = len(seen)
     assert undisturbed(settings, tmp_path / "out") == expected
-    again = len(seen) - everything
-    assert again < everything / 2
+    assert len(seen) - everything < everything / 2
 
 
 def test_journal_cut_anywhere(settings, tmp_path, monkeypatch):

@@ -143,6 +143,8 @@ BAD = {
     "cut.txt": ("x\né".encode()[:-1], "line 2, byte offset 2 .*unexpected end"),
     "far.txt": (b"ab\xc3\xa9\n" * 100_000 + b"\xff", "line 100001, byte offset 500000"),
     "latin.jsonl": (jsonl(["ok"]) + b'{"text": "\xe9"}\n', r"line 2, byte offset 34 \(byte 0xE9"),
+    "mark.txt": (b"\xef\xbb\xbfa\xe9", r"line 1, byte offset 4 \(byte 0xE9"),  # offsets count the mark
+    "mark.jsonl": (b'\xef\xbb\xbf{"text": "\xe9"}', r"line 1, byte offset 13 \(byte 0xE9"),
     "latin.jsonl.gz": (gzip.compress(b'{"text": "\xe9"}'), "line 1, byte offset 10 of the unpacked text"),
     "bad.jsonl": (jsonl(["ok", "ok"]) + b'{"text": "x"', r"line 3: not valid JSON.*begins '\{\"text"),
     "list.jsonl": (b"[1]", "line 1: expected an object"),

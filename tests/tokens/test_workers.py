@@ -1,12 +1,10 @@
 """Several processes give what one gives."""
 
-import json
-import os
-import signal
 from contextlib import suppress
 
 import psutil
 import pytest
+from tests.tokens.conftest import write_jsonl
 
 from dadlm.errors import DataError
 from dadlm.tokens import EOT, encoding, packing, prepare, word_level
@@ -16,9 +14,7 @@ from dadlm.tokens import EOT, encoding, packing, prepare, word_level
 def source(tmp_path, prose):
     text = prose(40_000)
     texts = [text[at : at + at % 700] for at in range(0, 40_000, 300)] + [f"a {EOT} b", "🙂", prose(70_000)]
-    file = tmp_path / "text.jsonl"
-    file.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-    return file
+    return write_jsonl(tmp_path / "text.jsonl", texts)
 
 
 def helpers() -> list[psutil.Process]:
@@ -44,13 +40,11 @@ def test_result_does_not_depend_on_their_number(source, bpe, tmp_path, monkeypat
 
 
 def test_text_that_cannot_be_encoded_is_named_as_by_one_process(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "one two"}\n{"text": "one three"}\n')
+    file, words = write_jsonl(tmp_path / "a.jsonl", ["one two", "one three"]), word_level(["one", "two"])
     messages = []
     for workers in (1, 2):
         with pytest.raises(DataError) as error:
-            prepare(
-                tmp_path / "a.jsonl", word_level(["one", "two"]), tmp_path, workers=workers, progress=False
-            )
+            prepare(file, words, tmp_path, workers=workers, progress=False)
         messages.append(str(error.value))
     assert messages[0] == messages[1]
     assert "'three' is not among the 2 words" in messages[0]
@@ -58,13 +52,14 @@ def test_text_that_cannot_be_encoded_is_named_as_by_one_process(tmp_path):
 
 
 def test_worker_that_dies_is_reported(source, bpe, tmp_path, monkeypatch):
-    start = encoding._Worker.__init__
+    start = encoding._start
 
-    def start_dead(self, file):
-        start(self, file)
-        os.kill(self._process.pid, signal.SIGKILL)
+    def start_dead(file, stack):
+        process = start(file, stack)
+        process.kill()
+        return process
 
-    monkeypatch.setattr(encoding._Worker, "__init__", start_dead)
+    monkeypatch.setattr(encoding, "_start", start_dead)
     with pytest.raises(DataError, match=r"has died \(exit code -9\).*run again"):
         prepare(source, bpe, tmp_path, workers=2, progress=False)
     assert helpers() == []

@@ -4,6 +4,7 @@ import json
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,16 +91,12 @@ def poison(patch: pytest.MonkeyPatch, value: float = float("nan")) -> None:
     patch.setattr(gradients, "losses", spoilt)
 
 
-def with_model(run: RunConfig, **changes: Any) -> RunConfig:
-    return replace(run, model=replace(run.model, **changes))
+def _with(part: str, run: Any, **changes: Any) -> Any:
+    """A run, or a fine-tuning, with some settings of a part of it changed."""
+    return replace(run, **{part: replace(getattr(run, part), **changes)})
 
 
-def with_noise(run: RunConfig, **changes: Any) -> RunConfig:
-    return replace(run, noise=replace(run.noise, **changes))
-
-
-def with_train(run: RunConfig, **changes: Any) -> RunConfig:
-    return replace(run, train=replace(run.train, **changes))
+with_model, with_noise, with_train = (partial(_with, part) for part in ("model", "noise", "train"))
 
 
 def state_tensors(folder: Path) -> dict[str, Tensor]:

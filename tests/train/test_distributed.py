@@ -1,20 +1,18 @@
 """Several processes train as one does: the same losses, one log, one checkpoint that any number goes on from.
 Everything is compared with one process that was started on its own."""
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.train.runs import FAMILIES, config, metrics, progress, state_tensors, text, train
-from tests.train.worker import environment, free_port, run_ranks
+from tests.train.worker import environment, free_port, run_ranks, train_command, wait_for
 
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import load
@@ -43,6 +41,10 @@ def assert_same_model(one: Path, other: Path) -> None:
         torch.testing.assert_close(here[name], there[name], atol=1e-3, rtol=1e-3)
 
 
+def job(out: Path, family: str, plan: dict[str, Any], parallel: str, **misfortune: int) -> dict[str, Any]:
+    return {"out": str(out), "family": family, "train": {**plan, "parallel": parallel}, **misfortune}
+
+
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes made, and what one made beside them."""
@@ -53,23 +55,15 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(config("dadlm", folder / "taken-over", **HALF))
     parts = {**few, "accumulate": 2, "checkpointing": True}
 
-    def job(name: str, family: str, plan: dict[str, Any], parallel: str, **misfortune: int) -> dict[str, Any]:
-        return {
-            "out": str(folder / name),
-            "family": family,
-            "train": {**plan, "parallel": parallel},
-            **misfortune,
-        }
-
     jobs = [
-        job("ddp", "dadlm", PLAN, "ddp"),
-        job("fsdp", "dadlm", PLAN, "fsdp"),
-        job("parts-ddp", "bd3lm", parts, "ddp"),
-        job("parts-fsdp", "bd3lm", parts, "fsdp"),
-        job("half", "dadlm", HALF, "fsdp"),
-        job("taken-over", "dadlm", PLAN, "fsdp"),
-        job("nan", "bd3lm", {**HALF, "valid_every": 100, "save_every": 100}, "fsdp", nan_at=4),
-        job("stop", "bd3lm", {**HALF, "valid_every": 100, "save_every": 100}, "ddp", stop_at=3),
+        job(folder / "ddp", "dadlm", PLAN, "ddp"),
+        job(folder / "fsdp", "dadlm", PLAN, "fsdp"),
+        job(folder / "parts-ddp", "bd3lm", parts, "ddp"),
+        job(folder / "parts-fsdp", "bd3lm", parts, "fsdp"),
+        job(folder / "half", "dadlm", HALF, "fsdp"),
+        job(folder / "taken-over", "dadlm", PLAN, "fsdp"),
+        job(folder / "nan", "bd3lm", {**HALF, "valid_every": 100, "save_every": 100}, "fsdp", nan_at=4),
+        job(folder / "stop", "bd3lm", {**HALF, "valid_every": 100, "save_every": 100}, "ddp", stop_at=3),
     ]
     run_ranks(2, jobs, folder)
     return folder
@@ -156,11 +150,9 @@ def test_one_two_and_four_processes_have_the_same_losses(family: str, tmp_path: 
     """And what four have saved, two go on with."""
     train(config(family, tmp_path / "1", **PLAN))
 
-    def job(name: str, parallel: str, plan: dict[str, Any] = PLAN) -> dict[str, Any]:
-        return {"out": str(tmp_path / name), "family": family, "train": {**plan, "parallel": parallel}}
-
-    run_ranks(4, [job("4-ddp", "ddp"), job("4-fsdp", "fsdp"), job("half", "fsdp", HALF)], tmp_path)
-    run_ranks(2, [job("2-ddp", "ddp"), job("2-fsdp", "fsdp"), job("half", "fsdp")], tmp_path)
+    for size, plan in ((4, HALF), (2, PLAN)):
+        jobs = [job(tmp_path / f"{size}-{parallel}", family, PLAN, parallel) for parallel in ("ddp", "fsdp")]
+        run_ranks(size, [*jobs, job(tmp_path / "half", family, plan, "fsdp")], tmp_path)
     for name in ("2-ddp", "2-fsdp", "4-ddp", "4-fsdp", "half"):
         assert_same_curve(tmp_path / name, tmp_path / "1")
     pieces = [path.name for path in (tmp_path / "half" / "last" / "training").glob("*.safetensors")]
@@ -174,26 +166,19 @@ def test_torchrun_told_to_stop_saves_and_goes_on(
     parallel: str, number: signal.Signals, tmp_path: Path
 ) -> None:
     """The command line under torchrun: data prepared once, one log, one answer, a signal, the same end."""
-    (tmp_path / "text.txt").write_text("the slow river runs under one red bridge. " * 60, encoding="utf-8")
-    model = "--model.width 16 --model.heads 2 --model.layers 2 --model.expand-at 0 --model.context 16"
-    words = f"train small-dadlm {model} --model.block-size 4 --train.batch-size 4 --train.steps 120"
-    words += f" --train.valid-every 60 --train.valid-rows 4 --train.log-every 1 --train.parallel {parallel}"
-    words += f" --data.train {tmp_path}/text.txt --data.cache {tmp_path}/cache --data.tokenizer bpe:280"
-    words += " --train.device cpu"
+    more = f"--model.layers 2 --train.batch-size 4 --train.parallel {parallel}"
+    words = train_command(tmp_path, "dadlm", 120, more)
 
     def command(out: str) -> list[str]:
         start = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-        rest = f"-m dadlm.cli {words} --out {tmp_path / out}".split()
-        return [sys.executable, *start, "--master-port", str(free_port()), *rest]
+        start += ["--master-port", str(free_port()), "-m", "dadlm.cli"]
+        return [sys.executable, *start, *words, "--out", str(tmp_path / out)]
 
     told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": environment()}
     straight = subprocess.run(command("straight"), timeout=200, check=True, **told)  # type: ignore[call-overload]
     assert straight.stdout.count("finished at step 120") == 1, straight.stdout
     process = subprocess.Popen(command("broken"), start_new_session=True, **told)  # type: ignore[call-overload]
-    log, limit = tmp_path / "broken" / "metrics.jsonl", time.monotonic() + 120
-    while not log.exists() or log.read_bytes().count(b'"loss"') < 5:
-        assert process.poll() is None and time.monotonic() < limit, "step 5 was not reached"
-        time.sleep(0.01)
+    wait_for(process, tmp_path / "broken", 5)
     if number == signal.SIGINT:  # Ctrl-C goes to all processes in front of the terminal
         os.killpg(process.pid, number)
     else:
@@ -203,5 +188,4 @@ def test_torchrun_told_to_stop_saves_and_goes_on(
     assert 5 <= stopped < 120 and f"stopped at step {stopped}" in " ".join(said.split()), said
     subprocess.run(command("broken"), timeout=200, check=True, **told)  # type: ignore[call-overload]
     assert_same_curve(tmp_path / "broken", tmp_path / "straight")
-    steps = [json.loads(line)["step"] for line in log.read_text("utf-8").splitlines() if '"loss"' in line]
-    assert steps == list(range(1, 121))
+    assert [entry["step"] for entry in metrics(tmp_path / "broken") if "loss" in entry] == list(range(1, 121))

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.runs import assert_same_bits, metrics, progress, shape, state_tensors, tokenizer
+from tests.train.runs import assert_same_bits, metrics, progress, shape, state_tensors, tokenizer, with_train
 
 from dadlm import generate, load
 from dadlm.cli import main
-from dadlm.errors import ConfigError, DataError
-from dadlm.evaluate.documents import Documents, read_documents
+from dadlm.errors import ConfigError
+from dadlm.evaluate.documents import Documents
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
 from dadlm.model.checkpoint import save
 from dadlm.recipes import finetune as recipe
@@ -66,7 +66,7 @@ def config_of(family: str, folder: Path, **changes: Any) -> FinetuneConfig:
     ],
 )
 def test_it_learns_what_to_say_and_when_to_end(family: str, steps: int, tmp_path: Path) -> None:
-    config = trained(config_of(family, tmp_path, patience=0), steps=steps, valid_every=steps, lr=5e-3)
+    config = with_train(config_of(family, tmp_path, patience=0), steps=steps, valid_every=steps, lr=5e-3)
     done = finetune(config, quiet=True)
     assert done.rouge == pytest.approx(100) and done.step == steps
     model = load(tmp_path / "run")
@@ -76,10 +76,6 @@ def test_it_learns_what_to_say_and_when_to_end(family: str, steps: int, tmp_path
     assert list(map(len, out.tokens)) == [6, 3]  # with end-of-text
     if family in ("bd3lm", "dadlm"):  # what stands behind the end is sure, and takes no passes of its own
         assert out.mean_tokens_per_forward > 1
-
-
-def trained(config: FinetuneConfig, **changes: Any) -> FinetuneConfig:
-    return replace(config, train=replace(config.train, **changes))
 
 
 def stopping_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +113,7 @@ def test_the_recipe_masks_several_times_where_there_are_blocks(
 ) -> None:
     """One command for every family: what has no blocks is masked once, or not at all."""
     config = config_of(family, tmp_path)
-    config = trained(config, masks_per_row=recipe().train.masks_per_row, steps=1, decay=0, warmup=0)
+    config = with_train(config, masks_per_row=recipe().train.masks_per_row, steps=1, decay=0, warmup=0)
     assert finetune(config, quiet=True).step == 1
     assert progress(tmp_path / "run" / "last")["run"]["train"]["masks_per_row"] == masks
 
@@ -147,7 +143,7 @@ def test_it_ends_when_rouge_rises_no_more(tmp_path: Path, monkeypatch: pytest.Mo
         return {"average": {"mean": next(given)}, "tpf": 1.0}
 
     monkeypatch.setattr(module, "summarisation", score)
-    config = trained(config_of("bd3lm", tmp_path, patience=2), steps=40, valid_every=2)
+    config = with_train(config_of("bd3lm", tmp_path, patience=2), steps=40, valid_every=2)
     done = finetune(config, quiet=True)
     assert (done.step, done.rouge, done.best_step, done.interrupted) == (8, 30.0, 4, False)
     assert (tmp_path / "run" / "best").resolve().name == "step-00000004"
@@ -175,20 +171,6 @@ WORDS_OF_BAD = ("not UTF-8", "no summary", "is empty", "not valid JSON")
 WORDS_OF_BAD += ("not an object", "is empty", "int", "half")
 
 
-def test_lines_that_are_no_pairs_are_named_and_counted(tmp_path: Path) -> None:
-    file = tmp_path / "bad.jsonl"
-    file.write_bytes(BAD)
-    found = read_documents([str(file)])
-    assert found.pairs == (("w1 w2", "w3"),)
-    assert len(found.skipped) == len(WORDS_OF_BAD)
-    for number, (told, word) in enumerate(zip(found.skipped, WORDS_OF_BAD, strict=True), 1):
-        assert f"line {number}:" in told and word in told
-    with pytest.raises(DataError, match=r"line 1: not UTF-8.*--strict"):
-        read_documents([str(file)], strict=True)
-    with pytest.raises(DataError, match=r"no line has .*line 1: no document"):
-        read_documents([write(tmp_path / "none.jsonl", [{"text": "w1"}])])
-
-
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = config_of("bd3lm", tmp_path)
     more = tmp_path / "more.jsonl"
@@ -199,7 +181,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["step"], told["pairs"], told["cut_documents"]) == (4, 32, 1)
-    assert len(told["skipped_lines"]) == len(WORDS_OF_BAD)
+    for number, (line, word) in enumerate(zip(told["skipped_lines"], WORDS_OF_BAD, strict=True), 1):
+        assert f"line {number}:" in line and word in line
     assert load(tmp_path / "run").config.family == "bd3lm"
     assert main(words) == 0
     shown = capsys.readouterr().out
@@ -211,7 +194,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_fine_tuning_goes_on_with_the_lengths_it_had(tmp_path: Path) -> None:
-    first = trained(config_of("bd3lm", tmp_path), steps=1, valid_every=1)
+    first = with_train(config_of("bd3lm", tmp_path), steps=1, valid_every=1)
     finetune(first, quiet=True)
     again = replace(first, model=first.out, out=str(tmp_path / "again"), document_tokens=None)
     finetune(replace(again, summary_tokens=None), quiet=True)
@@ -223,7 +206,7 @@ def test_fine_tuning_goes_on_with_the_lengths_it_had(tmp_path: Path) -> None:
 def test_summarize_reads_and_writes_as_much_as_was_learned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = trained(config_of("bd3lm", tmp_path), steps=4, valid_every=4)
+    config = with_train(config_of("bd3lm", tmp_path), steps=4, valid_every=4)
     finetune(config, quiet=True)
     assert learned_lengths(config.out) == (12, 10) and learned_lengths(config.model) is None
     document = " ".join(f"w{number}" for number in range(20))

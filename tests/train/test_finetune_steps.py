@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.runs import FAMILIES, before_step, poison, progress
-from tests.train.test_finetune import config_of, trained
+from tests.train.runs import FAMILIES, before_step, poison, progress, with_train
+from tests.train.test_finetune import config_of
 
 from dadlm.errors import ConfigError, TrainingError
 from dadlm.evaluate.documents import read_documents
@@ -62,7 +62,7 @@ def plain_losses(config: FinetuneConfig, model: Model, steps: int) -> list[float
 @pytest.mark.parametrize(("accumulate", "masks"), [(1, 1), (2, 1), (2, 3)])
 @every_family
 def test_a_step_is_what_plain_torch_makes(family: str, accumulate: int, masks: int, tmp_path: Path) -> None:
-    config = trained(config_of(family, tmp_path), accumulate=accumulate, masks_per_row=masks)
+    config = with_train(config_of(family, tmp_path), accumulate=accumulate, masks_per_row=masks)
     if family in ("ar", "mdlm") and masks > 1:
         with pytest.raises(ConfigError, match=f"leave it out for this {family}"):
             tuner(config)
@@ -102,7 +102,7 @@ def test_replayed_steps_of_all_lengths_are_the_steps(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of several buckets; each shape is made once, captured once, and replayed from then on."""
-    config = trained(config_of(family, tmp_path, document_tokens=22), batch_size=2)
+    config = with_train(config_of(family, tmp_path, document_tokens=22), batch_size=2)
     eager, captured = tuner(config), tuner(replace(config, out=str(tmp_path / "captured")))
     assert eager.gradients.graphs is None, "only on CUDA"
     parameters, made = list(captured.state.model.parameters()), []
@@ -133,10 +133,11 @@ def test_nan_stops_before_it_spoils_the_weights(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.filterwarnings("ignore")
 @every_family
 def test_on_cuda_steps_are_replayed_and_those_of_the_cpu(family: str, tmp_path: Path) -> None:
-    plan = trained(config_of(family, tmp_path, document_tokens=22), batch_size=4, precision="fp32", lr=1e-3)
+    config = config_of(family, tmp_path, document_tokens=22)
+    plan = with_train(config, batch_size=4, precision="fp32", lr=1e-3)
     found = {}
     for device in ("cpu", "cuda"):
-        one = tuner(replace(trained(plan, device=device), out=str(tmp_path / device)))
+        one = tuner(replace(with_train(plan, device=device), out=str(tmp_path / device)))
         found[device] = [float(one.step()) for _ in range(24)]
         replayed = one.gradients.graphs
     assert replayed is not None and any(replayed.captured.values())

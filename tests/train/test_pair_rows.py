@@ -21,24 +21,21 @@ def config_of(family: str, context: int = 32):
 
 
 @pytest.mark.parametrize(
-    ("family", "ids"),
+    ("family", "prompt", "summary", "most", "ids"),
     [
-        ("ar", [1, 2, EOT, 7, 8, 9, EOT]),
-        ("bd3lm", [1, 2, EOT, 7, 8, 9, EOT, EOT]),  # to the end of the block of 4
-        ("dadlm", [1, 2, EOT, 7, 8, 9, EOT, EOT]),
-        ("mdlm", [1, 2, EOT, 7, 8, 9, *[EOT] * 7]),  # all that a summary may have
+        ("ar", [1, 2, EOT], [7, 8, 9], 10, [1, 2, EOT, 7, 8, 9, EOT]),
+        ("bd3lm", [1, 2, EOT], [7, 8, 9], 10, [1, 2, EOT, 7, 8, 9, EOT, EOT]),  # to the end of the block of 4
+        ("dadlm", [1, 2, EOT], [7, 8, 9], 10, [1, 2, EOT, 7, 8, 9, EOT, EOT]),
+        ("mdlm", [1, 2, EOT], [7, 8, 9], 10, [1, 2, EOT, 7, 8, 9, *[EOT] * 7]),  # all that a summary may have
+        # Too long: the end of a text that was cut is not its end, no end-of-text is learned there.
+        ("ar", [1, EOT], [7, 8, 9], 2, [1, EOT, 7, 8]),
+        ("bd3lm", [1, EOT], [7, 8, 9, 10, 11, 12], 3, [1, EOT, 7, 8, 9, 10, 11, 12]),
+        ("bd3lm", [1, EOT], [7, 8, 9], 2, [1, EOT, 7, 8]),
+        ("bd3lm", [1, EOT], [7, 8], 2, [1, EOT, 7, 8]),
     ],
 )
-def test_a_row_by_hand(family: str, ids: list[int]) -> None:
-    assert row_of(config_of(family), [1, 2, EOT], [7, 8, 9], 10) == PairRow(ids, 3)
-
-
-def test_a_summary_that_is_too_long_goes_on_to_the_end_of_its_block() -> None:
-    """The end of a text that was cut is not its end: no end-of-text is learned there."""
-    assert row_of(config_of("ar"), [1, EOT], [7, 8, 9], 2).ids == [1, EOT, 7, 8]
-    assert row_of(config_of("bd3lm"), [1, EOT], [7, 8, 9, 10, 11, 12], 3).ids == [1, EOT, 7, 8, 9, 10, 11, 12]
-    assert row_of(config_of("bd3lm"), [1, EOT], [7, 8, 9], 2).ids == [1, EOT, 7, 8]
-    assert row_of(config_of("bd3lm"), [1, EOT], [7, 8], 2).ids == [1, EOT, 7, 8]
+def test_a_row_by_hand(family: str, prompt: list[int], summary: list[int], most: int, ids: list[int]) -> None:
+    assert row_of(config_of(family), prompt, summary, most) == PairRow(ids, len(prompt))
 
 
 def test_what_does_not_fit_is_counted() -> None:

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,19 +161,6 @@ def kill_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], 
     left[0] = None
 
 
-def run_until_killed(run: Any, first: int, count: int, kill_at: Callable[[int | None], None]) -> bool:
-    """Die at change number `count` to the disk after step `first` began; False if it lived to the end."""
-    one = trainer(run)
-    before_step(one, first, lambda: kill_at(count))
-    try:
-        one.run()
-    except Killed:
-        return True
-    finally:
-        kill_at(None)
-    return False
-
-
 def test_a_run_killed_at_any_change_to_the_disk_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: Callable[[int | None], None]
 ) -> None:
@@ -195,8 +183,12 @@ def test_a_run_killed_at_any_change_to_the_disk_goes_on(
         out = tmp_path / f"killed-{count}"
         run = config("bd3lm", out, **plan)
         shutil.copytree(tmp_path / "begun", out, symlinks=True)
-        if not run_until_killed(run, 3, count, kill_at):
-            break
+        one = trainer(run)
+        before_step(one, 3, lambda count=count: kill_at(count))
+        with suppress(Killed):
+            one.run()
+            break  # it lived to the end
+        kill_at(None)
         dead += 1
         assert load(out / "last").config.family == "bd3lm", f"change {count}: last cannot be loaded"
         assert load(out / "best").config.family == "bd3lm", f"change {count}: best cannot be loaded"

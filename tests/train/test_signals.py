@@ -1,6 +1,5 @@
 """Ctrl-C, SIGTERM and kill -9 against a real process; the same command then goes on to the end."""
 
-import os
 import random
 import signal
 import subprocess
@@ -10,41 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from tests.train.runs import assert_same_bits, metrics, progress, state_tensors
+from tests.train.worker import environment, train_command, wait_for
 
-import dadlm
 from dadlm.cli import main
 from dadlm.model import load
 from dadlm.train.processes import stop_on_signal
 
 STEPS = 240  # so many that none of the signals comes too late on a machine that stands still for a second
-SETTINGS = {
-    "model": {
-        "width": 16,
-        "heads": 2,
-        "layers": 1,
-        "expand-at": 0,
-        "context": 16,
-        "block-size": 4,
-        "dropout": 0.1,
-    },
-    "train": {"steps": STEPS, "batch-size": 2, "valid-every": 60, "valid-rows": 4, "log-every": 1},
-}
 
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command, all but --out."""
-    folder = tmp_path_factory.mktemp("signals")
-    (folder / "text.txt").write_text("the slow river runs under one red bridge. " * 60, encoding="utf-8")
-    command = ["train", "small-bd3lm", "--data.train", str(folder / "text.txt")]
-    command += ["--data.cache", str(folder / "cache"), "--data.tokenizer", "bpe:280", "--train.device", "cpu"]
-    command += ["--noise.clip-search", "--model.dropout", "0.1"]
-    for part, values in SETTINGS.items():
-        for name, value in values.items():
-            command += [f"--{part}.{name}", str(value)]
-    return command
+    more = "--model.layers 1 --model.dropout 0.1 --noise.clip-search --train.batch-size 2"
+    return train_command(tmp_path_factory.mktemp("signals"), "bd3lm", STEPS, more)
 
 
 @pytest.fixture(scope="module")
@@ -61,35 +40,15 @@ def start(tmp_path: Path) -> Iterator[object]:
     started: list[subprocess.Popen[str]] = []
 
     def begin(words: list[str]) -> subprocess.Popen[str]:
-        source = str(Path(dadlm.__file__).parents[1])
-        threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "dadlm.cli", *words],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **threads, "PYTHONPATH": source},
-            )
-        )
+        command = [sys.executable, "-m", "dadlm.cli", *words]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, env=environment(), **pipes))
         return started[-1]
 
     yield begin
     for process in started:
         process.kill()
         process.communicate()
-
-
-def wait_for(process: subprocess.Popen[str], out: Path, step: int) -> None:
-    """Until the process has logged that step."""
-    limit = time.monotonic() + 240
-    while time.monotonic() < limit:
-        file = out / "metrics.jsonl"
-        if file.exists() and file.read_bytes().count(b'"loss"') >= step:
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.003)
-    raise AssertionError(f"step {step} was not reached")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -145,9 +104,9 @@ def test_killed_at_random_moments_every_resume_works(
 def test_a_second_ctrl_c_does_not_wait() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(KeyboardInterrupt), stop_on_signal() as stop:
-        assert not stop.asked
+        assert not stop.is_set()
         signal.raise_signal(signal.SIGTERM)
-        assert stop.asked
+        assert stop.is_set()
         signal.raise_signal(signal.SIGTERM)  # only Ctrl-C is impatient
         signal.raise_signal(signal.SIGINT)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

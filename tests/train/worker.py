@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,27 @@ def environment() -> dict[str, str]:
     """Only the loopback interface is spoken to."""
     source = str(Path(dadlm.__file__).parents[1])
     return {**os.environ, "PYTHONPATH": source, "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def train_command(folder: Path, family: str, steps: int, more: str) -> list[str]:
+    """`dadlm train` of a tiny model on a text of its own, all but --out."""
+    (folder / "text.txt").write_text("the slow river runs under one red bridge. " * 60, encoding="utf-8")
+    words = f"train small-{family} --data.train {folder}/text.txt --data.cache {folder}/cache"
+    words += " --data.tokenizer bpe:280 --model.width 16 --model.heads 2 --model.expand-at 0"
+    words += f" --model.context 16 --model.block-size 4 --train.device cpu --train.steps {steps}"
+    return f"{words} --train.valid-every 60 --train.valid-rows 4 --train.log-every 1 {more}".split()
+
+
+def wait_for(process: subprocess.Popen[str], out: Path, step: int) -> None:
+    """Until the process has logged that step."""
+    limit = time.monotonic() + 240
+    while time.monotonic() < limit:
+        file = out / "metrics.jsonl"
+        if file.exists() and file.read_bytes().count(b'"loss"') >= step:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.003)
+    raise AssertionError(f"step {step} was not reached")
 
 
 def free_port() -> int:

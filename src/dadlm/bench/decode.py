@@ -6,26 +6,21 @@ arithmetic of the nodes that exist and the bytes of weights, keys and values tha
 
 import statistics
 import time
-from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from dadlm.bench.machine import Machine, log
+from dadlm.bench.train import systems
 from dadlm.decode import DecodeSettings, Generated, generate, release_engine
 from dadlm.decode.generate import completions, decode_steps
 from dadlm.model import Model, ModelConfig
-from dadlm.recipes import recipe
 
 
-def systems(scale: str, block_sizes: tuple[int, ...]) -> Iterator[tuple[str, ModelConfig]]:
-    """AR, then for each block size BD3LM and DA-DLM, expanded at the input and for the last third."""
-    yield "AR", recipe(f"{scale}-ar").model
-    for N in block_sizes:
-        base = replace(recipe(f"{scale}-dadlm").model, block_size=N)
-        late = base.layers * 2 // 3
-        yield f"BD3LM N={N}", replace(base, family="bd3lm")
-        yield f"DA-DLM N={N} K={base.candidates}", replace(base, expand_at=0)
-        yield f"DA-DLM N={N} K={base.candidates} late", replace(base, expand_at=late)
+def _systems(scale: str, block_sizes: tuple[int, ...]) -> dict[str, ModelConfig]:
+    """AR once, BD3LM and DA-DLM of each block size."""
+    runs = chain.from_iterable(systems(scale, block_size) for block_size in block_sizes)
+    return {name: run.model for name, run in runs if name != "MDLM"}
 
 
 def bench_decode(
@@ -41,7 +36,7 @@ def bench_decode(
     machine = Machine(device)
     rows: list[dict[str, Any]] = []
     whole: list[dict[str, Any]] = []
-    for name, config in systems(scale, block_sizes):
+    for name, config in _systems(scale, block_sizes).items():
         model = Model(config).to(machine.device, machine.dtype).eval()
         for batch in batches:
             rows.append({"system": name, "batch": batch} | _step(model, batch, prefix, steps, machine))

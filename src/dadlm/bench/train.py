@@ -10,30 +10,30 @@ import torch
 
 from dadlm.bench.machine import Machine, log
 from dadlm.model import Model, ModelConfig
-from dadlm.recipes import recipe
+from dadlm.recipes import FAMILIES, recipe
 from dadlm.threads import one_thread
 from dadlm.tokens import Rows
 from dadlm.train import RunConfig, Trainer
 
-_TOGETHER = 8
+_WARMUP, _GROUPS, _TOGETHER = 6, 3, 8  # steps
 
 
-def systems(scale: str) -> Iterator[tuple[str, RunConfig]]:
-    for family in ("ar", "mdlm", "bd3lm", "dadlm"):
+def systems(scale: str, block_size: int | None = None) -> Iterator[tuple[str, RunConfig]]:
+    """AR, MDLM, BD3LM and DA-DLM, the last one expanded at the input and for the last third."""
+    for family in FAMILIES:
         run = recipe(f"{scale}-{family}")
-        if family != "dadlm":
-            yield {"ar": "AR", "mdlm": "MDLM"}.get(family, f"BD3LM N={run.model.block_size}"), run
-            continue
-        name = f"DA-DLM N={run.model.block_size} K={run.model.candidates}"
-        for label, layer in (("", 0), (" late", run.model.layers * 2 // 3)):
-            yield name + label, replace(run, model=replace(run.model, expand_at=layer))
+        N, K = block_size or run.model.block_size, run.model.candidates
+        names = {"ar": "AR", "mdlm": "MDLM", "bd3lm": f"BD3LM N={N}", "dadlm": f"DA-DLM N={N} K={K}"}
+        model = replace(run.model, block_size=N, expand_at=0)
+        yield names[family], replace(run, model=model)
+        if family == "dadlm":
+            late = replace(model, expand_at=model.layers * 2 // 3)
+            yield f"{names[family]} late", replace(run, model=late)
 
 
 def bench_train(
     scale: str = "paper",
     rows: int = 32,
-    groups: int = 3,
-    warmup: int = 6,
     compile: bool = True,
     only: tuple[str, ...] = (),
     device: str = "cuda",
@@ -47,7 +47,7 @@ def bench_train(
         train = replace(run.train, batch_size=rows, accumulate=1, compile=compile, device=device)
         machine.reset_peak()
         with tempfile.TemporaryDirectory() as folder:
-            ms = _step_ms(replace(run, train=train, out=folder), groups, warmup, machine)
+            ms = _step_ms(replace(run, train=train, out=folder), machine)
         flops, peak = step_flops(run.model, rows), machine.peak_mib()
         row = {
             "system": name,
@@ -64,7 +64,7 @@ def bench_train(
     return {"kind": "train", **described, "scale": scale, "rows": rows, "compile": compile, "steps": table}
 
 
-def _step_ms(run: RunConfig, groups: int, warmup: int, machine: Machine) -> float:
+def _step_ms(run: RunConfig, machine: Machine) -> float:
     """The median over groups of steps in a row: while the device works, the CPU draws the next batch."""
     size = 8 * run.train.batch_size * run.model.context
     ids = torch.randint(0, run.model.eot_id or run.model.mask_id, (size,))
@@ -76,9 +76,9 @@ def _step_ms(run: RunConfig, groups: int, warmup: int, machine: Machine) -> floa
             trainer.step()
 
     with one_thread(machine.is_cuda):  # as in training
-        for _ in range(warmup):
+        for _ in range(_WARMUP):
             trainer.step()
-        return statistics.median(machine.timed_ms(together) / _TOGETHER for _ in range(groups))
+        return statistics.median(machine.timed_ms(together) / _TOGETHER for _ in range(_GROUPS))
 
 
 def step_flops(config: ModelConfig, rows: int) -> float:

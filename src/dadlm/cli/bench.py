@@ -9,28 +9,18 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from dadlm.cli.options import subcommand
+from dadlm.cli.options import JsonOption, subcommand, usage_of
 from dadlm.evaluate.work import write_result
 from dadlm.model import find_device
 from dadlm.recipes import recipe
 
-_USAGE = """usage: dadlm bench decode|train|kernels [options]
-
-  decode     ms per denoising step and whole texts: AR, BD3LM and DA-DLM of one size
-  train      ms per optimiser step of every family, and the share of the matrix ceiling
-  kernels    the fused pieces beside plain torch
-
-dadlm bench KIND --help lists the options."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class _Common:
+class _Common(JsonOption):
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
     out: str = ""
     """Write the result to this JSON file too."""
-    json: bool = False
-    """Print one JSON object instead of a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +31,8 @@ class _Models(_Common):
 
 @dataclass(frozen=True, kw_only=True)
 class _Decode(_Models):
+    """ms per denoising step and whole texts: AR, BD3LM and DA-DLM of one size"""
+
     block_sizes: tuple[int, ...] = ()
     """Block sizes; empty: 16 8 4, or the recipe's own."""
     batches: tuple[int, ...] = ()
@@ -51,6 +43,8 @@ class _Decode(_Models):
 
 @dataclass(frozen=True, kw_only=True)
 class _Train(_Models):
+    """ms per optimiser step of every family, and the share of the matrix ceiling"""
+
     rows: int = 0
     """Rows of a batch; 0: 32, on cpu 4."""
     compile: bool = True
@@ -61,13 +55,15 @@ class _Train(_Models):
 
 @dataclass(frozen=True, kw_only=True)
 class _Kernels(_Common):
+    """the fused pieces beside plain torch"""
+
     rows: int = 32
     """Rows decoded side by side."""
 
 
 def run(words: list[str]) -> int:
     kinds = {"decode": _Decode, "train": _Train, "kernels": _Kernels}
-    kind = subcommand(words, kinds, _USAGE, "say what to measure")
+    kind = subcommand(words, kinds, usage_of("bench", kinds), "say what to measure")
     if kind is None:
         return 0
     options = tyro.cli(kind, args=words[1:], prog=f"dadlm bench {words[0]}")

@@ -8,26 +8,16 @@ from typing import Any
 
 import tyro
 
-from dadlm.cli.options import JsonOption, parse, subcommand
+from dadlm.cli.options import JsonOption, parse, subcommand, usage_of
 from dadlm.errors import ConfigError
 from dadlm.tokens import parse_mixture, prepare, verify
 from dadlm.train import DataConfig
 from dadlm.train.data import load_tokenizer
 
-_USAGE = """usage: dadlm data prepare SOURCE [options]
-       dadlm data verify FOLDER [options]
-       dadlm data tokenizer SOURCE [options]
-
-  prepare    text → token shards in a cache folder, where training finds them (it would make them itself)
-  verify     read every byte of such a folder and compare it with its checksums
-  tokenizer  train a byte-level BPE on text
-
-dadlm data KIND --help lists the options."""
-
 
 @dataclass(frozen=True)
 class _Prepare(JsonOption):
-    """Turn text into token shards, which training finds in its cache (--data.cache)."""
+    """turn text into token shards, which training finds in its cache (--data.cache)"""
 
     source: tyro.conf.Positional[str]
     """A .txt, .jsonl, .jsonl.zst or .parquet file, a folder or pattern of these, hf:NAME, or a mixture."""
@@ -43,7 +33,7 @@ class _Prepare(JsonOption):
 
 @dataclass(frozen=True)
 class _Verify(JsonOption):
-    """Read every byte of a folder of shards and compare it with its checksums."""
+    """read every byte of a folder of shards and compare it with its checksums"""
 
     folder: tyro.conf.Positional[str]
     """A folder that `dadlm data prepare` has made."""
@@ -51,7 +41,7 @@ class _Verify(JsonOption):
 
 @dataclass(frozen=True)
 class _TrainTokenizer(JsonOption):
-    """Train a byte-level BPE tokenizer on text."""
+    """train a byte-level BPE tokenizer on text"""
 
     source: tyro.conf.Positional[str]
     """Text to learn from: what `dadlm data prepare` takes."""
@@ -65,7 +55,7 @@ class _TrainTokenizer(JsonOption):
 
 def run(words: list[str]) -> int:
     kinds = {"prepare": _Prepare, "verify": _Verify, "tokenizer": _TrainTokenizer}
-    kind = subcommand(words, kinds, _USAGE, "say what to do with the data")
+    kind = subcommand(words, kinds, usage_of("data", kinds), "say what to do with the data")
     if kind is None:
         return 0
     options = parse(kind, words[1:], f"data {words[0]}")

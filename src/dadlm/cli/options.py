@@ -21,7 +21,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, kw_only=True)
 class JsonOption:
     json: bool = False
-    """Print one JSON object."""
+    """Print one JSON object, for programs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,13 @@ class ModelOptions(JsonOption):
 def parse(kind: type[T], words: list[str], command: str, **more: Any) -> T:
     """The options of a command; a flag has no --no-FLAG beside it."""
     return tyro.cli(kind, args=words, prog=f"dadlm {command}", config=(tyro.conf.FlagCreatePairsOff,), **more)
+
+
+def usage_of(command: str, kinds: dict[str, type]) -> str:
+    """How a command with subcommands is called; what each is for stands in the docstring of its options."""
+    lines = (f"  {name:10s} {kind.__doc__}" for name, kind in kinds.items())
+    first, last = f"usage: dadlm {command} {'|'.join(kinds)} [options]\n", "--help lists the options."
+    return "\n".join([first, *lines, f"\ndadlm {command} KIND {last}"])
 
 
 def subcommand(words: list[str], kinds: dict[str, type[T]], usage: str, missing: str) -> type[T] | None:

@@ -6,19 +6,17 @@ from dataclasses import dataclass, field
 import tyro
 from rich.console import Console
 
-from dadlm.cli.options import parse
+from dadlm.cli.options import JsonOption, parse
 from dadlm.errors import ConfigError
 from dadlm.evaluate import report
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Options:
+class _Options(JsonOption):
     folders: tyro.conf.Positional[list[str]] = field(default_factory=list)
     """Folders (searched with all below them) or JSON files that `dadlm evaluate` wrote."""
     out: str = "report"
     """Folder for index.html and report.md."""
-    json: bool = False
-    """Print one JSON object."""
 
 
 def run(words: list[str]) -> int:

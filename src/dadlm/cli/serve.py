@@ -6,10 +6,11 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
+from dadlm.cli.options import ModelOptions, parse
 from dadlm.errors import ConfigError
 from dadlm.model import load
 from dadlm.model.pretrained import NAMES
@@ -17,34 +18,24 @@ from dadlm.serve.settings import ServeSettings
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(ModelOptions):
     model: tuple[str, ...] = NAMES
     """Models to serve: names of models that ship with dadlm, folders, Hugging Face names, or NAME=FOLDER to
     choose the name. The first is the default of requests."""
     device: str = "cpu"
     """Where to run, e.g. cuda."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 is several times faster on a GPU; in float32 a text does not depend on the other requests."""
     api_key_file: Path | None = None
     """File with the API key that clients must send; else the variable DADLM_API_KEY; neither: no key."""
     replicas: int = 1
     """Copies of the server behind one address, on Ray Serve."""
-    json: bool = False
-    """Print the server's address as a JSON object."""
     settings: Annotated[ServeSettings, tyro.conf.arg(name="")] = field(default_factory=ServeSettings)
 
 
 def run(words: list[str]) -> int:
-    options = tyro.cli(Options, args=words, prog="dadlm serve", config=(tyro.conf.FlagCreatePairsOff,))
+    options = parse(Options, words, "serve")
     sources, key, settings = _sources(options.model), _read_key(options.api_key_file), options.settings
     if options.replicas < 1:
         raise ConfigError(f"replicas must be at least 1, got {options.replicas}")
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("dadlm serve needs more packages: pip install 'dadlm[serve]'") from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if not settings.loopback and key is None:
@@ -54,10 +45,12 @@ def run(words: list[str]) -> int:
 
 
 def _serve(options: Options, sources: dict[str, str], key: str | None) -> None:
-    from dadlm.serve.app import create_app
-    from dadlm.serve.server import Server, open_socket
-    from dadlm.serve.service import Service
-
+    try:
+        from dadlm.serve.app import create_app
+        from dadlm.serve.server import Server, open_socket
+        from dadlm.serve.service import Service
+    except ImportError as error:
+        raise ConfigError("dadlm serve needs more packages: pip install 'dadlm[serve]'") from error
     settings = options.settings
 
     def build() -> tuple[Any, Service]:

@@ -58,13 +58,6 @@ class Options(ModelOptions):
             raise ConfigError(f"--batch-size must be at least 1, got {self.batch_size}")
 
 
-@dataclass(frozen=True)
-class Document:
-    source: str
-    """File, and line where there are several."""
-    text: str
-
-
 def run(words: list[str]) -> int:
     options = parse(Options, numbers_last(words, {"--infill": 2}), "summarize")
     if not options.model:
@@ -88,13 +81,7 @@ def run(words: list[str]) -> int:
     for batch in track(batches, "summarising", console=console, transient=True, disable=quiet):
         written += _write(model, batch, how, sizes[0])
         if not options.json and not options.pairs:
-            out = Console(highlight=False, soft_wrap=True)
-            if len(documents) == 1:
-                show(written[0]["summary"], out)
-                continue
-            for piece in written[-len(batch) :]:
-                out.print(Text(piece["source"], style="dim"))
-                show(piece["summary"] + "\n", out)
+            _show(written[-len(batch) :], alone=len(documents) == 1)
     if options.pairs:
         _save_pairs(Path(options.pairs), documents, written)
     if options.json:
@@ -113,14 +100,14 @@ def _check_pairs(target: Path, options: Options) -> None:
         raise ConfigError(f"--pairs {target} would replace what is read: name another file")
 
 
-def _read(options: Options) -> tuple[list[Document], list[str]]:
-    """All documents, and what was wrong with those that are left out."""
-    documents: list[Document] = []
+def _read(options: Options) -> tuple[list[tuple[str, str]], list[str]]:
+    """(file, and line where there are several; text) of all documents, and what was wrong with the others."""
+    documents: list[tuple[str, str]] = []
     skipped: list[str] = []
     for name in options.files or (_STDIN,):
         for source, content in _contents(name):
             try:
-                documents.append(Document(source, _text(content, source, name)))
+                documents.append((source, _text(content, source, name)))
             except DataError as error:
                 if options.strict:
                     raise
@@ -158,29 +145,37 @@ def _text(content: bytes, source: str, name: str) -> str:
 
 
 def _write(
-    model: Model, documents: list[Document], settings: DecodeSettings, document_tokens: int
+    model: Model, documents: list[tuple[str, str]], settings: DecodeSettings, document_tokens: int
 ) -> list[dict[str, Any]]:
-    prompts = [prompt_of(model, document.text, document_tokens) for document in documents]
+    prompts = [prompt_of(model, text, document_tokens) for _, text in documents]
     # Nothing is drawn: one seed does for all.
     out = generate(model, [ids for ids, _ in prompts], seed=0, batch_size=len(documents), settings=settings)
     return [
         {
-            "source": document.source,
+            "source": source,
             "summary": out.texts[row].strip(),
             "tokens": len(out.tokens[row]),
             "forward_passes": out.forward_passes[row],
             "truncated": prompts[row][1],
             "ended": out.tokens[row][-1] == model.config.eot_id,
         }
-        for row, document in enumerate(documents)
+        for row, (source, _) in enumerate(documents)
     ]
 
 
-def _save_pairs(file: Path, documents: list[Document], written: list[dict[str, Any]]) -> None:
+def _show(written: list[dict[str, Any]], alone: bool) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for piece in written:
+        if not alone:
+            console.print(Text(piece["source"], style="dim"))
+        show(piece["summary"] + "\n" * (not alone), console)
+
+
+def _save_pairs(file: Path, documents: list[tuple[str, str]], written: list[dict[str, Any]]) -> None:
     """As `dadlm finetune` reads them: whole summaries, since it learns where they end."""
     pairs = [
-        {"document": document.text, "summary": piece["summary"]}
-        for document, piece in zip(documents, written, strict=True)
+        {"document": text, "summary": piece["summary"]}
+        for (_, text), piece in zip(documents, written, strict=True)
         if piece["summary"] and piece["ended"]
     ]
     if not pairs:

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from dadlm.cli.options import parse
+from dadlm.cli.options import JsonOption, parse
 from dadlm.errors import ConfigError
 from dadlm.tour import complete_side_by_side, take_tour
 
@@ -12,15 +12,13 @@ _SEEDS = 16  # those that follow it are used too
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(JsonOption):
     prompt: str | None = None
     """Train nothing, but let the models that ship with dadlm (AR, BD3LM, DA-DLM) complete this text."""
     out: str = "tour"
     """Folder for models, pictures and tour.json; with --prompt, for a picture and prompt.json."""
     seed: int = 0
     """Decides the language, the weights and the samples."""
-    json: bool = False
-    """Print one JSON object instead of tables."""
 
 
 def run(words: list[str]) -> int:

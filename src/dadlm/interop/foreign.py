@@ -81,7 +81,6 @@ def _check_archive(file: Path) -> None:
 
 def _is_plain(tensor: object) -> bool:
     """Numbers that are there: a view that repeats few numbers could claim any size."""
-    if type(tensor) not in (Tensor, torch.nn.Parameter):
+    if not isinstance(tensor, Tensor) or type(tensor) not in (Tensor, torch.nn.Parameter):
         return False
-    assert isinstance(tensor, Tensor)
     return tensor.layout == torch.strided and tensor.device.type == "cpu" and tensor.is_contiguous()

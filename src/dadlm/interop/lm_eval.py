@@ -12,7 +12,7 @@ from typing import Any
 
 from dadlm.decode import generate
 from dadlm.errors import ConfigError
-from dadlm.interop.continuation import score_continuation
+from dadlm.interop.likelihood import score_continuation
 from dadlm.model import load
 
 try:
@@ -109,13 +109,7 @@ class HarnessModel(TemplateLM):
         return answers
 
     def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-        left = self._model.config.context - len(continuation)
-        if left < 1:
-            raise ConfigError(
-                f"a continuation of {len(continuation)} tokens does not fit the context of "
-                f"{self._model.config.context}: leave this task out"
-            )
-        known = context[-left:]
+        known = context[len(continuation) - self._model.config.context :]  # if nothing is left, it is refused
         result = score_continuation(self._model, known, continuation, draws=self._draws, seed=self._seed)
         return result.logp, result.greedy
 

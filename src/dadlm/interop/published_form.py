@@ -26,7 +26,6 @@ _FIELDS = {  # theirs: ours
     "dropout": "dropout",
 }
 _WANTED = {"cond_dim": 128, "time_conditioning": False, "causal": False, "adaln": True}
-EMBEDDING = "backbone.vocab_embed.embedding"
 _ROOT = {
     "backbone.norm": "backbone.output_layer.norm_final",
     "backbone.condition.first": "backbone.sigma_map.mlp.0",
@@ -43,7 +42,6 @@ _LAYER = {
     "down": "mlp.2",
     "modulation.linear": "adaLN_modulation",
 }
-LAYERS = "backbone.blocks."  # what the names of their layers begin with
 INV_FREQ = "backbone.rotary_emb.inv_freq"
 CONSTANTS = (INV_FREQ, "sampling_eps_min", "sampling_eps_max")  # stored there, computed or not needed here
 
@@ -52,11 +50,11 @@ def published_name(name: str) -> str:
     """The published name of one of our weights."""
     part, kind = name.rsplit(".", 1)
     if part == "backbone.embedding":
-        return EMBEDDING
+        return "backbone.vocab_embed.embedding"
     if part in _ROOT:
         return f"{_ROOT[part]}.{kind}"
     _, _, index, part = part.split(".", 3)  # backbone.layers.INDEX.PART
-    return f"{LAYERS}{index}.{_LAYER[part]}.{kind}"
+    return f"backbone.blocks.{index}.{_LAYER[part]}.{kind}"
 
 
 def shape_of(their: Mapping[str, Any], origin: object) -> ModelConfig:

@@ -12,7 +12,7 @@ from torch import Tensor
 from dadlm.decode import generate
 from dadlm.errors import ConfigError
 from dadlm.interop.hub import CARD, card_of
-from dadlm.interop.positions import position_logp
+from dadlm.interop.likelihood import position_logp
 from dadlm.model import Model, ModelConfig
 from dadlm.model.files import write_json
 

@@ -8,6 +8,7 @@ docs/maths.md derives both.
 J blocks, N block size, K candidates, V vocabulary without the mask, D width, S chains, n blocks of a piece.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -33,6 +34,11 @@ class Said(NamedTuple):
     """[n]: which of the J."""
     logp: Tensor
     """[n, C, V]: log-probabilities; C is 1 where they are exact, else a chain each, to be averaged."""
+
+    @property
+    def mean(self) -> Tensor:
+        """[n, V]: log of the mean over the chains."""
+        return self.logp.logsumexp(1) - math.log(self.logp.shape[1])
 
 
 class Blocks(NamedTuple):

@@ -29,18 +29,20 @@ def encode_batches(batches: Iterable[list[Piece]], tokenizer: Tokenizer, file: P
             yield batch, tokenizer.encode_batch([piece.text for piece in batch])
         return
     with ExitStack() as stack:
-        idle: SimpleQueue[_Worker] = SimpleQueue()
+        idle: SimpleQueue[subprocess.Popen] = SimpleQueue()
         for _ in range(workers):
-            idle.put(stack.enter_context(_Worker(file)))
+            idle.put(_start(file, stack))
 
         def encode(batch: list[Piece]) -> Ids:
-            free = idle.get()  # there is one: as many threads as workers
+            process, texts = idle.get(), [piece.text for piece in batch]  # as many threads as processes
             try:
-                return free.encode([piece.text for piece in batch], tokenizer)
+                ids = _exchange(process, texts)
             finally:
-                idle.put(free)
+                idle.put(process)
+            # Again here where it failed there: to say why.
+            return tokenizer.encode_batch(texts) if ids is None else ids
 
-        threads = stack.enter_context(ThreadPoolExecutor(workers))  # left first, while workers still answer
+        threads = stack.enter_context(ThreadPoolExecutor(workers))  # left first, while processes still answer
         waiting: deque = deque()
         for batch in batches:
             waiting.append((batch, threads.submit(encode, batch)))
@@ -51,33 +53,26 @@ def encode_batches(batches: Iterable[list[Piece]], tokenizer: Tokenizer, file: P
             yield batch, ids.result()
 
 
-class _Worker:
-    """A process that tokenises; gone when the context is left."""
+def _start(file: Path, stack: ExitStack) -> subprocess.Popen:
+    """A process that tokenises; killed when the stack is left."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", worker.__file__, str(file)],  # -P: our files' names must not hide others
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},  # one core each
+    )
+    stack.callback(process.communicate)
+    stack.callback(process.kill)  # first
+    return process
 
-    def __init__(self, file: Path):
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", worker.__file__, str(file)],  # -P: our files' names must not hide others
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},  # one core each
-        )
 
-    def encode(self, texts: list[str], tokenizer: Tokenizer) -> Ids:
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            worker.send(process.stdin, texts)
-            ids = worker.receive(process.stdout)
-        except (BrokenPipeError, EOFError):
-            raise DataError(
-                f"a process that tokenises has died (exit code {process.wait()}); with little memory, take "
-                "fewer workers. Finished shards are kept: run again to resume"
-            ) from None
-        return tokenizer.encode_batch(texts) if ids is None else ids  # to fail as it did there, and say why
-
-    def __enter__(self) -> "_Worker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+def _exchange(process: subprocess.Popen, texts: list[str]) -> Ids | None:
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        worker.send(process.stdin, texts)
+        return worker.receive(process.stdout)
+    except (BrokenPipeError, EOFError):
+        raise DataError(
+            f"a process that tokenises has died (exit code {process.wait()}); with little memory, take "
+            "fewer workers. Finished shards are kept: run again to resume"
+        ) from None

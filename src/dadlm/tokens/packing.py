@@ -9,16 +9,15 @@ import json
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TextColumn, TransferSpeedColumn
 
 from dadlm.errors import DataError
 from dadlm.tokens import sources
@@ -66,8 +65,9 @@ def prepare(
                     pieces = sources.read_pieces(source, text_field, split, writer.place.anchor)
                     pieces = islice(pieces, writer.place.pieces, None)  # those before are written
                     encoded = encode_batches(_batches(pieces), tokenizer, tokenizer.save(place), workers)
-                    with _progress(target.name, sources.size_of(source), progress) as update:
-                        _write_tokens(encoded, tokenizer.eot_id, writer, update)
+                    with _progress(progress) as bar:
+                        bar.add_task(f"tokenising {target.name}", total=sources.size_of(source), tokens=0)
+                        _write_tokens(encoded, tokenizer.eot_id, writer, bar)
                 Index(
                     dtype=writer.dtype.str,
                     shards=[line.tokens for line in writer.lines],
@@ -82,17 +82,22 @@ def prepare(
     return Shards.open(target)
 
 
-def _write_tokens(
-    encoded: Encoded, eot_id: int, writer: ShardWriter, update: Callable[[int, int, int], None]
-) -> None:
+def _write_tokens(encoded: Encoded, eot_id: int, writer: ShardWriter, bar: Progress) -> None:
     """Write all pieces, end-of-text after each document."""
-    before = writer.place.text_bytes
     with closing(encoded):
         for batch, rows in encoded:
             for piece, ids in zip(batch, rows, strict=True):
                 writer.write(piece, np.append(ids, eot_id) if piece.ends else ids)
-            update(batch[-1].read, writer.tokens, writer.place.text_bytes - before)
+            read = batch[-1].read or writer.place.text_bytes
+            bar.update(bar.task_ids[0], completed=read, tokens=writer.tokens)
     writer.finish()
+
+
+def _progress(show: bool) -> Progress:
+    """A bar on standard error: share and bytes per second of the source, tokens so far."""
+    columns = (TextColumn("{task.fields[tokens]:,} tokens"), TransferSpeedColumn())
+    console = Console(stderr=True)
+    return Progress(*Progress.get_default_columns(), *columns, console=console, disable=not show)
 
 
 def _folder_name(source: str, identity: dict[str, Any]) -> str:
@@ -114,20 +119,3 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-@contextmanager
-def _progress(name: str, total: int | None, show: bool) -> Iterator[Callable[[int, int, int], None]]:
-    """A bar on standard error; its update takes bytes of the source read, tokens and bytes of text so far."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    counts = TextColumn("{task.fields[tokens]:,} tokens, {task.fields[speed]:.1f} MB/s")
-    start = time.perf_counter()
-
-    def update(read: int, tokens: int, text_bytes: int) -> None:
-        speed = text_bytes / 1e6 / max(1e-9, time.perf_counter() - start)
-        bar.update(task, completed=read, tokens=tokens, speed=speed)
-
-    console = Console(stderr=True)
-    with Progress(*columns, counts, TimeRemainingColumn(), console=console, disable=not show) as bar:
-        task = bar.add_task(f"tokenising {name}", total=total, tokens=0, speed=0.0)
-        yield update

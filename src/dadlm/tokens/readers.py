@@ -64,31 +64,27 @@ def _txt(stream: BinaryIO, path: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _decoded(stream: BinaryIO, path: Path) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    offset, line, chunk = 0, 1, b"-"  # offset and line of the first byte that is not decoded yet
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    offset, line, chunk = 0, 1, b"-"
     while chunk:
         chunk = stream.read(_CHUNK)
-        data = decoder.getstate()[0] + chunk
-        decoder.reset()
+        offset += len(chunk)
         try:
-            text = decoder.decode(data, final=not chunk)
+            yield decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            line += data.count(b"\n", 0, error.start)
-            raise _not_utf8(path, line, offset + error.start, data, error) from error
-        yield text.removeprefix("\ufeff") if offset == 0 else text
-        offset += len(data) - len(decoder.getstate()[0])
-        line += data.count(b"\n")  # what is left undecoded is the beginning of a character, not a newline
+            raise _not_utf8(path, line, offset, error) from error
+        line += chunk.count(b"\n")
 
 
 def _jsonl(stream: BinaryIO, path: Path, text_field: str) -> Iterator[tuple[str, bool]]:
     """One JSON object a line; blank lines are passed over."""
     offset = 0
     for number, line in enumerate(cast(Iterable[bytes], stream), 1):
+        offset += len(line)
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise _not_utf8(path, number, offset + error.start, line, error) from error
-        offset += len(line)
+            raise _not_utf8(path, number, offset, error) from error
         if not text.strip():
             continue
         where = f"{path}, line {number}"
@@ -100,11 +96,15 @@ def _jsonl(stream: BinaryIO, path: Path, text_field: str) -> Iterator[tuple[str,
         yield from marked(field_of(record, text_field, where))
 
 
-def _not_utf8(path: Path, line: int, offset: int, data: bytes, error: UnicodeDecodeError) -> DataError:
+def _not_utf8(path: Path, line: int, read: int, error: UnicodeDecodeError) -> DataError:
+    """What was decoded begins in that line and ends with byte number `read` of the file."""
+    data, start = error.object, error.start
+    line += data.count(b"\n", 0, start)
+    where = f"line {line}, byte offset {read - len(data) + start}"
     unpacked = " of the unpacked text" if path.suffix in PACKINGS else ""
     return DataError(
-        f"{path} is not UTF-8: line {line}, byte offset {offset}{unpacked} (byte 0x{data[error.start]:02X}, "
-        f"{error.reason}). Convert it, e.g. iconv -f latin1 -t utf-8"
+        f"{path} is not UTF-8: {where}{unpacked} (byte 0x{data[start]:02X}, {error.reason}). "
+        "Convert it, e.g. iconv -f latin1 -t utf-8"
     )
 
 

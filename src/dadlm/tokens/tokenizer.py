@@ -92,9 +92,22 @@ class Tokenizer:
     @classmethod
     def load(cls, source: str | os.PathLike[str]) -> "Tokenizer":
         """A folder with tokenizer.json, such a file, "gpt2" (a folder of that name: ./gpt2), or a hub id."""
-        from dadlm.tokens import vocabularies  # here, because it needs this class
+        from dadlm.tokens.vocabularies import from_hub, gpt2  # here, because it needs this class
 
-        return vocabularies.load(source)
+        if source == "gpt2":
+            return gpt2()
+        path = Path(source)
+        if path.is_dir():
+            path = path / "tokenizer.json"
+            if not path.is_file():
+                raise DataError(f"folder {path.parent} holds no tokenizer.json")
+        elif not path.exists():
+            path = from_hub(os.fspath(source), "tokenizer.json")
+        try:
+            inner = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise DataError(f"{path} is not a tokenizer in the Hugging Face format: {error}") from error
+        return cls(inner)
 
     def _why_not(self, texts: Sequence[str], error: Exception) -> str:
         if surrogate := re.search("[\ud800-\udfff]", "".join(texts)):

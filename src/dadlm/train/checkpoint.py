@@ -4,8 +4,7 @@ complete in itself, and two links, `last` and `best`, that are moved in one atom
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from dadlm.model.files import read_json, whole_folder, write_json
 from dadlm.noise import NoiseConfig
 from dadlm.train.config import RunConfig
 from dadlm.train.distributed import TensorFiles, gather_parts, is_sharded, local_part, local_rows, save_rows
-from dadlm.train.processes import Ranks
+from dadlm.train.processes import ALONE, Ranks
 from dadlm.train.state import TrainState
 
 # Settings of `train` that may change between two parts of a run without changing what has been done so far.
@@ -31,12 +30,9 @@ _REMOVED = {"power": 1.0, "power_steps": 0, "apart_rows": 0, "block_share": 1.0}
 _RENAMED = {"masks": "masks_per_row"}
 
 
-def save_state(
-    state: TrainState, run: RunConfig, out: Path, is_best: bool, ranks: Ranks | None = None
-) -> Path:
+def save_state(state: TrainState, run: RunConfig, out: Path, is_best: bool, ranks: Ranks = ALONE) -> Path:
     """Write a checkpoint, then move the links to it, then drop checkpoints that no link needs. All processes
     of a run call it together; the first one writes, and each its part of what is sharded."""
-    ranks = ranks or Ranks()
     target = out / "checkpoints" / f"step-{state.step:08d}"
     is_saved = ranks.first and target.exists() and (out / "last").resolve() == target.resolve()
     if ranks.any(is_saved):  # it is this very state: do not endanger it
@@ -46,7 +42,9 @@ def save_state(
         whole = gather_parts(state.ema.average[name], weight)
         if ranks.first:
             average[name] = whole.cpu().reshape(() if name in state.scalars else whole.shape)
-    with _folder_of_all(target, ranks) as folder:
+    with whole_folder(target) if ranks.first else nullcontext(target) as folder:
+        folder = Path(ranks.broadcast(str(folder)))  # all write to the first one's temporary folder
+        (folder / "training").mkdir(exist_ok=True)
         if ranks.first:
             write_model(folder, state.model, average)
             progress = {"step": state.step, "best": state.best, "data": state.data}
@@ -55,6 +53,7 @@ def save_state(
         sharded = any(map(is_sharded, state.model.parameters()))
         if sharded or ranks.first:
             save_rows(_tensors(state), folder / "training", ranks.rank, ranks.size if sharded else 1)
+        ranks.wait()
     if ranks.first:
         # `best` before `last`: who dies in between repeats the step that was the best, and links it again.
         if is_best:
@@ -68,21 +67,7 @@ def save_state(
     return target
 
 
-@contextmanager
-def _folder_of_all(target: Path, ranks: Ranks) -> Iterator[Path]:
-    """The first process' temporary folder, which takes the target's place when all have written to it."""
-    if ranks.first:
-        with whole_folder(target) as folder:
-            (folder / "training").mkdir()
-            ranks.broadcast(str(folder))
-            yield folder
-            ranks.wait()
-    else:
-        yield Path(ranks.broadcast(""))
-        ranks.wait()
-
-
-def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks | None = None) -> None:
+def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks = ALONE) -> None:
     """Bring a freshly built state to where the checkpoint left off; refuse another run's checkpoint."""
     compare_runs(run, folder)
     progress, out = read_progress(folder), folder.parent
@@ -97,7 +82,7 @@ def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks | N
         if files.names != expected:
             odd = ", ".join(sorted(files.names ^ expected))
             raise CheckpointError(f"{folder}: the training state does not fit this model; odd: {odd}")
-        _set_tensors(state, files, ranks or Ranks())
+        _set_tensors(state, files, ranks)
     state.step, state.best, state.noise = progress["step"], progress["best"], NoiseConfig(**progress["noise"])
 
 

@@ -1,5 +1,7 @@
 """From a data configuration to tokenizer and rows."""
 
+from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 
 from dadlm.errors import ConfigError, DataError
@@ -37,10 +39,8 @@ def load_rows(data: DataConfig, tokenizer: Tokenizer, context: int) -> tuple[Row
     if data.valid is not None:
         valid_weights, valid = _prepare(data, data.valid, "validation", tokenizer, context)
     else:
-        valid_weights, valid = weights, []
-        for part, rows in enumerate(train):
-            train[part], held_out = _hold_out(rows, data.valid_share)
-            valid.append(held_out)
+        split = [_hold_out(rows, data.valid_share) for rows in train]
+        valid_weights, (train, valid) = weights, zip(*split, strict=True)
     return (
         train[0] if len(train) == 1 else Mixture(train, weights),
         valid[0] if len(valid) == 1 else Mixture(valid, valid_weights).round(),
@@ -49,15 +49,12 @@ def load_rows(data: DataConfig, tokenizer: Tokenizer, context: int) -> tuple[Row
 
 def _prepare(
     data: DataConfig, source: str, split: str, tokenizer: Tokenizer, context: int
-) -> tuple[list[float], list[Rows]]:
+) -> tuple[Sequence[float], Sequence[Rows]]:
     """Weight and rows of each part of a source."""
     kind = DocumentRows if data.rows == "documents" else Rows
-    weights, rows = [], []
-    for weight, part in parse_mixture(source):
-        shards = prepare(part, tokenizer, data.cache, text_field=data.text_field, split=split)
-        weights.append(weight)
-        rows.append(kind.from_shards(shards, context))
-    return weights, rows
+    weights, sources = zip(*parse_mixture(source), strict=True)
+    make = partial(prepare, tokenizer=tokenizer, folder=data.cache, text_field=data.text_field, split=split)
+    return weights, [kind.from_shards(make(one), context) for one in sources]
 
 
 def _hold_out(rows: Rows, share: float) -> tuple[Rows, Rows]:

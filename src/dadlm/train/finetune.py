@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,10 +17,10 @@ from dadlm.objective import losses
 from dadlm.train.batches import Batches, noise_of
 from dadlm.train.checkpoint import read_progress
 from dadlm.train.config import DataConfig, FinetuneConfig, RunConfig
-from dadlm.train.log import Log, NullLogger
+from dadlm.train.log import Log
 from dadlm.train.loop import Loop
 from dadlm.train.pair_rows import Encoded, PairRows, encode_pairs
-from dadlm.train.processes import Ranks, alone_in
+from dadlm.train.processes import ALONE, alone_in
 
 _SHOWN = 5  # lines left out that are named; the result names all
 
@@ -54,33 +53,30 @@ class Finetuner(Loop):
         self, config: FinetuneConfig, model: Model, encoded: Encoded, valid: Documents, *, quiet: bool = False
     ) -> None:
         train, self.name, self.patience = config.train, f"fine-tuning {model.config.family}", config.patience
-        self.lengths = lengths(model, config.document_tokens, config.summary_tokens)
+        sizes = lengths(model, config.document_tokens, config.summary_tokens)
+        self.lengths = dict(zip(("document_tokens", "summary_tokens"), sizes, strict=True))
         rows = PairRows(encoded.rows, model.config, train.batch_size)
-        valid_rows = encode_pairs(model, valid, *self.lengths).rows[: train.valid_rows]
+        valid_rows = encode_pairs(model, valid, **self.lengths).rows[: train.valid_rows]
         self.valid_rows = PairRows(valid_rows, model.config, train.batch_size)
         self.shown = _evenly(valid, config.rouge_pairs)
         # What is saved says where the weights come from; the data are known by their fingerprints.
         data = DataConfig(train=" ".join(config.data), valid=" ".join(config.valid))
-        run = RunConfig(model=model.config, data=data, noise=config.noise, train=train, out=config.out)
-        run = replace(run, init_from=config.model)
-        metadata = {"document_tokens": self.lengths[0], "summary_tokens": self.lengths[1]}
-        metadata["rouge_pairs"] = config.rouge_pairs
+        run = RunConfig(model=model.config, data=data, noise=config.noise, train=train)
+        run = replace(run, out=config.out, init_from=config.model)
+        metadata = {**self.lengths, "rouge_pairs": config.rouge_pairs}
         prints = [rows.fingerprint(), self.shown.fingerprint]
         super().__init__(run, model, Batches(run, rows), data=prints, metadata=metadata, quiet=quiet)
 
-    def validate(self, log: Log | NullLogger) -> bool:
+    def validate(self, log: Log) -> float:
         """By ROUGE on some pairs; their loss on more is logged with it."""
-        state = self.state
+        state, batch_size = self.state, self.config.train.batch_size
         with state.ema.in_place_of(self.weights):
             loss = self._valid_loss()
-            how: dict[str, Any] = dict(zip(("document_tokens", "summary_tokens"), self.lengths, strict=True))
-            written = summarisation(state.model, self.shown, **how, batch_size=self.config.train.batch_size)
+            written = summarisation(state.model, self.shown, **self.lengths, batch_size=batch_size)
         release_engine(state.model)  # decoding holds no memory while training goes on
         rouge = written["average"]["mean"]
         log.validation(state.step, {"valid_loss": loss, "valid_rouge": rouge, "valid_tpf": written["tpf"]})
-        improved = -rouge < state.best
-        state.best = min(state.best, -rouge)
-        return improved
+        return -rouge
 
     def _valid_loss(self) -> float:
         """In nats per learned token, under the same noise every time."""
@@ -140,10 +136,10 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
     config = replace(config, document_tokens=sizes[0], summary_tokens=sizes[1])
     encoded = encode_pairs(model, data, *sizes)
     skipped = data.skipped + valid.skipped
-    with alone_in(Path(config.out), Ranks()):
+    with alone_in(Path(config.out), ALONE):
         tuner = Finetuner(config, model, encoded, valid, quiet=quiet)
         if not quiet:
-            print("\n".join(_summary(encoded, skipped, *sizes)))
+            print("\n".join(_summary(encoded, skipped, sizes)))
         done = tuner.run()
     return Finetuned(
         folder=config.out,
@@ -180,12 +176,10 @@ def lengths_as_learned(
     return lengths(model, document, summary)
 
 
-def _summary(
-    encoded: Encoded, skipped: tuple[str, ...], document_tokens: int, summary_tokens: int
-) -> Iterator[str]:
+def _summary(encoded: Encoded, skipped: tuple[str, ...], sizes: tuple[int, int]) -> Iterator[str]:
     yield f"{len(encoded.rows)} pairs to learn"
-    cut = {"documents": (encoded.cut_documents, document_tokens)}
-    for what, (count, most) in (cut | {"summaries": (encoded.cut_summaries, summary_tokens)}).items():
+    cut = {"documents": encoded.cut_documents, "summaries": encoded.cut_summaries}
+    for (what, count), most in zip(cut.items(), sizes, strict=True):
         if count:
             yield f"{count} {what} are cut to {most} tokens"
     if skipped:

@@ -94,15 +94,13 @@ class Gradients:
         alone = ranks.group is None
         self.graphs = StepGraphs(model, self.backward) if one_piece and alone and self.train.graphs else None
 
-    def fill(self, step: int, noise: NoiseConfig, report: bool) -> tuple[Tensor, Tensor]:
-        """The loss of the whole batch and, if it is to be reported, what the graph adds; on the device."""
+    def fill(self, step: int, noise: NoiseConfig, report: bool) -> Tensor:
+        """The loss of the whole batch and, if to be reported, what the graph adds, [2]; on the device."""
         full = None
         try:
-            if self.graphs is not None:
-                loss, gap = self.graphs(*self._draw(step, noise, self.parts[0]))
-            else:
-                loss, gap = self._accumulate(step, noise, report)
-            return loss, gap
+            if self.graphs is None:
+                return self._accumulate(step, noise, report)
+            return self.graphs(*self._draw(step, noise, self.parts[0]))
         except torch.OutOfMemoryError as error:
             full = error.with_traceback(None)  # whose frames would hold on to the memory
         if self.graphs is not None and self.graphs.captured:  # each holds gradients: continue without them

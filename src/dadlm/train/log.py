@@ -12,13 +12,18 @@ _LINE_EVERY = 60.0  # seconds
 
 
 class Log:
-    """Opened once per run; a resumed run first drops the entries behind its checkpoint."""
+    """Opened once per run; a resumed run first drops the entries behind its checkpoint. One run, one log:
+    every process but the first has `writes` False, and a log that shows and keeps nothing."""
 
-    def __init__(self, out: Path, name: str, total: int, done: int, quiet: bool) -> None:
-        out.mkdir(parents=True, exist_ok=True)
-        self._file = out / "metrics.jsonl"
-        _drop_later(self._file, done)
-        self._board = _tensorboard(out / "tensorboard", done)
+    def __init__(
+        self, out: Path, name: str, total: int, done: int, quiet: bool, *, writes: bool = True
+    ) -> None:
+        self._file, self._board, quiet = None, None, quiet or not writes
+        if writes:
+            out.mkdir(parents=True, exist_ok=True)
+            self._file = out / "metrics.jsonl"
+            _drop_later(self._file, done)
+            self._board = _tensorboard(out / "tensorboard", done)
         self.console, self._last_line = Console(quiet=quiet), time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         columns += (TextColumn("{task.fields[shown]}"), TimeRemainingColumn())
@@ -56,26 +61,12 @@ class Log:
         self._write(step, values)
 
     def _write(self, step: int, values: dict[str, float]) -> None:
-        with open(self._file, "a", encoding="utf-8") as handle:
-            handle.write(json.dumps({"step": step, **values}) + "\n")
+        if self._file is not None:
+            with open(self._file, "a", encoding="utf-8") as handle:
+                handle.write(json.dumps({"step": step, **values}) + "\n")
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
-
-
-class NullLogger:
-    """The log of every process but the first: one run, one log."""
-
-    def __enter__(self) -> "NullLogger":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def message(self, text: str) -> None: ...
-
-    def step(self, step: int, values: dict[str, float] | None) -> None: ...
-
-    def validation(self, step: int, values: dict[str, float]) -> None: ...
 
 
 def _drop_later(file: Path, done: int) -> None:

@@ -20,8 +20,8 @@ from dadlm.train.checkpoint import load_state, save_state
 from dadlm.train.config import RunConfig
 from dadlm.train.distributed import full_tensor, local_part, wrap_distributed
 from dadlm.train.gradients import Gradients
-from dadlm.train.log import Log, NullLogger
-from dadlm.train.processes import Ranks, stop_on_signal
+from dadlm.train.log import Log
+from dadlm.train.processes import ALONE, Ranks, stop_on_signal
 from dadlm.train.state import Ema, NanWatch, TrainState, start_optimizer
 
 
@@ -57,12 +57,12 @@ class Loop(ABC):
         data: list[str],
         metadata: dict[str, Any] | None = None,
         quiet: bool = False,
-        ranks: Ranks | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`data` are fingerprints of the rows; see `TrainState` for `metadata`."""
         train = run.train
-        self.config, self.batches, self.out, self.quiet = run, batches, Path(run.out), quiet
-        self.ranks = ranks or Ranks()
+        self.config, self.batches, self.out = run, batches, Path(run.out)
+        self.quiet, self.ranks = quiet, ranks
         self.device = find_device(train.device)
         on_cuda = self.device.type == "cuda"
         if on_cuda and self.ranks.group is not None:
@@ -89,27 +89,31 @@ class Loop(ABC):
             )
 
     @abstractmethod
-    def validate(self, log: Log | NullLogger) -> bool:
-        """Score the averaged weights and log it; True if they are the best so far."""
+    def validate(self, log: Log) -> float:
+        """Score the averaged weights and log it; the lower the value, the better."""
 
     def is_done(self) -> bool:
         return self.state.step >= self.config.train.steps
 
     def run(self) -> Finished:
         """Train until it is done, or until asked to stop; always ends with a checkpoint."""
+        if not self.is_done():
+            self._train()
+        elif self.ranks.first and not self.quiet:
+            print(f"{self.out} ended at step {self.state.step}: nothing to do")
+        return Finished(
+            self.out, self.state.step, not self.is_done(), self.state.best, is_first=self.ranks.first
+        )
+
+    def _train(self) -> None:
         state, train, ranks = self.state, self.config.train, self.ranks
-        if self.is_done():
-            if ranks.first and not self.quiet:
-                print(f"{self.out} ended at step {state.step}: nothing to do")
-            return Finished(self.out, state.step, False, state.best, ranks.first)
-        how = (self.out, self.name, train.steps, state.step, self.quiet)
-        new_log = Log(*how) if ranks.first else NullLogger()
+        new_log = Log(self.out, self.name, train.steps, state.step, self.quiet, writes=ranks.first)
         on_cuda = self.device.type == "cuda"  # the host draws small numbers and launches
         with new_log as log, stop_on_signal(patient=ranks.group is not None) as stop, one_thread(on_cuda):
             if state.step:
                 log.message(f"{self.out}: resuming at step {state.step}")
             saved_at, since, tokens = state.step, time.perf_counter(), 0
-            while not self.is_done() and not ranks.any(stop.asked):
+            while not self.is_done() and not ranks.any(stop.is_set()):
                 tokens += self.batches.tokens_read(state.step)
                 loss = self.step()
                 every = (train.log_every, train.valid_every, train.save_every)
@@ -119,20 +123,22 @@ class Loop(ABC):
                 values = None
                 if logs:
                     now = time.perf_counter()
-                    rate, since, tokens = tokens / (now - since), now, 0
-                    lr = train.lr_at(state.step - 1)
-                    values = {"loss": float(loss), "lr": lr, "tokens_per_second": rate}
+                    values = {"loss": float(loss), "lr": train.lr_at(state.step - 1)}
+                    values["tokens_per_second"] = tokens / (now - since)
+                    since, tokens = now, 0
                     if self.logs_gap:
                         values["gap"] = float(self._gap)
                 log.step(state.step, values)
-                improved = validates and self.validate(log)
+                improved = False
+                if validates:
+                    value = self.validate(log)
+                    improved, state.best = value < state.best, min(state.best, value)
                 if improved or saves:
                     self.save(improved)
                     saved_at = state.step
             if state.step > saved_at:
                 self._check_last_step()
                 self.save(False)
-        return Finished(self.out, state.step, not self.is_done(), state.best, ranks.first)
 
     def step(self) -> Tensor:
         """One optimiser step; the loss is that before the update, in nats per token, still on the device."""

@@ -83,10 +83,7 @@ class PairRows:
     def __init__(self, rows: Sequence[PairRow], config: ModelConfig, batch_size: int) -> None:
         self.rows, self.config, self.batch_size = rows, config, batch_size
         self._buckets = _buckets(rows, config, batch_size)
-        # Lists would have to be read number by number at every step.
-        self._ids = [[torch.tensor(row.ids, dtype=torch.int32) for row in some] for some, _ in self._buckets]
-        self._counts = [max(1, round(len(bucket) / batch_size)) for bucket, _ in self._buckets]
-        self._blocks = [max(map(self._blocks_of, bucket)) for bucket, _ in self._buckets]
+        self._turns = [max(1, round(len(bucket.ids) / batch_size)) for bucket in self._buckets]
         self._last: tuple[tuple[int, int], PairBatch] | None = None
 
     def batch(self, step: int, seed: int) -> PairBatch:
@@ -97,21 +94,20 @@ class PairRows:
         return self._last[1]
 
     def _find(self, step: int, seed: int) -> PairBatch:
-        epoch, place = divmod(step, sum(self._counts))
-        turn = int(permute(torch.tensor([place]), sum(self._counts), seed, epoch))
+        epoch, place = divmod(step, sum(self._turns))
+        turn = int(permute(torch.tensor([place]), sum(self._turns), seed, epoch))
         index = 0
-        while turn >= self._counts[index]:
-            turn, index = turn - self._counts[index], index + 1
-        size = len(self._buckets[index][0])
-        first = (epoch * self._counts[index] + turn) * self.batch_size
-        places = first + torch.arange(self.batch_size)
-        return self._batch(index, permute(places % size, size, seed, places // size).tolist())
+        while turn >= self._turns[index]:
+            turn, index = turn - self._turns[index], index + 1
+        bucket, first = self._buckets[index], (epoch * self._turns[index] + turn) * self.batch_size
+        places, size = first + torch.arange(self.batch_size), len(bucket.ids)
+        return bucket.batch(permute(places % size, size, seed, places // size).tolist())
 
     def in_order(self) -> Iterator[PairBatch]:
         """Every row once."""
-        for index, (bucket, _) in enumerate(self._buckets):
-            for first in range(0, len(bucket), self.batch_size):
-                yield self._batch(index, range(first, min(first + self.batch_size, len(bucket))))
+        for bucket in self._buckets:
+            for first in range(0, len(bucket.ids), self.batch_size):
+                yield bucket.batch(range(first, min(first + self.batch_size, len(bucket.ids))))
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
@@ -119,26 +115,29 @@ class PairRows:
             digest.update(str((row.start, row.ids)).encode())
         return digest.hexdigest()
 
-    def _batch(self, index: int, places: Sequence[int]) -> PairBatch:
-        bucket, length = self._buckets[index]
-        ids = torch.full((len(places), length), self.config.eot_id)
+
+class _Bucket:
+    """Rows of like length, padded to one."""
+
+    def __init__(self, rows: Sequence[PairRow], length: int, config: ModelConfig) -> None:
+        self.length, self.eot_id, N = length, config.eot_id, config.block
+        # Lists would have to be read number by number at every step.
+        self.ids = [torch.tensor(row.ids, dtype=torch.int32) for row in rows]
+        self.starts = [row.start for row in rows]
+        self.most_blocks = max(-(-len(row.ids) // N) - row.start // N for row in rows)
+
+    def batch(self, places: Sequence[int]) -> PairBatch:
+        ids = torch.full((len(places), self.length), self.eot_id)
         loss_mask = torch.zeros_like(ids, dtype=torch.bool)
         for row, place in enumerate(places):
-            own = self._ids[index][place]
+            own = self.ids[place]
             ids[row, : len(own)] = own
-            loss_mask[row, bucket[place].start : len(own)] = True
-        return PairBatch(ids, loss_mask, self._blocks[index])
-
-    def _blocks_of(self, row: PairRow) -> int:
-        if self.config.family == "mdlm":
-            return 1
-        return -(-len(row.ids) // self.config.block) - row.start // self.config.block
+            loss_mask[row, self.starts[place] : len(own)] = True
+        return PairBatch(ids, loss_mask, self.most_blocks)
 
 
-def _buckets(
-    rows: Sequence[PairRow], config: ModelConfig, batch_size: int
-) -> list[tuple[list[PairRow], int]]:
-    """Rows by length, with the length they are padded to: quarters of the context, in whole blocks."""
+def _buckets(rows: Sequence[PairRow], config: ModelConfig, batch_size: int) -> list[_Bucket]:
+    """Rows by length, padded to quarters of the context, in whole blocks."""
     block = 1 if config.family == "mdlm" else config.block
     limits = [-(-config.context * part // (_BUCKETS * block)) * block for part in range(1, _BUCKETS + 1)]
     found: list[tuple[list[PairRow], int]] = []
@@ -152,4 +151,4 @@ def _buckets(
         longest = max(len(row.ids) for row in waiting)
         shorter = found.pop()[0] if found else []
         found.append((shorter + waiting, next(limit for limit in limits if limit >= longest)))
-    return found
+    return [_Bucket(some, limit, config) for some, limit in found]

@@ -76,12 +76,15 @@ class Ranks:
             self.wait()
 
 
+ALONE = Ranks()
+
+
 @contextmanager
 def joined(train: TrainConfig) -> Iterator[Ranks]:
     """Find the other processes that torchrun has started with this one; alone if it has not."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if "RANK" not in os.environ or (size == 1 and train.parallel == "ddp"):
-        yield Ranks()
+        yield ALONE
         return
     local, device = int(os.environ.get("LOCAL_RANK", "0")), find_device(train.device)
     if device.type == "cuda":
@@ -114,24 +117,19 @@ def alone_in(out: Path, ranks: Ranks) -> Iterator[None]:
                 out.rmdir()
 
 
-@dataclass
-class StopFlag:
-    asked: bool = False
-
-
 @contextmanager
-def stop_on_signal(patient: bool = False) -> Iterator[StopFlag]:
+def stop_on_signal(patient: bool = False) -> Iterator[threading.Event]:
     """Ctrl-C and SIGTERM ask training to save and stop after the current step; a second Ctrl-C interrupts at
     once. Not if `patient`: torchrun passes on the Ctrl-C that its processes have got already."""
-    stop = StopFlag()
+    stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # Python delivers signals to the main thread only
         return
 
     def ask(number: int, _frame: object) -> None:
-        if stop.asked and number == signal.SIGINT and not patient:
+        if stop.is_set() and number == signal.SIGINT and not patient:
             raise KeyboardInterrupt
-        stop.asked = True
+        stop.set()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -17,9 +17,9 @@ from dadlm.train.batches import Batches
 from dadlm.train.checkpoint import compare_runs
 from dadlm.train.config import RunConfig
 from dadlm.train.data import load_rows, load_tokenizer
-from dadlm.train.log import Log, NullLogger
+from dadlm.train.log import Log
 from dadlm.train.loop import Finished, Loop
-from dadlm.train.processes import Ranks, alone_in, joined
+from dadlm.train.processes import ALONE, Ranks, alone_in, joined
 
 Probe = Callable[[Model], dict[str, float]]
 # Which family may be trained on from which: the stages of the paper, and every family from itself.
@@ -46,7 +46,7 @@ class Trainer(Loop):
         *,
         quiet: bool = False,
         probe: Probe | None = None,
-        ranks: Ranks | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`probe` measures something of its own at each validation, which is logged with it."""
         self.name, self.valid_rows, self.probe = model.config.family, valid_rows, probe
@@ -63,7 +63,7 @@ class Trainer(Loop):
             scores = score_rows(model, self.valid_rows, count=count, batch_size=batch)
             return scores, self.probe(model) if self.probe else {}
 
-    def validate(self, log: Log | NullLogger) -> bool:
+    def validate(self, log: Log) -> float:
         """Also adapts the noise interval if asked to."""
         state = self.state
         scores, probed = self.score()
@@ -81,9 +81,7 @@ class Trainer(Loop):
             state.noise = replace(state.noise, low=low, high=high)
             values |= {"noise_low": low, "noise_high": high}
         log.validation(state.step, values | probed)
-        improved = value < state.best
-        state.best = min(state.best, value)
-        return improved
+        return value
 
 
 def train(run: RunConfig, *, quiet: bool = False) -> Finished:

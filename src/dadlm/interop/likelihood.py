@@ -1,14 +1,14 @@
-"""How probable a continuation is after a context: exact for AR, else a lower bound.
+"""How probable tokens are: each position of a partly masked row, and a continuation after a context.
 
-A block's tokens are revealed one by one in a random order; the mean of log p over the orders is at most the
-log of the mean. A draw takes one order for each block and scores every token once, given those revealed
-before it; what would come after the continuation stays masked. (Sets of masked tokens, as in perplexity.py,
-have the same mean, but count some tokens more often than others, which matters in short texts.)
+A continuation's probability is exact for AR, else a lower bound: a block's tokens are revealed one by one in
+a random order, and the mean of log p over the orders is at most the log of the mean. A draw takes one order
+for each block and scores every token once, given those revealed before it; what would come after the
+continuation stays masked. (Sets of masked tokens, as in perplexity.py, have the same mean, but count some
+tokens more often than others, which matters in short texts.)
 
-J masked copies of blocks, N block size, K candidates, V vocabulary.
+B rows, L tokens, G blocks, J masked copies of blocks, N block size, K candidates, V vocabulary.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,13 +19,58 @@ from torch import Tensor
 from dadlm import counter, dag
 from dadlm.errors import ConfigError
 from dadlm.evaluate.scores import finite
-from dadlm.model import Context, Model, eval_mode
+from dadlm.model import Context, Model, Scores, eval_mode
+from dadlm.noise import Noise
 from dadlm.objective import exact_or
 from dadlm.objective.marginals import blocks_of, token_marginals
 
 _COPIES = 128  # masked copies of blocks scored at once
 _CHAINS = 64  # of models with token edges and a large vocabulary: on average the bound stays one
 _NEVER = 1 << 62  # rank of a token that is not revealed
+
+
+def position_logp(model: Model, ids: Tensor, clean: Tensor | None = None) -> Tensor:
+    """Log-probabilities [B, L, V] of ids [B, L] in which unknown tokens are the mask; the mask has -inf.
+
+    Of the token at each position, or of the next one (ar); of a graph the marginals, and so of token edges,
+    by sampled chains where the vocabulary is large (gradients then take what was drawn as given). Blocks see
+    the blocks before them as `clean` has them, or as they stand.
+    """
+    N, mask, length = model.config.block_size, model.config.mask_id, ids.shape[1]
+    if model.config.family in ("ar", "mdlm"):
+        scores = model(ids, Noise.of(ids == mask), emissions=False)
+        logp = model.head.token_logits(scores.hidden).log_softmax(-1)
+    else:
+        # The tokens that fill up the last block are not known yet.
+        ids, clean = (F.pad(x, (0, -length % N), value=mask) for x in (ids, ids if clean is None else clean))
+        scores = model(ids, Noise.of(ids == mask), clean=clean, emissions=False)
+        hidden = scores.nodes.groups(scores.nodes.to_slots(scores.hidden))
+        transition = scores.transition_logp
+        prior = None if transition is None else dag.node_marginals(transition)
+        logp = _marginal_logp(model, hidden, prior)
+        if model.head.edge is not None:
+            logp = _with_edges(model, scores, ids, clean, logp)
+        logp = logp.flatten(1, 2)[:, :length]
+    return F.pad(logp, (0, 1), value=-torch.inf)
+
+
+def _marginal_logp(model: Model, hidden: Tensor, prior: Tensor | None) -> Tensor:
+    """[..., V] of a position's nodes [..., K, D] with log prior [..., K]; None: there is one node."""
+    logp = torch.full((), -torch.inf, device=hidden.device)
+    for k in range(hidden.shape[-2]):  # one at a time: K vocabularies at once would be K times the memory
+        said = model.head.token_logits(hidden[..., k, :], k).log_softmax(-1)
+        logp = torch.logaddexp(logp, said if prior is None else prior[..., k, None] + said)
+    return logp
+
+
+def _with_edges(model: Model, scores: Scores, ids: Tensor, clean: Tensor, logp: Tensor) -> Tensor:
+    """[B, G, N, V]: at masked positions as the open tokens to their left make it, elsewhere as it is."""
+    V, target = model.config.mask_id, ids.view(len(ids), -1, model.config.block_size)
+    blocks = blocks_of(scores.denoised, scores.transition_logp, target, clean, V)
+    found = logp.flatten(0, 1)
+    for said in token_marginals(model, blocks, blocks.masked, chains=exact_or(_CHAINS, V)):
+        found = found.index_put((said.blocks, torch.full_like(said.blocks, said.place)), said.mean)
+    return found.view(logp.shape)
 
 
 @dataclass(frozen=True)
@@ -112,13 +157,12 @@ def _logp(
     denoised = model.denoise(ids[None], masked[None], first[None], clean)
     nodes, copy = denoised.nodes, torch.arange(len(place), device=place.device)
     if model.head.edge is not None:
-        graph, V = (denoised, model.transition_logp(denoised), ids[None]), model.config.mask_id
-        blocks, wanted = blocks_of(*graph, text[None], V), F.one_hot(place, ids.shape[1]).bool()
-        logp = torch.full((len(place), V + 1), -torch.inf, device=place.device)
+        V, wanted = model.config.mask_id, F.one_hot(place, ids.shape[1]).bool()
+        blocks = blocks_of(denoised, model.transition_logp(denoised), ids[None], text[None], V)
+        logp = torch.zeros(len(place), V, device=place.device)
         for said in token_marginals(model, blocks, wanted, chains=exact_or(_CHAINS, V), seed=seed):
-            logp[said.blocks, :-1] = said.logp.logsumexp(1) - math.log(said.logp.shape[1])
+            logp[said.blocks] = said.mean
         return logp
     hidden = nodes.groups(nodes.to_slots(denoised.hidden))[0, copy, place]  # [J, K, D]
-    logp = model.head.logits(hidden, torch.arange(hidden.shape[1], device=place.device)).log_softmax(-1)
     prior = dag.node_marginals(model.transition_logp(denoised))[0, copy, place]  # [J, K]
-    return (prior[..., None] + logp).logsumexp(1)
+    return _marginal_logp(model, hidden, prior)
