@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from dadlm.evaluate.generation import cost_of
-from dadlm.evaluate.quality import Reading, closeness, perplexity
+from dadlm.evaluate.language_models import Scored
+from dadlm.evaluate.quality import closeness, perplexity
 from dadlm.evaluate.work import write_result
 
 TRUTH = "truth.npz"
@@ -131,8 +132,8 @@ def _measured_texts(arrays: Any, truth: Any, seed: int, faster: float | None) ->
     }
 
 
-def _reading(arrays: Any) -> Reading:
-    return Reading(arrays["features"].astype(np.float32), arrays["nll"], arrays["judged"], arrays["cut"])
+def _reading(arrays: Any) -> Scored:
+    return Scored(arrays["features"].astype(np.float32), arrays["nll"], arrays["judged"], arrays["cut"])
 
 
 def _measured(arrays: Any, documents: Tensor) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Any
 
 from dadlm.evaluate.intervals import wilson
 from dadlm.evaluate.paper import GENERATION
+from dadlm.evaluate.subject import NAMES
 
-NAMES = {"ar": "AR", "mdlm": "MDLM", "bd3lm": "BD3LM", "dadlm": "DA-DLM"}
 DATA = {"source": "wikipedia.jsonl", "rows": 2000, "row_length": 256, "fingerprint": "0123456789abcdef"}
 
 
@@ -145,6 +145,14 @@ def latency(device: str = "cpu") -> dict[str, Any]:
 def write(file: Path, result: Any) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result), encoding="utf-8")
+    return file
+
+
+def lines(file: Path, *records: Any) -> Path:
+    """JSON Lines; what is text is written as it is."""
+    file.parent.mkdir(exist_ok=True)
+    texts = (record if isinstance(record, str) else json.dumps(record) for record in records)
+    file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     return file
 
 

@@ -11,7 +11,7 @@ from tests.decode.tiny import tiny
 from tests.evaluate import results
 
 import dadlm.evaluate
-from dadlm.cli.evaluate import KINDS, show
+from dadlm.cli.evaluate import OPTIONS, show
 from dadlm.cli.evaluate.common import load_models, names_of
 from dadlm.errors import ConfigError
 from dadlm.model import save
@@ -19,7 +19,7 @@ from dadlm.tokens import word_level
 
 
 def test_every_kind_is_a_function_of_the_package() -> None:
-    assert {*KINDS, "report"} <= set(dadlm.evaluate.__all__)
+    assert {*OPTIONS, "report"} <= set(dadlm.evaluate.__all__)
     assert all(callable(getattr(dadlm.evaluate, name)) for name in dadlm.evaluate.__all__)
 
 
@@ -87,7 +87,7 @@ def test_the_result_says_by_which_command_it_was_made(cli: Cli) -> None:
     assert f"Only {told['groups']} documents" in shown and "evaluation/perplexity/perplexity.json" in shown
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OPTIONS)
 def test_common_options_are_checked_at_once(kind: str, cli: Cli) -> None:
     if kind != "judge":  # it draws nothing and has no batches
         assert "64 bits" in cli("evaluate", kind, "--seed", 2**63).err

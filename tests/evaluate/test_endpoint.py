@@ -11,6 +11,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
+from tests.evaluate.results import lines
 
 from dadlm.cli import main
 from dadlm.errors import ConfigError, DataError, EndpointError
@@ -136,6 +137,7 @@ def test_the_request_is_what_such_servers_expect(server: Server) -> None:
     ask(key="", body={"max_tokens": None, "temperature": None, "max_completion_tokens": 16})
     assert server.requests[1].keys() == {"path", "model", "messages", "max_completion_tokens"}
     assert "Authorization" not in server.headers[1]
+    assert ask(key="A").text == "A"  # servers without keys are given any: a letter is no secret to hide
 
 
 @pytest.mark.parametrize("code", [429, 500, 502, 503, 529])
@@ -253,13 +255,6 @@ def test_no_secret_is_kept(server: Server, tmp_path: Path) -> None:
         judge(pairs_of(1), judges[1], out=tmp_path)
 
 
-def test_a_key_of_a_letter_does_not_eat_the_verdict(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers without keys are given any."""
-    monkeypatch.setenv("OPENAI_API_KEY", "A")
-    server.script = [chat("A")]
-    assert ask().text == "A"
-
-
 def test_redirects_do_not_carry_the_key_away(server: Server) -> None:
     with Server() as other:
         server.script = [(307, {"Location": f"{other.address}/chat/completions"}, b"")]
@@ -268,8 +263,9 @@ def test_redirects_do_not_carry_the_key_away(server: Server) -> None:
         assert not other.requests
 
 
-def test_endless_answers_are_not_read(server: Server) -> None:
-    server.script = [(200, {}, b" " * (1 << 21))]
+@pytest.mark.parametrize("code", [200, 500])
+def test_endless_answers_are_not_read(server: Server, code: int) -> None:
+    server.script = [(code, {}, b" " * (1 << 21))]
     with pytest.raises(ConfigError, match="more than 1048576 bytes"):
         ask()
 
@@ -354,7 +350,7 @@ def test_the_key_is_in_no_file(server: Server, tmp_path: Path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     for model in ("x", "y"):
         record = {"model": model, "configuration": "FH", "index": 0, "prompt": "p", "text": model}
-        (tmp_path / f"{model}.jsonl").write_text(json.dumps(record) + "\n")
+        lines(tmp_path / f"{model}.jsonl", record)
     server.script = [chat("I like both")]
     words = ["evaluate", "judge", "--samples", "x.jsonl", "y.jsonl", "--endpoint", "judge-1"]
     assert main([*words, "--price-in", "1", "--price-out", "2"]) == 0

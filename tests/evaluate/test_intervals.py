@@ -71,9 +71,6 @@ def test_the_ends_of_wilson_are_the_shares_that_would_just_not_surprise(wins, to
     assert_close((other.low, other.high), (1 - interval.high, 1 - interval.low))
 
 
-def test_wilson_of_nothing_excludes_nothing():
+def test_little_is_told_to_be_little():
     assert wilson(0, 0) == Interval(0.5, 0.0, 1.0)
-
-
-def test_few_values_are_told():
     assert caution(10) == [] and "Only 9 pairs" in caution(9, "pairs")[0]

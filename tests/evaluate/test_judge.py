@@ -7,6 +7,7 @@ from threading import Event, Lock
 from typing import Any
 
 import pytest
+from tests.evaluate.results import lines as write
 
 from dadlm.cli import main
 from dadlm.errors import DataError
@@ -130,13 +131,6 @@ def sample(
     return {"model": model, "index": index, "text": text, "configuration": configuration, "prompt": prompt}
 
 
-def write(file: Path, *records: Any) -> Path:
-    file.parent.mkdir(exist_ok=True)
-    lines = (record if isinstance(record, str) else json.dumps(record) for record in records)
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return file
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two models, three configurations, one of which only one model has; one sample without a partner."""
@@ -176,7 +170,7 @@ def test_samples_are_matched_by_configuration_and_index(folder: Path) -> None:
     ("lines", "told"),
     [
         ([sample("da", 0, "x"), '{"model": '], r"da\.jsonl, line 2: not valid JSON"),
-        ([sample("da", 0, "x"), "", "[1]"], r"da\.jsonl, line 3: not a sample"),
+        ([sample("da", 0, "x"), "", "[1]"], r"da\.jsonl, line 3: not an object but list"),
         ([{"model": "da"}], "line 1: not a sample: no configuration, prompt, text, index"),
         ([sample("da", "0", "x")], r"line 1: field 'index' must be a whole number"),
         ([sample("da", 0, "x"), sample("da", 0, "y")], r"line 2: sample 0 of FH is already in .*line 1"),
@@ -351,19 +345,14 @@ def test_who_knows_is_trusted_and_who_goes_by_length_is_not() -> None:
     assert "no evidence" in in_words(found)[-1]
 
 
-def test_the_command_with_planted_pairs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dadlm.cli.evaluate.judge.open_language_model", lambda name, device: Longer(bias=0))
-    Path("real.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in TEXTS))
+def test_the_command_with_planted_pairs(local: None, capsys: pytest.CaptureFixture[str]) -> None:
+    write(Path("real.jsonl"), *({"text": one} for one in TEXTS))
     words = ["evaluate", "judge", "--judge", "x", "--planted", "real.jsonl"]
     assert main([*words, "--json"]) == 0
     alone = json.loads(capsys.readouterr().out)
     assert (alone["a"], alone["pairs"], alone["planted"]["trusted"]) == ("the real text", 9, False)
     for model, said in (("one", "longer text"), ("two", "short")):
-        record = {"model": model, "index": 0, "text": said, "configuration": "FH", "prompt": "p"}
-        Path(f"{model}.jsonl").write_text(json.dumps(record) + "\n")
+        write(Path(f"{model}.jsonl"), sample(model, 0, said))
     assert main([*words, "--samples", "one.jsonl", "two.jsonl", "--out", "both"]) == 0
     shown = capsys.readouterr().out
     assert "truncated (its first eighth): right in 3 of 3" in shown and "no evidence" in shown

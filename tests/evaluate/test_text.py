@@ -82,10 +82,6 @@ def test_lengths_that_do_not_fit(family, length, told):
 
 def test_what_cannot_be_read(folder: Path):
     model = model_of()
-    with pytest.raises(ConfigError, match="--data FILE"):
-        rows_of(model, "")
-    with pytest.raises(DataError, match=r"nowhere\.txt"):
-        rows_of(model, "nowhere.txt")
     (folder / "a.txt").write_text("one six", encoding="utf-8")
     with pytest.raises(DataError, match="'six' is not among"):
         rows_of(model, "a.txt")

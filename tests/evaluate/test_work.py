@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dadlm.errors import ConfigError, DataError
+from dadlm.errors import DataError
 from dadlm.evaluate.work import Work, write_result
 
 SUBJECT = {"model": {"name": "a"}, "seed": 0}
@@ -99,11 +99,6 @@ def test_a_result_is_strict_json_written_whole_or_not_at_all(tmp_path: Path):
     with pytest.raises(ValueError):
         write_result(file, {"a": float("nan")})
     assert json.loads(file.read_text(encoding="utf-8")) == {"a": "é"}
-
-
-def test_a_batch_has_at_least_one_piece():
-    with pytest.raises(ConfigError, match="batch_size must be at least 1, got 0"):
-        squares(None, size=0)
 
 
 def test_progress_goes_to_standard_error_unless_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str]):

@@ -34,13 +34,15 @@ def find_jsonl(source: str | Path) -> list[Path]:
     return files
 
 
-def read_jsonl(file: Path) -> Iterator[tuple[int, Any]]:
-    """(line number, record); the first line that is no JSON stops the reading."""
-    for number, line in lines_of(file):
-        try:
-            yield number, record_of(line, f"{file}, line {number}")
-        except DataError as error:
-            raise DataError(f"{error}; mend or remove the line") from None
+def read_jsonl(source: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(file and line, record) of a file or folder; the first line that is no object stops the reading."""
+    for file in find_jsonl(source):
+        for number, line in lines_of(file):
+            where = f"{file}, line {number}"
+            try:
+                yield where, object_of(line, where)
+            except DataError as error:
+                raise DataError(f"{error}; mend or remove the line") from None
 
 
 def lines_of(file: Path) -> Iterator[tuple[int, bytes]]:
@@ -57,14 +59,17 @@ def lines_of(file: Path) -> Iterator[tuple[int, bytes]]:
             raise DataError(f"{file} is damaged or cut short: {error}; fetch it again") from error
 
 
-def record_of(line: bytes, where: str) -> Any:
-    """What a line holds."""
+def object_of(line: bytes, where: str) -> dict[str, Any]:
+    """The JSON object of a line."""
     try:
-        return json.loads(line.decode("utf-8-sig"))
+        record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not valid JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: not an object but {type(record).__name__}")
+    return record
 
 
 _FIELDS = (("document", "summary"), ("prompt", "completion"))
@@ -104,8 +109,7 @@ def read_documents(
             try:
                 record = object_of(line, where)
                 fields = next((two for two in _FIELDS if any(name in record for name in two)), _FIELDS[0])
-                document, summary = (text_of(record, name, where) for name in fields)
-                pairs.append((document, summary))
+                pairs.append((text_of(record, fields[0], where), text_of(record, fields[1], where)))
             except DataError as error:
                 if strict:
                     raise DataError(f"{error}; mend or remove the line, or leave out --strict") from None
@@ -116,14 +120,6 @@ def read_documents(
             f'{" ".join(names)}: no line has "document" and "summary", or "prompt" and "completion"{first}'
         )
     return Documents(pairs=tuple(pairs), source=" ".join(names), skipped=tuple(skipped))
-
-
-def object_of(line: bytes, where: str) -> dict[str, Any]:
-    """The JSON object of a line."""
-    record = record_of(line, where)
-    if not isinstance(record, dict):
-        raise DataError(f"{where}: not an object but {type(record).__name__}")
-    return record
 
 
 def text_of(record: dict[str, Any], name: str, where: str) -> str:

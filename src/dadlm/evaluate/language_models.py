@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
-from dadlm.errors import ConfigError, DataError
+from dadlm.errors import ConfigError
 from dadlm.evaluate.language_model_files import identity, load, locate
 from dadlm.model.checkpoint import find_device
 
@@ -24,14 +25,14 @@ _LOGITS = 2**26  # that are in single precision at a time
 
 @dataclass(frozen=True)
 class Scored:
-    """What a language model says of n texts."""
+    """What language models say of n texts; None: nobody was asked, or it is an encoder."""
 
-    features: np.ndarray
+    features: np.ndarray | None
     """float32 [n, D]: hidden state of the last token (causal), mean of all at unit length (encoder)."""
     nll: np.ndarray | None
-    """float64 [n]: −log p, in nats, of the tokens that were scored; None for an encoder."""
+    """float64 [n]: −log p, in nats, of the tokens that were scored: those of the text, after its prompt."""
     tokens: np.ndarray | None
-    """int64 [n]: how many tokens that are; None for an encoder."""
+    """int64 [n]: how many tokens that are."""
     truncated: np.ndarray
     """bool [n]: whether the text is longer than what was read."""
 
@@ -59,19 +60,9 @@ class LanguageModel:
 
     @torch.inference_mode()
     def score(
-        self,
-        texts: Sequence[str],
-        prompts: Sequence[str] | None = None,
-        batch_size: int = 8,
+        self, texts: Sequence[str], prompts: Sequence[str] | None = None, batch_size: int = 8
     ) -> Scored:
-        """Read each text after its prompt, both together truncated to what the model can read."""
-        prompts = [""] * len(texts) if prompts is None else prompts
-        if len(prompts) != len(texts):
-            raise DataError(f"{len(texts)} texts need as many prompts, not {len(prompts)}")
-        return self._score(list(texts), list(prompts), batch_size)
-
-    def _score(self, texts: list[str], prompts: list[str], batch_size: int) -> Scored:
-        """Last hidden state and −log p of each text after its prompt.
+        """Read each text after its prompt, both together truncated to what the model can read.
 
         Prompt and text are tokenized apart and their ids joined, so that no token spans the boundary and all
         continuations of a prompt have the same context. Without a prompt the first token has nothing before
@@ -80,7 +71,7 @@ class LanguageModel:
         one, that of the end-of-text token.
         """
         limit = self.window
-        contexts = self._contexts(prompts)
+        contexts = self._contexts(prompts or [""] * len(texts))
         more = self._many(texts, limit + 1)  # one token more shows whether there was more
         whole = [context + ids for context, ids in zip(contexts, more, strict=True)]
         rows = [ids[:limit] or [self._end] for ids in whole]
@@ -123,7 +114,7 @@ class LanguageModel:
     def _end(self) -> int:
         return self._tokenizer.eos_token_id or 0
 
-    def _contexts(self, prompts: list[str]) -> list[list[int]]:
+    def _contexts(self, prompts: Sequence[str]) -> list[list[int]]:
         """Tokens before each text, with a start token where the tokenizer puts one."""
         contexts = self._many(prompts, self.window, special=True)
         longest = max(map(len, contexts), default=0)
@@ -131,10 +122,10 @@ class LanguageModel:
             raise self._too_long(longest)
         return contexts
 
-    def _many(self, texts: list[str], limit: int, special: bool = False) -> list[list[int]]:
+    def _many(self, texts: Sequence[str], limit: int, special: bool = False) -> list[list[int]]:
         """All at once, which the tokenizer spreads over the processor's cores."""
         options = {"add_special_tokens": special, "truncation": True, "max_length": limit}
-        return self._tokenizer(texts, **options).input_ids if texts else []
+        return self._tokenizer(list(texts), **options).input_ids if texts else []
 
     @property
     def _most_tokens(self) -> int:
@@ -159,20 +150,22 @@ class LanguageModel:
             longest = len(rows[order[0]])
             some = max(1, min(size, self._most_tokens // max(longest, 1)))
             batch, order = order[:some], order[some:]
-            ids = torch.zeros(len(batch), longest, dtype=torch.long)
-            mask = torch.zeros_like(ids)
-            for b, i in enumerate(batch):
-                ids[b, : len(rows[i])] = torch.tensor(rows[i])
-                mask[b, : len(rows[i])] = 1
-            yield batch, ids.to(self._model.device), mask.to(self._model.device)
+            ids, mask = (
+                pad_sequence([torch.tensor(part, device=self._model.device) for part in parts], True)
+                for parts in ([rows[i] for i in batch], [[1] * len(rows[i]) for i in batch])
+            )
+            yield batch, ids, mask
 
 
 class Encoder(LanguageModel):
     """A model that reads a text as a whole: it embeds, and has no probability of a text."""
 
-    def _score(self, texts: list[str], prompts: list[str], batch_size: int) -> Scored:
+    @torch.inference_mode()
+    def score(
+        self, texts: Sequence[str], prompts: Sequence[str] | None = None, batch_size: int = 8
+    ) -> Scored:
         """Mean of the last hidden states of prompt and text together, at unit length."""
-        whole = [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
+        whole = [prompt + text for prompt, text in zip(prompts or [""] * len(texts), texts, strict=True)]
         rows = self._many(whole, self.window, special=True)
         truncated = [len(ids) > self.window for ids in self._many(whole, self.window + 1, special=True)]
         features = np.zeros((len(rows), self._model.config.hidden_size), np.float32)

@@ -8,7 +8,7 @@ is not counted.
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count, islice
 from pathlib import Path
 from statistics import fmean, median
@@ -65,43 +65,32 @@ def latency(
     settings, decoding = replace(settings or LatencySettings(), **options), decoding or {}
     if not models:
         raise ConfigError("no models to measure")
-    batch_size, steps, warmup = settings.batch_size, settings.steps, settings.warmup
-    if batch_size < 1 or steps < 1 or warmup < 0:
+    if settings.batch_size < 1 or settings.steps < 1 or settings.warmup < 0:
         raise ConfigError(
             "batch_size and steps must be at least 1 and warmup at least 0, "
-            f"got {batch_size}, {steps} and {warmup}"
+            f"got {settings.batch_size}, {settings.steps} and {settings.warmup}"
         )
     context = min(model.config.context for model in models.values())
-    if settings.prompt_tokens is None:
-        settings = replace(settings, prompt_tokens=default_prompt_tokens(context))
-    prompt_tokens = settings.prompt_tokens or 0
-    if not 0 < prompt_tokens < context:
-        raise ConfigError(f"prompt_tokens must be in 1..{context - 1}, got {prompt_tokens}")
-    new_tokens = settings.new_tokens or context - prompt_tokens
+    given = default_prompt_tokens(context) if settings.prompt_tokens is None else settings.prompt_tokens
+    if not 0 < given < context:
+        raise ConfigError(f"prompt_tokens must be in 1..{context - 1}, got {given}")
+    settings = replace(settings, prompt_tokens=given, new_tokens=settings.new_tokens or context - given)
     subject = {
         "device": device_name(next(iter(models.values()))),
-        "batch_size": batch_size,
-        "prompt_tokens": prompt_tokens,
-        "new_tokens": new_tokens,
-        "steps": steps,
-        "warmup": warmup,
+        **{one.name: getattr(settings, one.name) for one in fields(LatencySettings)},
         "threads": torch.get_num_threads(),
-        "seed": settings.seed,
         "models": [describe(model, name) for name, model in models.items()],
         "settings": {name: Configuration(how).label for name, how in decoding.items()},
     }
     with Work("latency", subject, out, quiet) as work:
         for (name,) in work.batches(list(models), 1, "latency"):
-            how = replace(decoding.get(name, DecodeSettings()), max_new_tokens=new_tokens)
-            work.add([(name, _measure(name, models[name], how, settings))])
-        measured = [
-            {"model": metadata, **values}
-            for metadata, values in zip(subject["models"], work.values(models), strict=True)
-        ]
+            work.add([(name, _measure(name, models[name], decoding.get(name, DecodeSettings()), settings))])
+        measured = zip(subject["models"], work.values(models), strict=True)
+        rows = [{"model": metadata, **values} for metadata, values in measured]
         kind = "resident in the process, other models of this run included; looked at after each update"
         if any(model.device.type == "cuda" for model in models.values()):
             kind = "allocated by tensors on the GPU"
-        return work.finish({"rows": _with_ratios(measured), "memory_kind": kind})
+        return work.finish({"rows": _with_ratios(rows), "memory_kind": kind})
 
 
 def _measure(name: str, model: Model, how: DecodeSettings, settings: LatencySettings) -> dict[str, Any]:
@@ -112,10 +101,15 @@ def _measure(name: str, model: Model, how: DecodeSettings, settings: LatencySett
             f"no step of {name} could be timed: among {settings.batch_size} texts one always ends at once; "
             "use a smaller batch size or shorter prompts"
         )
-    memory = watch_memory(model, prompts, how, settings.seed)
-    times = {"ms_median": median(took), "ms_mean": fmean(took), "ms_min": min(took), "ms_max": max(took)}
-    # Fewer updates than asked for where texts end soon.
-    return {**times, "updates": len(took), "memory_mib": memory}
+    watched = replace(how, max_new_tokens=settings.new_tokens or 0)
+    return {
+        "ms_median": median(took),
+        "ms_mean": fmean(took),
+        "ms_min": min(took),
+        "ms_max": max(took),
+        "updates": len(took),  # fewer than asked for where texts end soon
+        "memory_mib": watch_memory(model, prompts, watched, settings.seed),
+    }
 
 
 def time_updates(
@@ -217,11 +211,9 @@ def _memory(model: Model) -> float | None:
 
 def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each row with its time over that of the first BD3LM of the same block size."""
-    reference: dict[int, float] = {}
+    bd3lm = [row for row in reversed(rows) if row["model"]["family"] == "bd3lm"]
+    base = {row["model"]["block_size"]: row["ms_median"] for row in bd3lm}
     for row in rows:
-        if row["model"]["family"] == "bd3lm":
-            reference.setdefault(row["model"]["block_size"], row["ms_median"])
-    for row in rows:
-        base = reference.get(row["model"].get("block_size", 0))
-        row["ratio_to_bd3lm"] = None if base is None else row["ms_median"] / base
+        size = row["model"].get("block_size")
+        row["ratio_to_bd3lm"] = row["ms_median"] / base[size] if size in base else None
     return rows

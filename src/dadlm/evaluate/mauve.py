@@ -7,8 +7,6 @@ histograms and no labels, and because clustering is what costs and the bootstrap
 n_p, n_q samples of the two sets, D width of a feature, d width after PCA, k clusters.
 """
 
-from typing import Any
-
 import numpy as np
 
 from dadlm.errors import ConfigError, DataError
@@ -19,7 +17,7 @@ FEWEST = 10
 
 def mauve(
     p: np.ndarray, q: np.ndarray, *, seed: int = 0, clusterings: int = 5, draws: int = 200
-) -> dict[str, Any]:
+) -> dict[str, float]:
     """MAUVE of features p [n_p, D] and q [n_q, D]: the mean over clusterings, and its 95% interval.
 
     With one clustering the mean is what `mauve.compute_mauve` gives for this seed.
@@ -38,11 +36,7 @@ def mauve(
         again_p = random.multinomial(len(p), p_share, size=draws) / len(p)
         again_q = random.multinomial(len(q), q_share, size=draws) / len(q)
         redrawn += [_area(*pair) for pair in zip(again_p, again_q, strict=True)]
-    return {
-        **_interval(float(np.mean(scores)), np.array(redrawn)),
-        "clusters": clusters,
-        "samples": [len(p), len(q)],
-    }
+    return _interval(float(np.mean(scores)), np.array(redrawn))
 
 
 def cluster_count(n_p: int, n_q: int) -> int:
@@ -99,11 +93,19 @@ def _area(p_share: np.ndarray, q_share: np.ndarray) -> float:
     return float(auc(x[by_x], y[by_x]) + auc(y[by_y], x[by_y])) / 2
 
 
-def _check(p: np.ndarray, q: np.ndarray, clusterings: int, draws: int) -> None:
+def check_installed() -> None:
+    """Asked before hours of generation, with all that the package needs."""
     try:
-        import mauve.compute_mauve  # noqa: F401 (asked for before minutes of work, with all it needs)
+        import mauve.compute_mauve  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"MAUVE needs mauve-text ({error}): pip install 'dadlm[eval]'") from None
+        raise ConfigError(
+            f"MAUVE needs mauve-text ({error}): pip install 'dadlm[eval]', or leave it out with "
+            "--embedder none"
+        ) from None
+
+
+def _check(p: np.ndarray, q: np.ndarray, clusterings: int, draws: int) -> None:
+    check_installed()
     if min(len(p), len(q)) < FEWEST:
         raise ConfigError(
             f"MAUVE needs at least {FEWEST} texts in each set, here are {len(p)} and {len(q)}; "

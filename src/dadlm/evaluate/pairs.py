@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dadlm.errors import DataError
-from dadlm.evaluate.documents import find_jsonl, read_jsonl
+from dadlm.evaluate.documents import read_jsonl
 from dadlm.evaluate.intervals import wilson
 from dadlm.evaluate.subject import NAMES, essence
 from dadlm.tokens import field_of
@@ -50,12 +50,6 @@ class Pairs:
     """The text that the prompts are from, where the samples tell."""
 
 
-@dataclass(frozen=True)
-class _Sample:
-    where: str
-    record: dict[str, Any]
-
-
 def read_pairs(a: str | Path, b: str | Path, model_a: str = "", model_b: str = "") -> Pairs:
     """Match the samples of file or folder `a` with those of `b`; where one holds several models, name one."""
     side_a, side_b = sides = _side(a, model_a), _side(b, model_b)
@@ -68,21 +62,21 @@ def read_pairs(a: str | Path, b: str | Path, model_a: str = "", model_b: str = "
             f"no sample of {a} has a partner in {b}: equal configuration and index are needed; "
             f"configurations there: {there[0]}, and {there[1]}"
         )
-    firsts = [next(iter(side.values())).record for side in sides]
+    firsts = [next(iter(side.values())) for side in sides]
     names = [first["model"] for first in firsts]
     if names[0] == names[1]:  # two runs of one model
         names = [f"{name} ({source})" for name, source in zip(names, (a, b), strict=True)]
     pairs = []
     for place in common:
         one, other = side_a[place], side_b[place]
-        prompt = one.record["prompt"]
-        if prompt != other.record["prompt"]:
+        prompt = one["prompt"]
+        if prompt != other["prompt"]:
             raise DataError(
-                f"{one.where} and {other.where}: the prompts differ, so the texts cannot be compared"
+                f"{one['where']} and {other['where']}: the prompts differ, so the texts cannot be compared"
             )
-        texts = {"prompt": prompt, "a": one.record["text"], "b": other.record["text"]}
+        texts = {"prompt": prompt, "a": one["text"], "b": other["text"]}
         pairs.append(Pair(configuration=place[0], index=place[1], **texts))
-    sources = {side[place].record.get("source") for side in sides for place in common}
+    sources = {side[place].get("source") for side in sides for place in common}
     return Pairs(
         a=names[0],
         b=names[1],
@@ -103,26 +97,25 @@ def _metadata(record: dict[str, Any]) -> dict[str, Any] | None:
     return model if known else None
 
 
-def _side(source: str | Path, model: str) -> dict[Place, _Sample]:
+def _side(source: str | Path, model: str) -> dict[Place, dict[str, Any]]:
     """The samples of one model."""
-    lines = ((f"{file}, line {at}", one) for file in find_jsonl(source) for at, one in read_jsonl(file))
-    samples = [_sample(record, where) for where, record in lines]
+    samples = [_sample(record, where) for where, record in read_jsonl(source)]
     if not samples:
         raise DataError(f"{source} holds no samples")
-    models = sorted({sample.record["model"] for sample in samples})
+    models = sorted({sample["model"] for sample in samples})
     if model not in models and (model or len(models) > 1):
         wanted = f"not of {model}" if model else "name the one to compare"
         raise DataError(f"{source} holds samples of {', '.join(models)}: {wanted}")
     model = model or models[0]
-    side: dict[Place, _Sample] = {}
+    side: dict[Place, dict[str, Any]] = {}
     for sample in samples:
-        place = sample.record["configuration"], sample.record["index"]
-        if sample.record["model"] == model and (first := side.setdefault(place, sample)) is not sample:
+        place = sample["configuration"], sample["index"]
+        if sample["model"] == model and (first := side.setdefault(place, sample)) is not sample:
             raise DataError(
-                f"{sample.where}: sample {place[1]} of {place[0]} is already in {first.where}; remove one of "
-                "them"
+                f"{sample['where']}: sample {place[1]} of {place[0]} is already in {first['where']}; "
+                "remove one of them"
             )
-    if len({sample.record.get("weights") for sample in side.values()}) > 1:
+    if len({sample.get("weights") for sample in side.values()}) > 1:
         raise DataError(
             f"{source} holds samples of several models called {model} (their weights differ): "
             "remove the older files"
@@ -130,14 +123,14 @@ def _side(source: str | Path, model: str) -> dict[Place, _Sample]:
     return side
 
 
-def _sample(record: Any, where: str) -> _Sample:
-    missing = _FIELDS if not isinstance(record, dict) else [name for name in _FIELDS if name not in record]
-    if missing:
+def _sample(record: dict[str, Any], where: str) -> dict[str, Any]:
+    """A checked record, with its place."""
+    if missing := [name for name in _FIELDS if name not in record]:
         raise DataError(f"{where}: not a sample: no {', '.join(missing)}")
     if type(record["index"]) is not int:
         raise DataError(f"{where}: field 'index' must be a whole number, found {record['index']!r}")
     texts = [*_FIELDS[:-1], *(["source"] if record.get("source") is not None else [])]
-    return _Sample(where, record | {name: field_of(record, name, where) for name in texts})
+    return record | {name: field_of(record, name, where) for name in texts} | {"where": where}
 
 
 REAL, PLANTED = "the real text", "what was made of it"

@@ -91,7 +91,7 @@ def tail_start(points: Sequence[Point]) -> int:
 
 def _named(style: Style, styles: Mapping[str, Style]) -> str:
     """The family, or the models' own names where a panel has several of it."""
-    if len({other for other in styles.values() if other.family == style.family}) == 1:
+    if [other.family for other in set(styles.values())].count(style.family) == 1:
         return NAMES[style.family]
     same = [model for model, other in styles.items() if other == style]
     return ", ".join(same).lstrip("_")  # with a leading underscore the entry would be hidden
@@ -116,15 +116,13 @@ def _point(row: Mapping[str, Any], quality: Quality) -> Point:
 
 
 def _panel(axes, rows: Sequence[Mapping[str, Any]], styles: Mapping[str, Style], quality: Quality) -> None:
-    shaded = False
+    regimes = []
     for model, style in styles.items():
-        points = [_point(row, quality) for row in rows if row["model"] == model]
-        if points:
+        if points := [_point(row, quality) for row in rows if row["model"] == model]:
             best = _draw_model(axes, points, style)
-            if style.family == "dadlm" and not shaded:  # of several, the first
-                regime = best[0].speed, best[tail_start(best)].speed
-                axes.axvspan(*regime, color=_COLOURS[style.family], alpha=0.09, lw=0, zorder=0)
-                shaded = True
+            regimes += [(best[0].speed, best[tail_start(best)].speed)] * (style.family == "dadlm")
+    for regime in regimes[:1]:  # of several, the first
+        axes.axvspan(*regime, color=_COLOURS["dadlm"], alpha=0.09, lw=0, zorder=0)
     adjusted = all(row["adjusted_tpf"] is not None for row in rows)
     raw = all(row["adjusted_tpf"] in (None, row["raw_tpf"]) for row in rows)
     axes.set_xlabel("adjusted TPF" if adjusted else "raw TPF" if raw else "TPF, adjusted if known")

@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +27,6 @@ from dadlm.evaluate.mauve import mauve
 from dadlm.evaluate.work import whole_file
 
 _CHUNK = 256  # texts that share a file
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What was read off n texts; None where nobody was asked."""
-
-    features: np.ndarray | None
-    """[n, D] by the embedder."""
-    nll: np.ndarray | None
-    """[n] by the judge: −log p of the text after its prompt, in nats."""
-    tokens: np.ndarray | None
-    """[n]: how many tokens the text has for the judge."""
-    truncated: np.ndarray
-    """[n]: whether a reader's window was too short for prompt and text."""
 
 
 class Readers:
@@ -61,20 +47,25 @@ class Readers:
         """Of each reader, by its label."""
         return {reader.label: reader.identity for reader in self._opened}
 
-    def read(self, what: str, prompts: Sequence[str], texts: Sequence[str]) -> Reading:
-        """Read each text after its prompt; `what` stands beside the progress bar."""
+    def read(self, what: str, prompts: Sequence[str], texts: Sequence[str]) -> Scored:
+        """Read each text after its prompt: features by the embedder, the rest by the judge.
+
+        `what` stands beside the progress bar; a text is truncated if it was too long for either.
+        """
         scored = {reader.label: self._scored(reader, what, prompts, texts) for reader in self._opened}
-        features = None if self.embedder is None else scored[self.embedder.label].features
-        truncated = np.any([np.zeros(len(texts), bool), *(one.truncated for one in scored.values())], axis=0)
+        features = self.embedder and scored[self.embedder.label].features
+        truncated = np.zeros(len(texts), bool)
+        for one in scored.values():
+            truncated |= one.truncated
         if self.judge is None:
-            return Reading(features, None, None, truncated)
+            return Scored(features, None, None, truncated)
         judged = scored[self.judge.label]
         if judged.nll is None:
             raise ConfigError(
                 f"{self.judge.label} gives texts no probability and cannot judge them: "
                 "choose another --judge-lm, or none"
             )
-        return Reading(features, judged.nll, judged.tokens, truncated)
+        return Scored(features, judged.nll, judged.tokens, truncated)
 
     def _scored(
         self, reader: LanguageModel, what: str, prompts: Sequence[str], texts: Sequence[str]
@@ -82,7 +73,10 @@ class Readers:
         chunks = [slice(first, first + _CHUNK) for first in range(0, len(texts), _CHUNK)]
         bar = track(chunks, f"reading {what}", console=Console(stderr=True), disable=self._quiet)
         parts = [vars(self._chunk(reader, prompts[chunk], texts[chunk])) for chunk in bar]
-        arrays: dict[str, Any] = {name: _joined([part[name] for part in parts]) for name in parts[0]}
+        columns = ((name, [part[name] for part in parts]) for name in parts[0])
+        arrays: dict[str, Any] = {
+            name: None if some[0] is None else np.concatenate(some) for name, some in columns
+        }
         return Scored(**arrays)
 
     def _chunk(self, reader: LanguageModel, prompts: Sequence[str], texts: Sequence[str]) -> Scored:
@@ -97,10 +91,6 @@ class Readers:
                 np.savez(handle, **{name: value for name, value in arrays.items() if value is not None})
         with np.load(file, allow_pickle=False) as arrays:
             return Scored(arrays["features"], arrays.get("nll"), arrays.get("tokens"), arrays["cut"])
-
-
-def _joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    return None if parts[0] is None else np.concatenate([part for part in parts if part is not None])
 
 
 TokenRows = Sequence[Sequence[int]]
@@ -134,7 +124,7 @@ def _grams(row: Sequence[int], n: int) -> list[tuple[int, ...]]:
     return [tuple(row[first : first + n]) for first in range(len(row) - n + 1)]
 
 
-def alone(reading: Reading, tokens: Sequence[Sequence[int]], documents: Tensor) -> dict[str, Any]:
+def alone(reading: Scored, tokens: Sequence[Sequence[int]], documents: Tensor) -> dict[str, Any]:
     """What needs no other texts to compare with; `documents` [n] are those that the texts continue."""
     return {
         "judge_perplexity": perplexity(reading, documents),
@@ -145,18 +135,17 @@ def alone(reading: Reading, tokens: Sequence[Sequence[int]], documents: Tensor) 
     }
 
 
-def closeness(truth: Reading, reading: Reading, seed: int) -> dict[str, float] | None:
+def closeness(truth: Scored, reading: Scored, seed: int) -> dict[str, float] | None:
     """MAUVE and its interval; None without features, or where the texts have no content to tell apart."""
     if truth.features is None or reading.features is None:
         return None
     both = np.concatenate([truth.features, reading.features])
     if (both == both[0]).all():  # nothing but empty texts after one prompt
         return None
-    score = mauve(truth.features, reading.features, seed=seed % 2**30)  # k-means has 32 bits for it
-    return {name: score[name] for name in ("mean", "low", "high")}
+    return mauve(truth.features, reading.features, seed=seed % 2**30)  # k-means has 32 bits for it
 
 
-def perplexity(reading: Reading, documents: Tensor) -> dict[str, float] | None:
+def perplexity(reading: Scored, documents: Tensor) -> dict[str, float] | None:
     """exp(Σ nll / Σ tokens) and its bootstrap interval over documents; empty texts have no perplexity."""
     if reading.nll is None or reading.tokens is None or not reading.tokens.any():
         return None

@@ -40,10 +40,6 @@ class PromptSet:
     """Of the samples, each that of its row; where rows are too few, they are used again and counted on."""
     seed: int
 
-    @property
-    def samples(self) -> int:
-        return len(self.indices)
-
     def prompt(self, index: int) -> list[int]:
         return self.rows[index % len(self.rows)][: self.prompt_tokens].tolist()
 
@@ -116,10 +112,9 @@ def make_samples(
         given = [prompts.prompt(index) for index in indices]
         seeds = [prompts.seed + index for index in indices]
         made = generate(model, given, seed=seeds, batch_size=batch_size, settings=settings)
-        columns = (made.tokens, made.texts, made.forward_passes, made.cache_passes)
         names = ("tokens", "text", "forward_passes", "cache_passes")
-        made_rows = zip(*columns, strict=True)
-        work.add((key, dict(zip(names, row, strict=True))) for key, row in zip(batch, made_rows, strict=True))
+        rows = zip(made.tokens, made.texts, made.forward_passes, made.cache_passes, strict=True)
+        work.add(zip(batch, (dict(zip(names, row, strict=True)) for row in rows), strict=True))
     return work.values(keys)
 
 
@@ -135,16 +130,8 @@ def write_samples(
     about |= {"configuration": configuration.label, "source": prompts.source}
     with whole_file(folder / f"{file_name(model['name'], configuration.label)}.jsonl") as handle:
         for index, prompt, sample in zip(prompts.indices, prompts.texts, samples, strict=True):
-            line = {
-                **about,
-                "index": index,
-                "seed": prompts.seed + index,
-                "prompt": prompt,
-                "text": sample["text"],
-                "tokens": len(sample["tokens"]),
-                "forward_passes": sample["forward_passes"],
-                "cache_passes": sample["cache_passes"],
-            }
+            line = {**about, "index": index, "seed": prompts.seed + index, "prompt": prompt, **sample}
+            line["tokens"] = len(sample["tokens"])
             handle.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
 
 

@@ -30,22 +30,15 @@ def step_times(
     }
     for (key,) in work.batches(list(keys), 1, "latency"):
         work.add([(key, _in_turns(models, keys[key], prompts, batch_size))])
-    found: dict[str, dict[str, Any]] = {}
-    for name in models:
-        times = {
-            configuration.label: work.pieces[key][name]
-            for key, group in keys.items()
-            for one, configuration in group
-            if one == name
-        }
-        first = times.get("FH", {}).get("ms_median")
-        found[name] = {
-            "ms_median": first,
-            "batch_size": batch_size,
-            "device": device,
-            "configurations": times,
-        }
-    return found
+    times: dict[str, dict[str, Any]] = {name: {} for name in models}
+    for key, group in keys.items():
+        for name, configuration in group:
+            times[name][configuration.label] = work.pieces[key][name]
+    timed = {"batch_size": batch_size, "device": device}
+    return {
+        name: {"ms_median": some.get("FH", {}).get("ms_median"), **timed, "configurations": some}
+        for name, some in times.items()
+    }
 
 
 def speed_up(
@@ -60,15 +53,13 @@ def speed_up(
     Viterbi paths, for example, the head reads all candidates.
     """
     name, configuration = run
-    size = described[name].get("block_size")
+    like = ("bd3lm", described[name].get("block_size"))
     for base, other in runs:
-        metadata = described[base]
-        if metadata["family"] == "bd3lm" and metadata["block_size"] == size and other == configuration:
+        if (described[base]["family"], described[base].get("block_size")) == like and other == configuration:
             if base == name:
                 return 1.0
-            theirs, own = (
-                times[one]["configurations"][configuration.label]["ms_median"] for one in (base, name)
-            )
+            both = (times[one]["configurations"][configuration.label]["ms_median"] for one in (base, name))
+            theirs, own = both
             return theirs / own if theirs and own else None
     return None
 

@@ -29,7 +29,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         if (size := file.stat().st_size) > _LARGEST_JSON:
             raise ValueError(f"{size:,} bytes, more than {_LARGEST_JSON:,}")
-        content = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+        content = json.loads(file.read_text(encoding="utf-8"), parse_constant=refuse_constant)
         check_numbers(content)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
@@ -57,24 +57,21 @@ def check_numbers(value: Any, name: str = "", depth: int = 0) -> None:
             raise ValueError(f"{name} is {str(value)[:20]}, expected at most {most:,}")
 
 
-def _refuse(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
+    """NaN and Infinity, which Python's parser takes."""
     raise ValueError(f"{name} is not JSON")
 
 
-def check_stored(described: int, stored: int, origin: Path) -> None:
+def check_stored(described: int, folder: Path) -> None:
     """Refuse a configuration that describes more numbers than its weights can be."""
-    if described > 2 * stored:  # a head may be the embedding, stored once
-        raise CheckpointError(
-            f"the configuration of {origin} describes a network of {described:,} numbers, its weights hold "
-            f"{stored:,}: they do not belong together; get the model again"
-        )
-
-
-def stored_numbers(folder: Path) -> int:
-    """How many numbers the weights of a folder hold at most."""
     shapes = [shape for file in folder.glob("*.safetensors") for _, shape in read_shapes(file).values()]
     # Else a byte each at least.
-    return sum(map(math.prod, shapes)) or sum(file.stat().st_size for file in folder.glob("*.bin"))
+    stored = sum(map(math.prod, shapes)) or sum(file.stat().st_size for file in folder.glob("*.bin"))
+    if described > 2 * stored:  # a head may be the embedding, stored once
+        raise CheckpointError(
+            f"the configuration of {folder} describes a network of {described:,} numbers, its weights hold "
+            f"{stored:,}: they do not belong together; get the model again"
+        )
 
 
 def check_gguf(file: Path) -> None:

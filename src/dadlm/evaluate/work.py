@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,17 +19,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dadlm.errors import ConfigError, DataError
 from dadlm.model.files import lock
-
-KINDS = {
-    "reconstruction": "conditional block reconstruction, alone or paired against a second model",
-    "perplexity": "a perplexity that holds for every family: exact (AR) or a valid bound",
-    "generation": "completions over a grid of decoding settings: MAUVE, judge perplexity, TPF, the figure",
-    "judge": "two sets of samples compared in pairs by a language model",
-    "summarisation": "ROUGE, tokens per forward pass and the lead-sentence baseline",
-    "latency": "time of a complete denoising step, and memory",
-}
-"""Every evaluation, in the order of the report. A kind is a function of `dadlm.evaluate`, a class of
-options in `dadlm.cli.evaluate`, and a module of `dadlm.evaluate.report` with its tables."""
 
 
 class Work:
@@ -160,15 +150,9 @@ def _read(handle: BinaryIO, file: Path, subject: dict[str, Any], pieces: dict[st
 
 def _different(there: Any, now: Any, name: str = "") -> list[str]:
     """Names of the fields in which two subjects differ, such as seed, model.weights."""
-    if there == now:
-        return []
     if not (isinstance(there, dict) and isinstance(now, dict)):
-        return [name or "all"]
-    missing = object()
-    return [
-        different
-        for inner in {**there, **now}
-        for different in _different(
-            there.get(inner, missing), now.get(inner, missing), f"{name}.{inner}" if name else inner
-        )
-    ]
+        return [] if there == now else [name or "all"]
+    names = {inner: f"{name}.{inner}".lstrip(".") for inner in {**there, **now}}
+    # What is missing is not null: `...` is equal to nothing that JSON has.
+    inside = (_different(there.get(one, ...), now.get(one, ...), names[one]) for one in names)
+    return list(chain.from_iterable(inside))

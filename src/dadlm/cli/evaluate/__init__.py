@@ -16,12 +16,12 @@ from dadlm.cli.options import parse, subcommand
 from dadlm.errors import ConfigError
 from dadlm.evaluate.report import document as doc
 from dadlm.evaluate.report import sections_of
-from dadlm.evaluate.work import KINDS, write_result
+from dadlm.evaluate.work import write_result
 
 USAGE = "\n".join(
     [
         "usage: dadlm evaluate KIND [options]\n",
-        *(f"  {name:15s} {what}" for name, what in KINDS.items()),
+        *(f"  {name:15s} {kind.__doc__}" for name, kind in OPTIONS.items()),
         "\ndadlm evaluate KIND --help lists the options. Each writes KIND.json into --out;",
         "run again, it resumes where it stopped.",
     ]

@@ -17,7 +17,7 @@ from dadlm.train.finetune import learned_lengths, lengths_as_learned
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction(OnText, OneModel):
-    """The paper's conditional block reconstruction, alone or in pairs."""
+    """Conditional block reconstruction, alone or paired against a second model."""
 
     against: str = ""
     """A second model, to be compared row by row; empty: none."""
@@ -58,7 +58,7 @@ class Perplexity(OnText, OneModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Generation(OnText, GenerationSettings):
-    """Completions over a grid of decoding settings, their quality and their cost."""
+    """Completions over a grid of decoding settings: MAUVE, judge perplexity, TPF, the figure."""
 
     model: tuple[str, ...] = ("bd3lm", "dadlm")
     """Models to compare, by name or folder; a BD3LM of the same block size makes an adjusted TPF possible."""
@@ -141,6 +141,8 @@ class Latency(Common, LatencySettings):
         return evaluate.latency(models, options, out=folder, quiet=self.json)
 
 
+# In the order of the report. A kind is also a function of `dadlm.evaluate`, and a module of
+# `dadlm.evaluate.report` with its tables.
 OPTIONS = {
     kind.__name__.lower(): kind
     for kind in (Reconstruction, Perplexity, Generation, Judge, Summarisation, Latency)

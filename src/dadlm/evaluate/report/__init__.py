@@ -4,17 +4,20 @@
 that needs nothing beside it. A kind of evaluation has a module here with a function `section`.
 """
 
+import html
 import json
 import re
+import tomllib
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.report.document import Found, Section, Table, in_short
-from dadlm.evaluate.work import KINDS, whole_file
+from dadlm.evaluate.untrusted import refuse_constant
+from dadlm.evaluate.work import whole_file
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -23,8 +26,8 @@ __all__ = ["report", "sections_of"]
 
 LARGEST = 50_000_000
 """Bytes of a result."""
+_SECTIONS = tomllib.loads(Path(__file__).with_name("sections.toml").read_text(encoding="utf-8"))
 _MARKUP = re.compile(r"([\\`*_\[\]|#~$])")
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
 def report(places: Iterable[str | Path], out: str | Path = "report") -> dict[str, Any]:
@@ -61,8 +64,12 @@ def report(places: Iterable[str | Path], out: str | Path = "report") -> dict[str
 
 def sections_of(found: list[Found]) -> list[Section]:
     """One for each kind that was found, in the paper's order."""
-    by_kind = {kind: [one for one in found if one.kind == kind] for kind in KINDS}
-    return [import_module(f"{__name__}.{kind}").section(some) for kind, some in by_kind.items() if some]
+    sections = []
+    for kind, text in _SECTIONS.items():
+        if some := [one for one in found if one.kind == kind]:
+            parts, short = import_module(f"{__name__}.{kind}").section(some)
+            sections.append(Section(kind=kind, parts=parts, short=short, **text))
+    return sections
 
 
 def _read(file: Path) -> Found:
@@ -70,13 +77,13 @@ def _read(file: Path) -> Found:
     try:
         if (size := file.stat().st_size) > LARGEST:
             raise ValueError(f"too large: {size:,} bytes, more than {LARGEST:,}")
-        result = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+        result = json.loads(file.read_text(encoding="utf-8"), parse_constant=refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot be read: {error}") from None
     if not isinstance(result, dict) or not isinstance(result.get("kind"), str):
         raise ValueError("no evaluation")
     found = Found(file, result)
-    if found.kind not in KINDS:
+    if found.kind not in _SECTIONS:
         raise ValueError(f"unknown kind {found.kind[:40]!r}")
     try:
         for template in ("page.html", "report.md"):
@@ -97,10 +104,6 @@ def _files(places: Iterable[str | Path]) -> list[Path]:
             if not file.name.startswith("."):  # being written
                 files.setdefault(file.resolve(), file)
     return list(files.values())
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _render(template: str, sections: list[Section], found: list[Found], skipped: list[dict[str, str]]) -> str:
@@ -136,8 +139,7 @@ def _checked(value: Any) -> Any:
 
 
 def _escape(text: str) -> str:
-    text = re.sub("[&<>]", lambda sign: _ENTITIES[sign[0]], " ".join(text.split()))
-    return _MARKUP.sub(r"\\\1", text)
+    return _MARKUP.sub(r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
 def _code(text: str) -> str:

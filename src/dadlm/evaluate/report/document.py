@@ -1,7 +1,7 @@
 """A report as plain data: sections of tables and figures, and how numbers are written. All text is plain."""
 
 from base64 import b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -108,14 +108,17 @@ class Figure:
         return b64encode(self.svg).decode()
 
 
+Parts = tuple[Sequence[Table | Figure], list[str]]
+"""Tables and figures of a kind of evaluation, and what a reader in a hurry should know."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    anchor: str
+    kind: str
     title: str
     about: str
-    parts: list[Table | Figure]
+    parts: Sequence[Table | Figure]
     short: list[str]
-    """What a reader in a hurry should know."""
 
 
 def ruled(rows: Iterable[tuple[Any, Iterable[Content]]]) -> list[Row]:

@@ -22,7 +22,7 @@ Grid = dict[Key, dict[str, Json]]
 """Configuration → name of a model → its row."""
 
 
-def section(found: list[Found]) -> doc.Section:
+def section(found: list[Found]) -> doc.Parts:
     parts: list[Table | Figure] = []
     short: list[str] = []
     for one in found:
@@ -33,16 +33,7 @@ def section(found: list[Found]) -> doc.Section:
             parts.append(_grid_table(one, size, where))
             short += _sentences(one.result, size, where)
         parts.append(_measures_table(one, where, () if sizes else _notes(one.result, False)))
-    return doc.Section(
-        anchor="generation",
-        title="Open-ended generation",
-        about="Completions of prompts from the validation text over a grid of decoding settings. TPF: tokens "
-        "per forward pass; adjusted: times BD3LM's latency per step over the model's own. FH: first-hitting, "
-        "one token per pass. T: denoising steps per block. k, r: gaps of up to k masked tokens are filled at "
-        "once when a share r of the block is fixed.",
-        parts=parts,
-        short=short,
-    )
+    return parts, short
 
 
 def _figure(one: Found, where: str) -> Iterator[Figure]:
@@ -121,12 +112,9 @@ def _columns(
     yield Column("Denoising"), {key: write_key(key) for key in grid}
     for at, group in enumerate((_TPF, _MAUVE)):
         for name, family in families.items():
-            if group == _TPF:
-                yield Column(name, group), {key: _tpf(rows.get(name)) for key, rows in grid.items()}
-            elif any(rows[name]["mauve"] for rows in grid.values() if name in rows):
-                yield Column(name, group), {key: _mauve(rows, name) for key, rows in grid.items()}
-            else:
+            if group == _MAUVE and not any(rows[name]["mauve"] for rows in grid.values() if name in rows):
                 continue
+            yield Column(name, group), {key: _ours(rows, name, group) for key, rows in grid.items()}
             theirs = {key: _paper(family, name, size, key)[at] for key in grid}
             if any(theirs.values()):
                 title = "BD3LM-300K" if _is_300k(family, name) else NAMES[family]
@@ -151,18 +139,16 @@ def _paper(family: str, name: str, size: int | None, key: Key) -> tuple[float | 
     return row.bd3lm_tpf, row.bd3lm_mauve
 
 
-def _tpf(row: Json | None) -> Content:
-    if row is None:
-        return None
-    adjusted = row["adjusted_tpf"]
-    return doc.Cell(number(row["raw_tpf"]), "raw") if adjusted is None else number(adjusted)
-
-
-def _mauve(rows: dict[str, Json], name: str) -> Content:
+def _ours(rows: dict[str, Json], name: str, group: str) -> Content:
+    """TPF or MAUVE of a model in one configuration."""
     if name not in rows:
         return None
-    others = [row["mauve"] for other, row in rows.items() if other != name]
-    return measured(rows[name]["mauve"], 3, best=doc.apart(rows[name]["mauve"], others))
+    row = rows[name]
+    if group == _MAUVE:
+        others = [row["mauve"] for other, row in rows.items() if other != name]
+        return measured(row["mauve"], 3, best=doc.apart(row["mauve"], others))
+    raw = doc.Cell(number(row["raw_tpf"]), "raw")
+    return raw if row["adjusted_tpf"] is None else number(row["adjusted_tpf"])
 
 
 def _differences(result: Json) -> Iterator[doc.Difference]:

@@ -10,16 +10,9 @@ from dadlm.evaluate.report.document import Column, Content, Found, measured, num
 from dadlm.evaluate.report.subjects import Json, block_size, key_of, write_key
 
 
-def section(found: list[Found]) -> doc.Section:
-    return doc.Section(
-        anchor="judge",
-        title="Language model as judge",
-        about="Two continuations of the same prompt, shown in both orders, names hidden. A model wins a pair "
-        "only if it is preferred in both orders; all else is a tie. Win rates are among decided pairs, with "
-        "Wilson intervals.",
-        parts=list(map(_table, found)),
-        short=[_sentence(one.result) for one in found if any(map(_decided, one.result["rows"]))],
-    )
+def section(found: list[Found]) -> doc.Parts:
+    short = [_sentence(one.result) for one in found if any(map(_decided, one.result["rows"]))]
+    return list(map(_table, found)), short
 
 
 def _paper_side(result: Json) -> tuple[str, int]:

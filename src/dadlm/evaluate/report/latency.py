@@ -22,16 +22,10 @@ _COLUMNS = [
 ]
 
 
-def section(found: list[Found]) -> doc.Section:
+def section(found: list[Found]) -> doc.Parts:
     groups = subjects.grouped(found, lambda result: [result[name] for name in ("device", *_PAPER)])
-    return doc.Section(
-        anchor="latency",
-        title="Latency and memory",
-        about="Time of one complete denoising update: network, sampling, remasking. First-hitting, sampled "
-        "paths, no infilling. Memory before prefill, after generation and at its peak.",
-        parts=list(map(_table, groups)),
-        short=[line for group in groups for one in group for line in _sentences(one.result)],
-    )
+    sentences = (line for group in groups for one in group for line in _sentences(one.result))
+    return list(map(_table, groups)), list(sentences)
 
 
 def _table(group: list[Found]) -> doc.Table:

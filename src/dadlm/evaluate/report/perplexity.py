@@ -5,16 +5,8 @@ from dadlm.evaluate.report import subjects
 from dadlm.evaluate.report.document import Column, Found, measured
 
 
-def section(found: list[Found]) -> doc.Section:
-    return doc.Section(
-        anchor="perplexity",
-        title="Perplexity",
-        about="Not in the paper, which gives no perplexity for DA-DLM. AR: exact. MDLM, BD3LM and DA-DLM: "
-        "upper bounds, DA-DLM's through its node marginals; they hold for first-hitting decoding with "
-        "sampled paths at temperature 1, top-p 1 and without infilling.",
-        parts=list(map(_table, subjects.by_data(found))),
-        short=[],
-    )
+def section(found: list[Found]) -> doc.Parts:
+    return list(map(_table, subjects.by_data(found))), []
 
 
 def _table(group: list[Found]) -> doc.Table:

@@ -1,7 +1,7 @@
 """The paper's Table 1 and, below it, what the paper does not give: paired differences with intervals."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from dadlm.evaluate import paper
 from dadlm.evaluate.report import document as doc
@@ -15,27 +15,16 @@ _PAPER = [Column(name, "Paper", paper=True) for name in _SETS]
 _VERDICTS = {"model": "better", "against": "worse", "": "no difference that the interval supports"}
 
 
-@dataclass(frozen=True)
-class _Score:
+def _side(result: Json, side: str) -> dict[str, Any]:
     """What a result says of one of its models: "model" or "against"."""
-
-    found: Found
-    side: str
-
-    @property
-    def model(self) -> Json:
-        return self.found.result[self.side]
-
-    def value(self, name: str) -> float | None:
-        return self.found.result.get(name if self.side == "model" else f"against_{name}")
-
-    @property
-    def key(self) -> tuple[str, str, float | None]:
-        """The same weights with the same value are one measurement, in however many files it is."""
-        return self.model["name"], self.model["weights"], self.value("value")
+    start = "" if side == "model" else "against_"
+    said = {name: result.get(f"{start}{name}") for name in ("value", "interval", "bound", "gap")}
+    model = result[side]
+    # The same weights with the same value are one measurement, in however many files it is.
+    return {"model": model, "key": (model["name"], model["weights"], said["value"]), **said}
 
 
-def section(found: list[Found]) -> doc.Section:
+def section(found: list[Found]) -> doc.Parts:
     parts: list[Table | doc.Figure] = []
     short: list[str] = []
     for group in subjects.by_data(found):
@@ -44,25 +33,18 @@ def section(found: list[Found]) -> doc.Section:
         if pairs:
             parts.append(_pairs(pairs))
             short += [_sentence(one.result) for one in pairs]
-    return doc.Section(
-        anchor="reconstruction",
-        title="Conditional block reconstruction",
-        about="Nats per token, weighted by the noise schedule: how well a masked block is restored from what "
-        "is left of it and the blocks before. Lower is better. For DA-DLM it is no bound on the likelihood; "
-        "the bound goes through its node marginals, and the gap between the two is what the graph adds.",
-        parts=parts,
-        short=short,
-    )
+    return parts, short
 
 
 def _values(group: list[Found], pairs: list[Found]) -> Table:
-    every = [_Score(one, "model") for one in group] + [_Score(one, "against") for one in pairs]
-    once: dict[tuple, _Score] = {}
-    for score in every:
-        once.setdefault(score.key, score)
-    scores = sorted(once.values(), key=lambda score: subjects.rank(score.model))
-    names = subjects.labels([(score.model["name"], score.found) for score in scores])
-    winners = {_Score(one, side).key for one in pairs if (side := _better(one.result))}
+    every = [(_side(one.result, "model"), one) for one in group]
+    every += [(_side(one.result, "against"), one) for one in pairs]
+    once: dict[Any, tuple[Json, Found]] = {}
+    for score, one in every:
+        once.setdefault(score["key"], (score, one))
+    scores = sorted(once.values(), key=lambda pair: subjects.rank(pair[0]["model"]))
+    names = subjects.labels([(score["model"]["name"], one) for score, one in scores])
+    winners = {_side(one.result, side)["key"] for one in pairs if (side := _better(one.result))}
     bold = ["Bold: better in a paired comparison whose interval leaves out 0."] if winners else []
     ours = (Column(name, "Ours") for name in ("Reconstruction", "Bound", "Gap"))
     return Table(
@@ -70,23 +52,22 @@ def _values(group: list[Found], pairs: list[Found]) -> Table:
         f"Reconstruction ↓ on {rows_of(group[0].result)}, in the form of the paper's Table 1.",
         ["Model", Column("Family", words=True), "Block size", *ours, *_PAPER],
         doc.ruled(
-            (score.model["family"], [name, *_cells(score, score.key in winners)])
-            for score, name in zip(scores, names, strict=True)
+            (score["model"]["family"], [name, *_cells(score, score["key"] in winners)])
+            for (score, _), name in zip(scores, names, strict=True)
         ),
         differences=_differences(group),
         notes=[*bold, *subjects.cautions(group[0].result)],
     )
 
 
-def _cells(score: _Score, best: bool) -> Iterator[Content]:
-    yield NAMES[score.model["family"]]
-    yield number(block_size(score.model), 0)
-    interval = score.found.result.get("interval" if score.side == "model" else "against_interval")
-    value = number(score.value("value"), 3)
-    yield doc.Cell(value, best=best) if interval is None else measured(interval, 3, best=best)
-    yield number(score.value("bound"), 3)
-    yield number(score.value("gap"), 3)
-    yield from (number(value) for value in _paper_values(score.model))
+def _cells(score: Json, best: bool) -> Iterator[Content]:
+    yield NAMES[score["model"]["family"]]
+    yield number(block_size(score["model"]), 0)
+    value = doc.Cell(number(score["value"], 3), best=best)
+    yield value if score["interval"] is None else measured(score["interval"], 3, best=best)
+    yield number(score["bound"], 3)
+    yield number(score["gap"], 3)
+    yield from map(number, _paper_values(score["model"]))
 
 
 def _paper_values(model: Json) -> list[float | None]:

@@ -16,16 +16,9 @@ _SCORES = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "average": "Avg"}
 _SHOWN = 5  # lines left out that are named; the result names all
 
 
-def section(found: list[Found]) -> doc.Section:
+def section(found: list[Found]) -> doc.Parts:
     groups = subjects.by_data(found)
-    return doc.Section(
-        anchor="summarisation",
-        title="Summarisation",
-        about="ROUGE F1 × 100 with stemming; TPF: tokens per forward pass, raw. Cut: documents too long to "
-        "be read whole. Lead sentence: the document's first.",
-        parts=list(map(_table, groups)),
-        short=[_sentence(one.result) for group in groups for one in group],
-    )
+    return list(map(_table, groups)), [_sentence(one.result) for group in groups for one in group]
 
 
 def _table(group: list[Found]) -> doc.Table:
