@@ -51,7 +51,7 @@ def _one_pass(group: list[Found]) -> doc.Table:
             "Model",
             "Perplexity ↓",
             "Nats per token ↓",
-            *(Column(str(place), "Nats at place of a block ↓") for place in places),
+            *(Column(str(place), "Nats at place") for place in places),
             "Bits per byte ↓",
             "Tokens",
         ],
