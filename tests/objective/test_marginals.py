@@ -158,7 +158,7 @@ def test_sampled_bounds_fall_towards_the_exact_one(monkeypatch):
     drawn = [losses(model, ids, noise, chains=8, seed=seed).by_chains for seed in range(12)]
     means = torch.stack([part.mean((1, 2)) for part in drawn]).mean(0)
     assert means[0] > means[1] > means[2] > exact - 1e-4
-    assert (means[0] - exact) / (means[2] - exact) == pytest.approx(4, rel=0.5)  # as 1/S
+    assert (means[0] - exact) / (means[2] - exact) > 3  # as 1/S at least
 
 
 def test_what_the_graph_adds_is_zero_while_candidates_are_alike():

@@ -207,13 +207,20 @@ class _Chains:
         logits = self.model.head.token_logits(states, candidate, left)
         return self._draw(i, which, prior[..., None] + logits.log_softmax(-1))
 
+    def _uniform(self, i: int, which: Tensor) -> Tensor:
+        """[n, S]: one number in each of S equal parts of [0, 1), dealt out at random, so that the chains of a
+        block are spread evenly; each alone is uniform, and independent from place to place."""
+        purpose = self.seed, counter.CHAIN, self.blocks.key[which, None], i
+        lot = counter.hash_counters(*purpose, self.number).argsort(-1)
+        return (lot + counter.uniform(*purpose, self.number, 1).double()) / len(self.number)
+
     def _draw(self, i: int, which: Tensor, joint: Tensor) -> Tensor:
         """Draw a token for each chain from joint [n, S or 1, K, V] of (node, token)."""
         n, S, (K, V) = len(which), len(self.number), joint.shape[2:]
         said = joint.logsumexp(2)
         with torch.no_grad():
             mass = said.exp().double().cumsum(-1).expand(n, S, V).contiguous()
-            u = counter.uniform(self.seed, counter.CHAIN, self.blocks.key[which, None], i, self.number)
+            u = self._uniform(i, which)
             at = (u.double() * mass[..., -1])[..., None]
             token = torch.searchsorted(mass, at, right=True).squeeze(-1).clamp(max=V - 1)
             drawn = joint.expand(n, S, K, V).gather(3, token[..., None, None].expand(n, S, K, 1)).squeeze(3)
