@@ -182,5 +182,20 @@ def test_a_bound_that_was_not_asked_for_is_no_number():
             losses(model, ids, edge_noise(ids), chains=chains)
 
 
+@pytest.mark.parametrize("chains", [0, 8])
+def test_other_precisions(chains, monkeypatch):
+    monkeypatch.setattr("dadlm.objective.marginals._DEARER", 0)
+    model = toy()
+    ids = rows_of(model)
+    single = losses(model, ids, edge_noise(ids), chains=chains).bound
+    with torch.autocast("cpu", torch.bfloat16):
+        half = losses(model, ids, edge_noise(ids), chains=chains).bound
+    assert half.dtype == torch.float32
+    assert_close(half, single, atol=0.3, rtol=0.1)
+    if not chains:
+        double = losses(model.double(), ids, edge_noise(ids), chains=chains).bound
+        assert_close(double.float(), single, atol=1e-5, rtol=1e-5)
+
+
 def test_messages_where_they_cost_little_more():
     assert [exact_or(8, 128), exact_or(8, 129), exact_or(64, 1024), exact_or(64, 8192)] == [0, 8, 0, 64]

@@ -108,16 +108,16 @@ def _edge_bound(
     """Σ_i -log p(x_i) of each block [B, G], its open left neighbours summed out; with chains three times:
     of a quarter, half and all of them."""
     check_chains(chains)
-    chains = exact_or(chains, model.config.mask_id) if chains else 0
+    chains = exact_or(chains, model.config.mask_id)
     target, masked, _ = noise.split_blocks(ids, model.config.block_size)
     blocks = blocks_of(scores.denoised, scores.transition_logp, target, ids, model.config.mask_id)
     groups = (4, 2, 1) if chains else (1,)
-    nll = torch.zeros(len(groups), *masked.flatten(0, 1).shape, dtype=torch.float32, device=ids.device)
+    dtype = torch.promote_types(scores.hidden.dtype, torch.float32)
+    nll = torch.zeros(len(groups), *blocks.masked.shape, dtype=dtype, device=ids.device)
     for said in token_marginals(model, blocks, blocks.masked, chains=chains, seed=seed):
         token = blocks.ids[said.blocks, said.place, None, None]
         logp = said.logp.gather(2, token.expand(-1, said.logp.shape[1], 1)).squeeze(2)  # [n, C]
         for row, group in zip(nll, groups, strict=True):
-            each = logp if logp.shape[1] == 1 else logp.view(len(logp), group, -1)
-            mean = each.logsumexp(-1) - math.log(each.shape[-1])
-            row[said.blocks, said.place] = -(mean if mean.dim() == 1 else mean.mean(1))
+            each = logp[:, None] if logp.shape[1] == 1 else logp.unflatten(1, (group, -1))
+            row[said.blocks, said.place] = math.log(each.shape[-1]) - each.logsumexp(-1).mean(1)
     return list(nll.sum(-1).view(len(groups), *masked.shape[:2]))
