@@ -2,11 +2,10 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.train.runs import FAMILIES, config, metrics, shape, text, tokenizer, train, trainer, with_noise
+from tests.train.runs import FAMILIES, config, metrics, text, tokenizer, train, trainer, with_noise
 
 from dadlm.evaluate import score_rows
 from dadlm.model import load
@@ -39,8 +38,7 @@ def test_validation_is_the_score_of_the_saved_model(family: str, tmp_path: Path)
 
 @pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
 def test_models_with_edges_log_their_bound_and_what_the_graph_adds(family: str, tmp_path: Path) -> None:
-    run = config(family, tmp_path, valid_rows=20)
-    train(replace(run, model=shape(family, edge="bilinear", edge_rank=4)))
+    train(config(family, tmp_path, edge="bilinear", valid_rows=20))
     logged = [entry for entry in metrics(tmp_path) if "valid_reconstruction" in entry][-1]
     last = score_rows(load(tmp_path / "last"), text(32, 2), count=20, batch_size=7)
     expected = {

@@ -6,7 +6,7 @@ B rows, L tokens, G blocks (L - 1 single tokens for AR, one for MDLM), N block s
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ def losses(
     weight = 1.0 if noise is None else noise.weight
     emission, transition = scores.emission_logp, scores.transition_logp
     assert emission is not None
-    if transition is None:  # tokens are independent of one another: AR, MDLM, BD3LM
+    if transition is None:  # one node for each token: AR, MDLM, BD3LM
         nll = -emission.sum((-1, -2)) * weight
         apart = nll.detach()
     else:
@@ -70,14 +70,13 @@ def losses(
         apart = marginal_nll(emission.detach(), transition.detach()) * weight if report else nll.detach()
     found = Losses(nll, nll.detach(), apart, apart - nll.detach())
     core: Any = getattr(model, "module", model)  # what DDP has wrapped
-    if not report or noise is None or core.head.edge is None:
+    if noise is None or core.head.edge is None:
         return found
-    by_chains = [torch.full_like(apart, math.nan)]
-    if chains is not None:
-        with torch.no_grad(), _gathered(core):
-            by_chains = [part * weight for part in _edge_bound(core, scores, ids, noise, chains, seed)]
-    several = torch.stack(by_chains) if len(by_chains) > 1 else None
-    return Losses(found.train, found.reconstruction, by_chains[-1], found.graph_gap, several)
+    if chains is None or not report:
+        return replace(found, bound=torch.full_like(apart, math.nan))
+    with torch.no_grad(), _gathered(core):
+        parts = _edge_bound(core, scores, ids, noise, chains, seed) * weight
+    return replace(found, bound=parts[-1], by_chains=parts if len(parts) > 1 else None)
 
 
 @contextmanager
@@ -87,8 +86,10 @@ def _gathered(model: nn.Module) -> Iterator[None]:
         yield
         return
     model.unshard()  # type: ignore[operator]
-    yield
-    model.reshard()  # type: ignore[operator]
+    try:
+        yield
+    finally:
+        model.reshard()  # type: ignore[operator]
 
 
 def path_nll(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
@@ -102,11 +103,9 @@ def marginal_nll(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
     return -(dag.node_marginals(transition_logp) + emission_logp).logsumexp(-1).sum(-1)
 
 
-def _edge_bound(
-    model: Model, scores: Scores, ids: Tensor, noise: Noise, chains: int, seed: int
-) -> list[Tensor]:
-    """Σ_i -log p(x_i) of each block [B, G], its open left neighbours summed out; with chains three times:
-    of a quarter, half and all of them."""
+def _edge_bound(model: Model, scores: Scores, ids: Tensor, noise: Noise, chains: int, seed: int) -> Tensor:
+    """[1, B, G]: Σ_i -log p(x_i) of each block, open left neighbours summed out; with chains [3, B, G]: of a
+    quarter, half and all of them."""
     check_chains(chains)
     chains = exact_or(chains, model.config.mask_id)
     target, masked, _ = noise.split_blocks(ids, model.config.block_size)
@@ -120,4 +119,4 @@ def _edge_bound(
         for row, group in zip(nll, groups, strict=True):
             each = logp[:, None] if logp.shape[1] == 1 else logp.unflatten(1, (group, -1))
             row[said.blocks, said.place] = math.log(each.shape[-1]) - each.logsumexp(-1).mean(1)
-    return list(nll.sum(-1).view(len(groups), *masked.shape[:2]))
+    return nll.sum(-1).view(len(groups), *masked.shape[:2])
