@@ -53,6 +53,7 @@ def test_gradcheck_through_masked_parameters(seed: int, groups: int, candidates:
     raw = leaves(*random_raw(generator, (2, groups, candidates)))
     for function in (
         lambda e, t: dag.forward_logp(*masked(e, t, active)),
+        lambda e, t: dag.prefix_logp(*masked(e, t, active)),
         lambda e, t: dag.node_marginals(masked(e, t, active)[1])[active],
         lambda e, t: dag.node_posteriors(*masked(e, t, active))[active],
     ):
@@ -185,6 +186,31 @@ def test_under_compile():
     assert_close(compiled(*scores), dag.forward_logp(*scores))
     for got, expected in zip(gradients(compiled, *scores), gradients(dag.forward_logp, *scores), strict=True):
         assert_close(got, expected)
+
+
+@many
+@given(graphs(severed=0.15))
+def test_prefixes_against_enumeration(graph: Graph):
+    got, expected = dag.prefix_logp(*graph.scores), naive.prefix_logp(*graph.scores)
+    assert_close(got, expected)
+    assert_close(got[..., -1], dag.forward_logp(*graph.scores))
+
+
+@many
+@given(graphs())
+def test_gradient_of_prefixes_is_that_of_enumeration(graph: Graph):
+    both = (gradients(prefix_logp, *graph.scores) for prefix_logp in (dag.prefix_logp, naive.prefix_logp))
+    for ours, truth in zip(*both, strict=True):
+        assert_close(ours, truth)
+
+
+def test_a_prefix_without_a_path_has_no_gradient():
+    emission, transition = leaves(*random_graph(5, (), 4, 2).scores)
+    emission.data[2] = -INF
+    value = dag.prefix_logp(emission, transition)
+    assert (value > -INF).tolist() == [True, True, False, False]
+    value.exp().log().sum().backward()
+    assert emission.grad is not None and emission.grad.isfinite().all() and not emission.grad[2:].any()
 
 
 @many

@@ -10,6 +10,7 @@ CALLS = {
     "best_path": lambda e, t: dag.best_path(e, t),
     "lookahead_path": lambda e, t: dag.lookahead_path(e, t),
     "node_posteriors": lambda e, t: dag.node_posteriors(e, t),
+    "prefix_logp": lambda e, t: dag.prefix_logp(e, t),
     "node_marginals": lambda _, t: dag.node_marginals(t),
     "sample_path": lambda _, t: dag.sample_path(t),
     "tilted": lambda e, t: dag.tilted(t, e),
@@ -30,7 +31,7 @@ def test_bad_transitions_are_refused(name: str, shape: tuple[int, ...]):
     assert "expected [..., N, K, K] with N >= 1 groups and K >= 1 candidates" in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["forward_logp", "best_path", "node_posteriors", "tilted"])
+@pytest.mark.parametrize("name", ["forward_logp", "best_path", "node_posteriors", "prefix_logp", "tilted"])
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 5), (2, 4, 4), (1, 3, 4), (2, 3, 4, 4)])
 def test_bad_emissions_are_refused(name: str, shape: tuple[int, ...]):
     with pytest.raises(ValueError) as error:

@@ -15,7 +15,8 @@ from torch.testing import assert_close
 from dadlm.dag.naive import path_distribution
 from dadlm.errors import ConfigError
 from dadlm.evaluate.intervals import bootstrap
-from dadlm.evaluate.perplexity import KINDS, draw_masks, level, perplexity, strata, weigh
+from dadlm.evaluate.masks import KINDS, draw_masks, level, strata, weigh
+from dadlm.evaluate.perplexity import perplexity
 from dadlm.evaluate.scores import block_of, score_batch, score_rows
 from dadlm.evaluate.text import pick
 from dadlm.model import Context, Denoised, Model

@@ -105,6 +105,20 @@ def test_perplexity_tells_bounds_from_exact_values(page: Page) -> None:
     ]
 
 
+def test_one_pass_stands_beside_ar_in_a_table_of_its_own(tmp_path: Path) -> None:
+    places = [3.83 + 0.2 * place for place in range(16)]
+    once = {"passes": 1, "is_bound": False, "nll_by_time": None, "by_place": places}
+    edges = {"by_chains": {"16": 4.52, "32": 4.46, "64": 4.43}}
+    made = [results.perplexity("ar", None), results.perplexity() | edges, results.perplexity("bd3lm") | once]
+    page, _ = make(tmp_path, *made)
+    bounds, rows = page.rows("Perplexity ↓ on"), page.rows("Exact likelihood")
+    assert {"AR", "DA-DLM 16"} < set(bounds) and "BD3LM 16" not in bounds
+    assert {"AR", "BD3LM 16"} < set(rows) and "DA-DLM 16" not in rows
+    assert rows["BD3LM 16"][2:8] == ["3.83", "4.03", "4.23", "4.43", "5.23", "6.83"]
+    assert rows["AR"][2:8] == ["–"] * 6
+    assert "4.520 with 16, 4.460 with 32, 4.430 with 64 of them" in page.text
+
+
 def test_generation_stands_beside_the_paper_by_block_size(page: Page) -> None:
     rows = page.rows("block size 16")
     assert rows["FH, k=2, r=0.5"] == [

@@ -55,11 +55,13 @@ def test_forward_and_gradients(N: int, K: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("N", "K"), SHAPES)
-def test_tilted_links_and_priors(N: int, K: int) -> None:
+@torch.no_grad()
+def test_tilted_links_priors_and_prefixes(N: int, K: int) -> None:
     emission, transition = chains(37, N, K, torch.float32)
     for fast, slow in (
         (dag.tilted(transition, emission), dag.tilted(transition.double(), emission.double())),
         (dag.node_marginals(transition), dag.node_marginals(transition.double())),
+        (dag.prefix_logp(emission, transition), dag.prefix_logp(emission.double(), transition.double())),
     ):
         torch.testing.assert_close(fast.exp().double(), slow.exp(), atol=1e-5, rtol=1e-5)
 

@@ -141,10 +141,13 @@ def noise_for(model: Model, ids: torch.Tensor) -> Noise:
     return Noise(masked, time, time)
 
 
-@pytest.mark.parametrize("family", ["mdlm", "bd3lm", "dadlm"])
-def test_forward_gives_the_per_token_bound(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "edge"),
+    [("mdlm", "none"), ("bd3lm", "none"), ("dadlm", "none"), ("bd3lm", "mlp"), ("dadlm", "bilinear")],
+)
+def test_forward_gives_the_per_token_bound(family: str, edge: str) -> None:
     """Training's own bound, which never makes a whole vocabulary, is the sum of what forward says."""
-    model = tiny(family, context=16)
+    model = tiny(family, context=16, edge=edge)
     ids = torch.tensor([prompt_of(16, seed) for seed in range(2)])
     noise = noise_for(model, ids)
     noisy, labels = ids.masked_fill(noise.masked, 29), ids.masked_fill(~noise.masked, -100)

@@ -35,12 +35,14 @@ def shape(family: str, **changes: Any) -> ModelConfig:
     return ModelConfig(family=family, **(sizes | changes))  # type: ignore[arg-type]
 
 
-def config(family: str, out: Path, **train: Any) -> RunConfig:
+def config(family: str, out: Path, edge: str = "none", **train: Any) -> RunConfig:
     """Options go to `TrainConfig`."""
     plan = {"steps": 12, "batch_size": 4, "lr": 1e-2, "warmup": 3, "ema": 0.9, "device": "cpu"}
     plan |= {"valid_every": 4, "valid_rows": 8, "save_every": 100, "log_every": 1}
     data = DataConfig(train="made up")
-    return RunConfig(model=shape(family), data=data, train=TrainConfig(**(plan | train)), out=str(out))
+    return RunConfig(
+        model=shape(family, edge=edge), data=data, train=TrainConfig(**(plan | train)), out=str(out)
+    )
 
 
 def text(count: int, seed: int) -> Rows:

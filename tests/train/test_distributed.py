@@ -41,8 +41,8 @@ def assert_same_model(one: Path, other: Path) -> None:
         torch.testing.assert_close(here[name], there[name], atol=1e-3, rtol=1e-3)
 
 
-def job(out: Path, family: str, plan: dict[str, Any], parallel: str, **misfortune: int) -> dict[str, Any]:
-    return {"out": str(out), "family": family, "train": {**plan, "parallel": parallel}, **misfortune}
+def job(out: Path, family: str, plan: dict[str, Any], parallel: str, **more: Any) -> dict[str, Any]:
+    return {"out": str(out), "family": family, "train": {**plan, "parallel": parallel}, **more}
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(config("dadlm", folder / "alone", **PLAN))
     few = {**HALF, "steps": 4}
     train(config("bd3lm", folder / "alone-parts", **few))
+    train(config("dadlm", folder / "alone-edges", edge="bilinear", **few))
     train(config("dadlm", folder / "taken-over", **HALF))
     parts = {**few, "accumulate": 2, "checkpointing": True}
 
@@ -60,6 +61,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job(folder / "fsdp", "dadlm", PLAN, "fsdp"),
         job(folder / "parts-ddp", "bd3lm", parts, "ddp"),
         job(folder / "parts-fsdp", "bd3lm", parts, "fsdp"),
+        job(folder / "edges-ddp", "dadlm", few, "ddp", edge="bilinear"),
+        job(folder / "edges-fsdp", "dadlm", few, "fsdp", edge="bilinear"),
         job(folder / "half", "dadlm", HALF, "fsdp"),
         job(folder / "taken-over", "dadlm", PLAN, "fsdp"),
         job(folder / "nan", "bd3lm", {**HALF, "valid_every": 100, "save_every": 100}, "fsdp", nan_at=4),
@@ -80,6 +83,13 @@ def test_two_processes_have_the_losses_of_one(parallel: str, two: Path) -> None:
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_micro_batches_and_recomputed_layers_change_nothing(parallel: str, two: Path) -> None:
     assert_same_curve(two / f"parts-{parallel}", two / "alone-parts")
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_the_bound_of_edges_is_that_of_one_process(parallel: str, two: Path) -> None:
+    """It needs the vocabulary head once more behind the forward pass, where FSDP has sharded it again."""
+    assert any("valid_graph_gap" in entry for entry in metrics(two / f"edges-{parallel}"))
+    assert_same_curve(two / f"edges-{parallel}", two / "alone-edges")
 
 
 def test_each_process_keeps_its_rows_of_the_training_state(two: Path) -> None:

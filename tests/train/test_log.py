@@ -36,6 +36,24 @@ def test_validation_is_the_score_of_the_saved_model(family: str, tmp_path: Path)
         assert all("gap" in entry for entry in metrics(tmp_path) if "loss" in entry)
 
 
+@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
+def test_models_with_edges_log_their_bound_and_what_the_graph_adds(family: str, tmp_path: Path) -> None:
+    train(config(family, tmp_path, edge="bilinear", valid_rows=20))
+    logged = [entry for entry in metrics(tmp_path) if "valid_reconstruction" in entry][-1]
+    last = score_rows(load(tmp_path / "last"), text(32, 2), count=20, batch_size=7)
+    expected = {
+        "reconstruction": float(last.reconstruction.mean()),
+        "bound": float(last.bound.mean()),
+        "gap": last.gap,
+    }
+    if family == "dadlm":
+        expected["graph_gap"] = float(last.graph_gap.mean())
+        assert expected["graph_gap"] != expected["gap"]
+    found = {name.removeprefix("valid_"): value for name, value in logged.items() if name != "step"}
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert expected["gap"] != 0
+
+
 def test_each_validation_line_and_the_bar_are_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

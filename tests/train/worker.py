@@ -86,7 +86,7 @@ def free_port() -> int:
 
 
 def _do(job: dict[str, Any], ranks: Ranks) -> None:
-    run = config(job["family"], Path(job["out"]), **job["train"])
+    run = config(job["family"], Path(job["out"]), job.get("edge", "none"), **job["train"])
     one = trainer(run, ranks=ranks)
     with pytest.MonkeyPatch.context() as patch:
         if ranks.rank == ranks.size - 1 and "stop_at" in job:

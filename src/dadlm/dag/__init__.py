@@ -12,7 +12,7 @@ one active node. All scores are natural-log probabilities, -inf where nothing is
 
 from dadlm.dag import naive
 from dadlm.dag._recursion import check_shapes
-from dadlm.dag.forward import forward_logp, node_marginals, node_posteriors
+from dadlm.dag.forward import forward_logp, node_marginals, node_posteriors, prefix_logp
 from dadlm.dag.paths import best_path, lookahead_path, sample_path, tilted
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "naive",
     "node_marginals",
     "node_posteriors",
+    "prefix_logp",
     "sample_path",
     "tilted",
 ]

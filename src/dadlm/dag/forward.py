@@ -66,6 +66,18 @@ class _Forward(torch.autograd.Function):
         return to_emission, to_transition
 
 
+def prefix_logp(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
+    """Log-probability [B, N] of the tokens up to and including each place, summed over paths; fp32 at least.
+    Its differences are log q(x_i | x_<i), so the joint of a block can be read token by token."""
+    check_shapes(transition_logp, emission_logp)
+    if kernels.usable(emission_logp, transition_logp) and not torch.is_grad_enabled():
+        from dadlm.dag.kernels.forward import alphas as alphas_fused
+
+        alpha, _ = alphas_fused(kernels.flat(emission_logp, 2), kernels.flat(transition_logp, 3))
+        return logsumexp(alpha.view(emission_logp.shape), dim=-1)
+    return mask_gradient(logsumexp(alphas(*upcast(emission_logp, transition_logp)), dim=-1))
+
+
 def node_marginals(transition_logp: Tensor) -> Tensor:
     """Log prior of each node [B, N, K] under the transitions [B, N, K, K] alone; fp32 at least."""
     check_shapes(transition_logp)

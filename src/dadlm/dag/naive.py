@@ -36,6 +36,13 @@ def forward_logp(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
     return _joint(emission_logp, transition_logp)[1].logsumexp(-1)
 
 
+def prefix_logp(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:
+    ends = range(1, emission_logp.shape[-2] + 1)
+    return torch.stack(
+        [forward_logp(emission_logp[..., :end, :], transition_logp[..., :end, :, :]) for end in ends], -1
+    )
+
+
 def best_path(emission_logp: Tensor, transition_logp: Tensor) -> tuple[Tensor, Tensor]:
     paths, logp = _joint(emission_logp, transition_logp)
     best = logp.max(-1).values

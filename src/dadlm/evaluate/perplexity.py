@@ -4,6 +4,7 @@ First-hitting decoding reveals a block's tokens one by one in a random order. Th
 over all orders bounds -log p(x) from above. With n maskable positions it is the mean over m = 1..n and over
 the sets of m masked ones of (n/m)·Σ -log p(token | the rest), each token through its own marginal. Drawing m
 evenly is the low-variance form; the paper's draws a time t and weighs by 1/t, with the same mean.
+`one_pass` has the exact likelihood of another sampler, which writes a block at once.
 
 R rows, B rows of a batch, L tokens of a row, G blocks, C strata.
 """
@@ -17,16 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dadlm import counter
 from dadlm.errors import ConfigError
 from dadlm.evaluate.intervals import FEW, bootstrap
+from dadlm.evaluate.masks import KINDS, draw_masks, level, strata, weigh
+from dadlm.evaluate.one_pass import NOTE as ONE_PASS
+from dadlm.evaluate.one_pass import check_passes, mean_by_place, place_nats
 from dadlm.evaluate.scores import block_of, finite, score_batch
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.text import about, check_length, documents_of, pick
 from dadlm.evaluate.work import Work
 from dadlm.model import Model, eval_mode
-from dadlm.noise import Noise, sample_time
-from dadlm.objective import losses
+from dadlm.objective import check_chains, exact_or, losses
 from dadlm.tokens import Rows
 
 EXACT = "the exact likelihood given the first token of each row, with temperature 1 and top_p 1"
@@ -35,7 +37,6 @@ BOUND = (
     "temperature 1, top_p 1 and no infilling, given the first token of each row; "
     "it says nothing of other decoding settings"
 )
-_STEP = -1  # the t-sampled form counts its draws from 0: the two forms share no random number
 
 
 def perplexity(
@@ -44,6 +45,8 @@ def perplexity(
     *,
     count: int | None = None,
     draws: int = 1,
+    passes: int | None = None,
+    chains: int = 64,
     seed: int = 0,
     batch_size: int = 16,
     out: str | Path | None = None,
@@ -53,9 +56,14 @@ def perplexity(
 ) -> dict[str, Any]:
     """Nats per token and perplexity of `count` rows from all over the text, position 0 of each left out.
 
-    `draws` masks are drawn for each row and form. `data` is what `rows_of` says of the rows.
+    `draws` masks are drawn for each row and form. With `passes` 1 it is the exact likelihood of whole blocks
+    written in one pass each. `chains` sum out the open left neighbours of a token where there are token edges
+    and a large vocabulary (`objective.exact_or`; 0: exactly, at any cost). `data` is what `rows_of` says of
+    the rows.
     """
     check_length(model, rows.context)
+    check_passes(model, passes)
+    check_chains(chains)
     if draws < 1:
         raise ConfigError(f"draws must be at least 1, got {draws}")
     index = pick(rows, count, seed)
@@ -66,22 +74,49 @@ def perplexity(
         "count": len(index),
         "draws": draws,
     }
+    drawn = None  # chains, where there is something to sum out
+    if passes:
+        subject["passes"] = passes
+    elif model.head.edge is not None:
+        drawn = subject["chains"] = exact_or(chains, model.config.mask_id)
     keys = [str(place) for place in range(len(index))]  # masks are spread over the rows picked, not over all
     with Work("perplexity", subject, out, quiet) as work:
         for batch in work.batches(keys, batch_size, "perplexity"):
             place = torch.tensor([int(key) for key in batch])
             ids = rows.batch([index[int(key)] for key in batch])
             with eval_mode(model), torch.no_grad():
-                work.add(zip(batch, _pieces(model, ids, place, len(index), draws, seed), strict=True))
+                how = (passes, 0 if drawn is None else drawn)
+                work.add(zip(batch, _pieces(model, ids, place, len(index), draws, seed, *how), strict=True))
         groups = documents_of(rows, model.config.eot_id)[index]
-        is_bound = block_of(model, rows.context) > 1
+        block, pieces = block_of(model, rows.context), work.values(keys)
+        is_bound = block > 1 and not passes
         result = {
+            "passes": passes,
+            "chains": drawn,
             "tokens": len(index) * (rows.context - 1),
             "groups": len(groups.unique()),
             "is_bound": is_bound,
-            "note": BOUND if is_bound else EXACT,
+            "note": (BOUND if is_bound else ONE_PASS if passes and block > 1 else EXACT) + _summed(drawn),
+            "by_place": mean_by_place(pieces, rows.context // block - 1),
+            "by_chains": _by_chains(pieces, drawn, rows.context - 1),
         }
-        return work.finish(result | _summary(work.values(keys), groups, rows.context - 1))
+        return work.finish(result | _summary(pieces, groups, rows.context - 1))
+
+
+def _summed(chains: int | None) -> str:
+    """What a note says of token edges."""
+    if chains is None:
+        return ""
+    how = f"by {chains} sampled chains, which loosens the bound a little" if chains else "exactly"
+    return f"; the open left neighbours of a token are summed out {how}"
+
+
+def _by_chains(pieces: list[dict[str, Any]], chains: int | None, tokens: int) -> dict[str, float] | None:
+    """Nats per token with a quarter, half and all of the chains: how much their number loosens the bound."""
+    if not chains:
+        return None
+    sums = torch.tensor([piece["by_chains"] for piece in pieces], dtype=torch.float64).mean(0) / tokens
+    return dict(zip(map(str, (chains // 4, chains // 2, chains)), sums.tolist(), strict=True))
 
 
 def _summary(pieces: list[dict[str, Any]], groups: Tensor, tokens: int) -> dict[str, Any]:
@@ -110,31 +145,48 @@ def _summary(pieces: list[dict[str, Any]], groups: Tensor, tokens: int) -> dict[
 
 
 def _pieces(
-    model: Model, ids: Tensor, place: Tensor, count: int, draws: int, seed: int
+    model: Model,
+    ids: Tensor,
+    place: Tensor,
+    count: int,
+    draws: int,
+    seed: int,
+    passes: int | None,
+    chains: int,
 ) -> list[dict[str, Any]]:
-    """For each row: sums over the blocks of each stratum, nats in the t-sampled form, bytes of its text.
+    """For each row: sums over the blocks of each stratum, nats in the t-sampled form, by the number of chains
+    and by place, bytes of its text.
 
-    AR draws nothing: one stratum and no other form.
+    AR and a single pass draw nothing: one stratum and no other form.
     """
     (B, L), block = ids.shape, block_of(model, ids.shape[1])
+    by_time = by_chains = places = torch.zeros(B, 0)
     if model.config.family == "ar":
         nats, blocks = score_batch(model, ids, place, count, seed)[1][:, None] * (L - 1), torch.ones(B, 1)
-        by_time = torch.zeros(B, 0)
+    elif passes:
+        each = place_nats(model, ids.to(model.device)).double().cpu()
+        nats, blocks, places = each.sum((1, 2))[:, None], torch.ones(B, 1), each[:, 1:].sum(1)
     else:
         nats, blocks = torch.zeros(2, B, KINDS, dtype=torch.float64)
         by_time = torch.zeros(B, 1, dtype=torch.float64)
         for draw in range(draws):
             # Draws are dealt out like further rows, so that those of one row are far apart too.
             masked = draw_masks(seed, place.to(model.device) * draws + draw, count * draws, L, block)
-            loss = losses(model, ids.to(model.device), weigh(masked, block)).bound.double().cpu()
+            noise = weigh(masked, block)
+            found = losses(model, ids.to(model.device), noise, chains=chains, seed=seed)
+            loss = found.bound.double().cpu()
+            if found.by_chains is not None:
+                some = found.by_chains.double().sum(-1).T.cpu() / draws
+                by_chains = by_chains + some if draw else some
             stratum = strata(masked.view(B, -1, block).sum(-1).cpu(), block, count * draws)
             nats.scatter_add_(1, stratum, loss / draws)
             blocks.scatter_add_(1, stratum, torch.ones_like(loss))
-            by_time += score_batch(model, ids, place, count, seed, step=draw)[1][:, None] * (L - 1) / draws
-    finite(torch.cat([nats, by_time], 1))
-    names = ("nats", "blocks", "by_time", "bytes")
-    columns = (nats.tolist(), blocks.tolist(), by_time.tolist(), (_bytes(model, row) for row in ids))
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+            scores = score_batch(model, ids, place, count, seed, step=draw, chains=chains)
+            by_time += scores[1][:, None] * (L - 1) / draws
+    columns = {"nats": nats, "blocks": blocks, "by_time": by_time, "by_chains": by_chains, "places": places}
+    finite(torch.cat(list(columns.values()), 1))
+    lists = [column.tolist() for column in columns.values()] + [[_bytes(model, row) for row in ids]]
+    return [dict(zip((*columns, "bytes"), row, strict=True)) for row in zip(*lists, strict=True)]
 
 
 def _bytes(model: Model, ids: Tensor) -> int | None:
@@ -143,59 +195,3 @@ def _bytes(model: Model, ids: Tensor) -> int | None:
         return None
     whole, given = (len(model.tokenizer.decode(part).encode()) for part in (ids.tolist(), ids[:1].tolist()))
     return whole - given
-
-
-def draw_masks(seed: int, rows: Tensor, count: int, length: int, block: int) -> Tensor:
-    """Masks [B, L] of the rows so numbered out of `count`: in each block m positions, m even over 1..n.
-
-    The m are stratified over the blocks of all rows; which positions they are is a hash of (seed, row,
-    position). Position 0 is never masked.
-    """
-    position = torch.arange(length, device=rows.device).view(-1, block)
-    n = (position > 0).sum(-1)
-    u = sample_time(seed, _STEP, rows, count, len(n), 0.0, 1.0)
-    m = (1 + (u * n).long()).minimum(n)  # u may be rounded to 1; a block of position 0 alone has no m
-    lot = counter.hash_counters(seed, _STEP, counter.MASK, rows[:, None, None], position)
-    lot = lot.masked_fill(position == 0, torch.iinfo(torch.int64).max)
-    return (lot.argsort(-1).argsort(-1) < m[..., None]).flatten(1)
-
-
-def weigh(masked: Tensor, block: int) -> Noise:
-    """The noise of masks [B, L]: a block with m of its n maskable positions masked weighs n/m."""
-    m = masked.view(len(masked), -1, block).sum(-1)
-    n = torch.full_like(m, block)
-    n[:, 0] -= 1  # position 0
-    return Noise(masked, m / n.clamp(min=1), n / m.clamp(min=1))
-
-
-_MOST, _FILL = 16, 8  # kinds at most, and blocks of each kind at least, on average
-KINDS = 2 * (_MOST + 1)
-"""C: a row's first block and the others, each with no masks or one of the kinds."""
-
-
-def strata(m: Tensor, block: int, rows: int) -> Tensor:
-    """[B, G]: which kind a block is of by its m masks [B, G]; a row's first block has kinds of its own.
-
-    One kind for each m, or fewer that join neighbours where blocks are long, or too few for a mean of each.
-    """
-    G = m.shape[1]
-    n = torch.full((G,), block)
-    n[0] -= 1
-    total = torch.full((G,), rows * max(1, G - 1))
-    total[0] = rows
-    kinds = n.clamp(max=_MOST).minimum(total // _FILL).clamp(min=1)
-    kind = -(-m * kinds // n.clamp(min=1))  # rounded up: m = n is kind `kinds`
-    kind[:, 1:] += _MOST + 1
-    return kind
-
-
-def level(nats: Tensor, blocks: Tensor) -> Tensor:
-    """Rows' nats [R] without the luck of their masks, from sums over the blocks of each stratum [R, C].
-
-    What a row costs depends on how many masks its blocks happen to have. Over all rows every number of masks
-    comes equally often, so this chance does not move the mean, and must not widen its interval either: each
-    block counts by its distance from its stratum's mean.
-    """
-    usual = nats.sum(0) / blocks.sum(0).clamp(min=1)
-    row = nats.sum(1)
-    return row - blocks @ usual + row.mean()

@@ -14,7 +14,7 @@ from torch import Tensor
 from dadlm.errors import CheckpointError
 from dadlm.model import Model, eval_mode
 from dadlm.noise import NoiseConfig, draw_noise
-from dadlm.objective import losses
+from dadlm.objective import CHAINS, losses
 from dadlm.tokens import Rows
 
 
@@ -30,10 +30,12 @@ class RowScores:
     """[R·G]: share of the block that was masked."""
     block_loss: Tensor
     """[R·G]: weighted loss per token of the block."""
+    graph_gap: Tensor
+    """[R]: what the graph adds beside token edges (`Losses.graph_gap`), in nats per token."""
 
     @property
     def gap(self) -> float:
-        """What the graph adds: the bound minus the reconstruction; 0 for factorised models."""
+        """What graph and token edges add: the bound minus the reconstruction; 0 for factorised models."""
         return float((self.bound - self.reconstruction).mean())
 
 
@@ -51,9 +53,10 @@ def score_rows(
 
 
 def score_batch(
-    model: Model, ids: Tensor, index: Tensor, count: int, seed: int, step: int = 0
+    model: Model, ids: Tensor, index: Tensor, count: int, seed: int, step: int = 0, chains: int = CHAINS
 ) -> tuple[Tensor, ...]:
-    """What `RowScores` holds, for some of the rows; another step draws other noise."""
+    """What `RowScores` holds, for some of the rows; another step draws other noise. `chains`: of the bound of
+    models with token edges."""
     (B, L), block = ids.shape, block_of(model, ids.shape[1])
     noise = None
     if model.config.family != "ar":
@@ -61,13 +64,14 @@ def score_batch(
         noise = draw_noise(
             NoiseConfig(), seed=seed, step=step, rows=rows, batch_rows=count, length=L, block_size=block
         )
-    loss = losses(model, ids.to(model.device), noise)
-    per_row = [part.sum(1).double().cpu() / (L - 1) for part in (loss.reconstruction, loss.bound)]
+    loss = losses(model, ids.to(model.device), noise, chains=chains, seed=seed)
+    parts = (loss.reconstruction, loss.bound, loss.graph_gap)
+    *per_row, graph_gap = (part.sum(1).double().cpu() / (L - 1) for part in parts)
     if noise is None:
-        return *per_row, *(torch.zeros(0) for _ in range(3))
+        return *per_row, *(torch.zeros(0) for _ in range(3)), graph_gap
     fraction = noise.masked.view(B, -1, block).float().mean(-1)
     blocks = (noise.time, fraction, loss.reconstruction / block)
-    return *per_row, *(part.flatten().cpu() for part in blocks)
+    return *per_row, *(part.flatten().cpu() for part in blocks), graph_gap
 
 
 def block_of(model: Model, length: int) -> int:

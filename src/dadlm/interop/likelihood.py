@@ -19,18 +19,22 @@ from torch import Tensor
 from dadlm import counter, dag
 from dadlm.errors import ConfigError
 from dadlm.evaluate.scores import finite
-from dadlm.model import Context, Model, eval_mode
+from dadlm.model import Context, Model, Scores, eval_mode
 from dadlm.noise import Noise
+from dadlm.objective import exact_or
+from dadlm.objective.marginals import blocks_of, token_marginals
 
 _COPIES = 128  # masked copies of blocks scored at once
+_CHAINS = 64  # of models with token edges and a large vocabulary: on average the bound stays one
 _NEVER = 1 << 62  # rank of a token that is not revealed
 
 
 def position_logp(model: Model, ids: Tensor, clean: Tensor | None = None) -> Tensor:
     """Log-probabilities [B, L, V] of ids [B, L] in which unknown tokens are the mask; the mask has -inf.
 
-    Of the token at each position, or of the next one (ar); of a graph the marginals. Blocks see the blocks
-    before them as `clean` has them, or as they stand.
+    Of the token at each position, or of the next one (ar); of a graph the marginals, and so of token edges,
+    by sampled chains where the vocabulary is large (gradients then take what was drawn as given). Blocks see
+    the blocks before them as `clean` has them, or as they stand.
     """
     N, mask, length = model.config.block_size, model.config.mask_id, ids.shape[1]
     if model.config.family in ("ar", "mdlm"):
@@ -43,7 +47,10 @@ def position_logp(model: Model, ids: Tensor, clean: Tensor | None = None) -> Ten
         hidden = scores.nodes.groups(scores.nodes.to_slots(scores.hidden))
         transition = scores.transition_logp
         prior = None if transition is None else dag.node_marginals(transition)
-        logp = _marginal_logp(model, hidden, prior).flatten(1, 2)[:, :length]
+        logp = _marginal_logp(model, hidden, prior)
+        if model.head.edge is not None:
+            logp = _with_edges(model, scores, ids, clean, logp)
+        logp = logp.flatten(1, 2)[:, :length]
     return F.pad(logp, (0, 1), value=-torch.inf)
 
 
@@ -54,6 +61,16 @@ def _marginal_logp(model: Model, hidden: Tensor, prior: Tensor | None) -> Tensor
         said = model.head.token_logits(hidden[..., k, :], k).log_softmax(-1)
         logp = torch.logaddexp(logp, said if prior is None else prior[..., k, None] + said)
     return logp
+
+
+def _with_edges(model: Model, scores: Scores, ids: Tensor, clean: Tensor, logp: Tensor) -> Tensor:
+    """[B, G, N, V]: at masked positions as the open tokens to their left make it, elsewhere as it is."""
+    V, target = model.config.mask_id, ids.view(len(ids), -1, model.config.block_size)
+    blocks = blocks_of(scores.denoised, scores.transition_logp, target, clean, V)
+    found = logp.flatten(0, 1)
+    for said in token_marginals(model, blocks, blocks.masked, chains=exact_or(_CHAINS, V)):
+        found = found.index_put((said.blocks, torch.full_like(said.blocks, said.place)), said.mean)
+    return found.view(logp.shape)
 
 
 @dataclass(frozen=True)
@@ -112,7 +129,7 @@ def _bound(model: Model, ids: Tensor, known: int, draws: int, seed: int) -> Scor
         masked, logp, best = rank[block] >= rank[block, place][:, None], [], []
         for b, p, m in zip(*(tensor.split(_COPIES) for tensor in (block, place, masked)), strict=True):
             blocks = padded.view(-1, N)[b]
-            said = _logp(model, clean, blocks, m, b, p)
+            said = _logp(model, clean, padded, blocks, m, b, p, seed)
             logp.append(said.gather(1, blocks.gather(1, p[:, None])).double())
             best.append(said.argmax(-1))
         return torch.cat(logp).sum(), torch.cat(best)
@@ -125,11 +142,27 @@ def _bound(model: Model, ids: Tensor, known: int, draws: int, seed: int) -> Scor
     return Score(float(finite(total / draws)), bool((best == ids[known:]).all()))
 
 
-def _logp(model: Model, clean: Context, ids: Tensor, masked: Tensor, block: Tensor, place: Tensor) -> Tensor:
-    """[J, V] at the place [J] of blocks ids [J, N] of one text, number `block` [J] of it, masked so."""
+def _logp(
+    model: Model,
+    clean: Context,
+    text: Tensor,
+    ids: Tensor,
+    masked: Tensor,
+    block: Tensor,
+    place: Tensor,
+    seed: int,
+) -> Tensor:
+    """[J, V] at the place [J] of blocks ids [J, N] of one text [L], number `block` [J] of it, masked so."""
     first = block * model.config.block_size
     denoised = model.denoise(ids[None], masked[None], first[None], clean)
     nodes, copy = denoised.nodes, torch.arange(len(place), device=place.device)
+    if model.head.edge is not None:
+        V, wanted = model.config.mask_id, F.one_hot(place, ids.shape[1]).bool()
+        blocks = blocks_of(denoised, model.transition_logp(denoised), ids[None], text[None], V)
+        logp = torch.zeros(len(place), V, device=place.device)
+        for said in token_marginals(model, blocks, wanted, chains=exact_or(_CHAINS, V), seed=seed):
+            logp[said.blocks] = said.mean
+        return logp
     hidden = nodes.groups(nodes.to_slots(denoised.hidden))[0, copy, place]  # [J, K, D]
     prior = dag.node_marginals(model.transition_logp(denoised))[0, copy, place]  # [J, K]
     return _marginal_logp(model, hidden, prior)

@@ -69,10 +69,13 @@ class Trainer(Loop):
         state = self.state
         scores, probed = self.score()
         means = [float(scores.reconstruction.mean()), float(scores.bound.mean()), scores.gap]
-        value, bound, gap = self.ranks.broadcast(means)
-        values = {"valid_loss": value}
-        if self.logs_gap:
+        means.append(float(scores.graph_gap.mean()))
+        value, bound, gap, graph_gap = self.ranks.broadcast(means)
+        values, has_edges = {"valid_loss": value}, state.model.head.edge is not None
+        if self.logs_gap or has_edges:
             values = {"valid_reconstruction": value, "valid_bound": bound, "valid_gap": gap}
+        if self.logs_gap and has_edges:  # without edges the two are the same
+            values["valid_graph_gap"] = graph_gap
         if state.noise.clip_search and len(scores.time):
             found = best_interval(scores.time, scores.fraction, scores.block_loss)
             low, high = self.ranks.broadcast(list(found))
