@@ -21,9 +21,8 @@ SAMPLES = 8_000
 def edge_model(
     family: str = "dadlm", form: str = "bilinear", *, N: int = 3, vocab: int = 5, **shape
 ) -> Model:
-    model = tiny(
-        family, block=N, candidates=2, vocab=vocab, context=8 * N, edge=form, edge_rank=4, seed=1, **shape
-    )
+    shape = {"edge": form, "edge_rank": 4} | shape
+    model = tiny(family, block=N, candidates=2, vocab=vocab, context=8 * N, seed=1, **shape)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "edge" in name:

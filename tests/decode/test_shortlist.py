@@ -69,7 +69,7 @@ def test_successors_are_those_of_a_masked_block_with_nothing_before_it(form, mon
     ids = torch.zeros(1, 1, N, dtype=torch.int64)
     hidden = model.denoise(ids, ids == 0, ids[..., 0], None).hidden[0, -1].expand(V, -1)
     logits = model.head.token_logits(hidden, 0, Left(torch.arange(V), torch.ones(V, dtype=torch.bool)))
-    assert torch.equal(found.table, logits.topk(9).indices)
+    assert torch.equal(found.table.long(), logits.topk(9).indices)
 
 
 def test_successors_are_found_anew_when_weights_change():

@@ -17,7 +17,9 @@ from dadlm.decode.sample import draw_each, draw_tokens, entropy_of, in_nucleus
 from dadlm.decode.samplers import Block
 from dadlm.decode.shortlist import Shortlist
 from dadlm.model import Model
-from dadlm.model.edge import Left
+from dadlm.model.edge import Bilinear, Left
+from dadlm.model.kernels import takes
+from dadlm.model.successors import SUCCESSORS
 
 _BEAM = 32
 
@@ -63,6 +65,11 @@ def draw_chains(
     return Choice(*(torch.where(listed, short, full) for short, full in both))
 
 
+def in_one_launch(hidden: Tensor, shortlist: int) -> bool:
+    """Whether the kernel takes these states and lists that long."""
+    return takes(hidden) and shortlist + SUCCESSORS <= 4096
+
+
 def draw_chain(
     model: Model,
     prediction: Prediction,
@@ -83,10 +90,19 @@ def draw_chain(
     needed, before = on_the_way(block.masked, wanted), prediction.before
     assert before is not None
     hidden, tokens = at_path(prediction.hidden, path), block.ids.clone()
-    listed = None
+    listed, edge = None, model.head.edge
     if shortlist:
-        at = places(needed | fixed, path.numel() if fixed else None)
+        at_once = edge if isinstance(edge, Bilinear) and in_one_launch(hidden, shortlist) else None
+        everywhere = fixed or at_once is not None
+        at = places(needed | everywhere, path.numel() if everywhere else None)
         listed = Shortlist.of(model.head, hidden, path, settings.shortlist, shortlist, at)
+        if at_once is not None:
+            from dadlm.decode.kernels.chain import draw
+
+            gain, known = at_once.gain(model.head.inputs(hidden, path)), model.head.successors
+            assert known is not None
+            rows = block, before, needed, uniform, settings
+            return Choice(path, *draw(listed, known, at_once, gain, *rows))
     probability, entropy = torch.zeros(2, *path.shape, device=path.device)
     rows = torch.arange(len(path), device=path.device)
     for i in range(path.shape[1]):

@@ -47,9 +47,10 @@ class Shortlist:
         """Logits of candidates, in fp32, and the candidates [m, M + S], at some places [m]: of hidden states
         [m, D] at nodes [m], after the tokens to their left."""
         assert head.edge is not None and head.successors is not None
-        near = head.successors.table[left.token]
+        near = head.successors.table[left.token].long()
         tokens = torch.cat([self.top[place], near], 1)
         base = torch.cat([self.top_logits[place], self.other_logits[place].gather(1, near)], 1)
         factors = head.edge.factors(head.inputs(hidden, node), left)
-        edge = (head.successors.columns[tokens] @ factors[..., None]).squeeze(-1)
+        # One product over all columns: to gather those of the list, for each row its own, takes longer.
+        edge = (factors @ head.successors.columns.T).gather(1, tokens)
         return base + edge.to(base.dtype), tokens

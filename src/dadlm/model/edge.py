@@ -56,8 +56,11 @@ class Bilinear(nn.Module):
     def factors(self, hidden: Tensor, left: Left) -> Tensor:
         """[n, R]: what `columns` are multiplied with."""
         inner = self.left(left.token) * F.embedding(left.is_open.long(), self.scale)
-        inner = inner * (1 + F.linear(hidden, self.context.to(hidden.dtype)))
-        return inner.to(hidden.dtype)
+        return (inner * self.gain(hidden)).to(hidden.dtype)
+
+    def gain(self, hidden: Tensor) -> Tensor:
+        """[n, R]: 1 + U·h."""
+        return 1 + F.linear(hidden, self.context.to(hidden.dtype))
 
     def columns(self, weight: Tensor) -> Tensor:
         """[V, R]: times `factors`, what the edge adds to the logits of a head of that weight [V, D]."""

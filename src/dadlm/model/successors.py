@@ -19,7 +19,7 @@ from dadlm.model.layer import refreshed
 if TYPE_CHECKING:
     from dadlm.model.network import Model
 
-SUCCESSORS = 512
+SUCCESSORS = 1024
 _CHUNK = 1 << 24  # scores held at once
 _keeping = threading.Lock()
 
@@ -28,7 +28,7 @@ class Successors(NamedTuple):
     """The table, and what it was made of: token y after token x scores base[y] + columns[y]·factors[x]."""
 
     table: Tensor
-    """[V, M]: ids, the likeliest first."""
+    """int32 [V, M]: ids, the likeliest first."""
     columns: Tensor
     """[V, R]: see `Bilinear.columns`."""
     factors: Tensor
@@ -71,7 +71,9 @@ def _parts(model: "Model") -> tuple[Tensor, Tensor, Tensor]:
 def _table(columns: Tensor, factors: Tensor, base: Tensor) -> Tensor:
     count = min(SUCCESSORS, len(base))
     pieces = factors.split(max(1, _CHUNK // len(base)))
-    return torch.cat([(base + (some @ columns.T).to(base.dtype)).topk(count).indices for some in pieces])
+    return torch.cat(
+        [(base + (some @ columns.T).to(base.dtype)).topk(count).indices.int() for some in pieces]
+    )
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
