@@ -41,7 +41,16 @@ class Configuration:
     def label(self) -> str:
         """Tells this configuration from every other: all that differs from the defaults."""
         parts, default = [self.denoising], DecodeSettings()
-        for name in ("infill", "path", "top_p", "temperature", "transition_weight", "nucleus", "padded"):
+        for name in (
+            "infill",
+            "path",
+            "top_p",
+            "temperature",
+            "transition_weight",
+            "nucleus",
+            "padded",
+            "shortlist",
+        ):
             value = getattr(self.settings, name)
             if value != getattr(default, name):
                 values = value if isinstance(value, tuple | list) else (value,)
@@ -61,6 +70,8 @@ class Configuration:
         """The settings as JSON; how long a text becomes is the evaluation's business."""
         settings = asdict(self.settings) | {"infill": self.infill}
         del settings["max_new_tokens"]
+        if self.settings.shortlist is None:  # as before there were shortlists
+            del settings["shortlist"]
         return settings
 
 
@@ -113,7 +124,7 @@ def parse(word: str) -> Configuration:
             raise ConfigError(
                 f"unknown configuration {word!r}: name a preset ({', '.join(PRESETS)}), or give FH, T=8 or "
                 "conf=0.9, each with /infill=2,0.5, /path=viterbi, /path=lookahead, /top_p=0.9, "
-                "/nucleus=position, /temperature=1, /transition_weight=0.5 or /padded=1"
+                "/nucleus=position, /temperature=1, /transition_weight=0.5, /padded=1 or /shortlist=1024"
             )
         try:
             options[name] = _READ[name](value)
@@ -137,7 +148,7 @@ def _infill(text: str) -> tuple[int, float]:
 _READ: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("threshold", "top_p", "temperature", "transition_weight"), partial(_number, float)),
     **dict.fromkeys(("path", "nucleus"), str),
-    "steps": partial(_number, int),
+    **dict.fromkeys(("steps", "shortlist"), partial(_number, int)),
     "infill": _infill,
     "padded": lambda text: bool(_number(int, text)),
 }
