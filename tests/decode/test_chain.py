@@ -21,8 +21,8 @@ SAMPLES = 8_000
 def edge_model(
     family: str = "dadlm", form: str = "bilinear", *, N: int = 3, vocab: int = 5, **shape
 ) -> Model:
-    shape = {"candidates": 2, "context": 8 * N, "edge_rank": 4} | shape
-    model = tiny(family, block=N, vocab=vocab, edge=form, seed=1, **shape)
+    shape = {"candidates": 2, "context": 8 * N, "edge": form, "edge_rank": 4} | shape
+    model = tiny(family, block=N, vocab=vocab, seed=1, **shape)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "edge" in name:

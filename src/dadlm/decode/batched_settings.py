@@ -46,6 +46,8 @@ class BatchedSettings:
     """fp32, rounded once."""
     top_p: Tensor
     """fp64; infinite where nothing is cut off."""
+    shortlist: Tensor
+    """0: the whole vocabulary."""
 
     @classmethod
     def of(cls, settings: Sequence[DecodeSettings], device: torch.device | str = "cpu") -> "BatchedSettings":
@@ -82,6 +84,7 @@ def _numbers(settings: DecodeSettings) -> tuple[bool | int | float, ...]:
         max(float(settings.temperature), 1e-30),
         1.0 / max(float(settings.temperature), 1e-30),
         float(settings.top_p) if settings.top_p < 1 else math.inf,
+        settings.shortlist or 0,
     )
 
 
@@ -94,6 +97,10 @@ class Features:
     """Of the random sampler, or somewhat more."""
     drawn: bool
     """Some row draws from the nucleus of the candidate on its path."""
+    vocabulary: bool
+    """Some of these from the whole vocabulary."""
+    shortlist: int
+    """The longest shortlist that some of these draw from; 0: none."""
     position: bool
     """Some row draws from the nucleus of positions, for which all candidates go through the head."""
     viterbi: bool
@@ -114,11 +121,14 @@ class Features:
         """`steps`: the most that the random sampler takes for a block of these rows."""
         most_steps = 1 << (steps - 1).bit_length()  # few different numbers: each has its own captured graphs
         position = [config.nodes_per_mask > 1 and one.of_position for one in settings]
+        drawn = [one for one, p in zip(settings, position, strict=True) if one.path == "sample" and not p]
         names = {one.sampler for one in settings}
         return cls(
             samplers=tuple(name for name in SAMPLERS if name in names),
             most_steps=most_steps if any("steps" in SAMPLERS[name].options for name in names) else 0,
-            drawn=any(one.path == "sample" and not p for one, p in zip(settings, position, strict=True)),
+            drawn=bool(drawn),
+            vocabulary=any(one.shortlist is None for one in drawn),
+            shortlist=max((one.shortlist or 0 for one in drawn), default=0),
             position=any(position),
             viterbi=any(one.path == "viterbi" for one in settings),
             lookahead=any(one.path == "lookahead" for one in settings),

@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 
 from dadlm import dag
-from dadlm.decode.batched_settings import BatchedSettings
+from dadlm.decode.batched_settings import BatchedSettings, Features
+from dadlm.decode.places import places
 from dadlm.decode.predict import Choice, Prediction, at_path
 from dadlm.decode.sample import draw_each, draw_tokens, entropy_of, in_nucleus
 from dadlm.decode.samplers import Block
+from dadlm.decode.shortlist import Shortlist
 from dadlm.model import Model
-from dadlm.model.edge import Left
+from dadlm.model.edge import Bilinear, Left
+from dadlm.model.kernels import takes
+from dadlm.model.successors import SUCCESSORS
 
 _BEAM = 32
 
@@ -38,6 +42,34 @@ def left_at(tokens: Tensor, masked: Tensor, before: Tensor, i: int) -> Left:
     )
 
 
+def draw_chains(
+    model: Model,
+    prediction: Prediction,
+    path: Tensor,
+    block: Block,
+    wanted: Tensor,
+    uniform: Tensor,
+    settings: BatchedSettings,
+    features: Features,
+    fixed: bool,
+) -> Choice:
+    """`draw_chain` for rows that draw from the whole vocabulary and for rows that draw from shortlists."""
+    listed = settings.shortlist[:, None] > 0
+    graph, how = (model, prediction, path, block), (uniform, settings, features.cold, fixed)
+    if not features.shortlist:
+        return draw_chain(*graph, wanted, *how)
+    found = draw_chain(*graph, wanted & listed, *how, features.shortlist)
+    if not features.vocabulary:
+        return found
+    both = zip(found, draw_chain(*graph, wanted & ~listed, *how), strict=True)
+    return Choice(*(torch.where(listed, short, full) for short, full in both))
+
+
+def in_one_launch(hidden: Tensor, shortlist: int) -> bool:
+    """Whether the kernel takes these states and lists that long."""
+    return takes(hidden) and shortlist + SUCCESSORS <= 4096
+
+
 def draw_chain(
     model: Model,
     prediction: Prediction,
@@ -48,14 +80,29 @@ def draw_chain(
     settings: BatchedSettings,
     cold: bool,
     fixed: bool,
+    shortlist: int = 0,
 ) -> Choice:
     """Draw the tokens of a path [B, N] where `wanted` [B, N], and on the way there.
 
-    `fixed`: shapes must not depend on the data; else only what is needed goes through the head.
+    `fixed`: shapes must not depend on the data; else only what is needed goes through the head. `shortlist`:
+    the longest that a row asks for, if these rows draw from shortlists and not from the vocabulary.
     """
     needed, before = on_the_way(block.masked, wanted), prediction.before
     assert before is not None
     hidden, tokens = at_path(prediction.hidden, path), block.ids.clone()
+    listed, edge = None, model.head.edge
+    if shortlist:
+        at_once = edge if isinstance(edge, Bilinear) and in_one_launch(hidden, shortlist) else None
+        everywhere = fixed or at_once is not None
+        at = places(needed | everywhere, path.numel() if everywhere else None)
+        listed = Shortlist.of(model.head, hidden, path, settings.shortlist, shortlist, at)
+        if at_once is not None:
+            from dadlm.decode.kernels.chain import draw
+
+            gain, known = at_once.gain(model.head.inputs(hidden, path)), model.head.successors
+            assert known is not None
+            rows = block, before, needed, uniform, settings
+            return Choice(path, *draw(listed, known, at_once, gain, *rows))
     probability, entropy = torch.zeros(2, *path.shape, device=path.device)
     rows = torch.arange(len(path), device=path.device)
     for i in range(path.shape[1]):
@@ -64,9 +111,15 @@ def draw_chain(
         if not len(rows):
             continue
         left = Left(*(x[rows] for x in left_at(tokens, block.masked, before, i)))
-        logits = model.head.token_logits(hidden[rows, i], path[rows, i], left)
+        if listed is None:
+            logits, candidates = model.head.token_logits(hidden[rows, i], path[rows, i], left), None
+        else:
+            place = listed.place[rows, i]
+            logits, candidates = listed.score(model.head, hidden[rows, i], path[rows, i], left, place)
         drawn = draw_each(logits, uniform[rows, i], settings, rows, cold)
         said = logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
+        if candidates is not None:
+            drawn = candidates.gather(1, drawn[:, None]).squeeze(1)
         for known, new in ((tokens, drawn), (probability, said), (entropy, entropy_of(logits))):
             known[rows, i] = torch.where(needed[rows, i], new, known[rows, i])
     return Choice(path, tokens, probability, entropy)

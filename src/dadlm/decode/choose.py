@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dadlm import counter, dag
 from dadlm.decode.batched_settings import BatchedSettings, Features
-from dadlm.decode.chain import best_chain, draw_chain, draw_filtered
+from dadlm.decode.chain import best_chain, draw_chains, draw_filtered
 from dadlm.decode.places import places, put
 from dadlm.decode.position_nucleus import draw_in_position_nucleus
 from dadlm.decode.predict import Choice, Prediction, at_path
@@ -39,8 +39,8 @@ def choose(
         plain = wanted & ~settings.best[:, None] if features.best else wanted
         plain = plain & ~settings.position[:, None] if features.position else plain
         if model.head.edge is not None:
-            how = uniform_token, settings, features.cold, capacity is not None
-            return draw_chain(model, prediction, path, block, plain, *how)
+            how = prediction, path, block, plain, uniform_token, settings, features, capacity is not None
+            return draw_chains(model, *how)
         place = places(plain, capacity)
         some = place.clamp(max=wanted.numel() - 1)  # what spare capacity holds is not looked at
         hidden, node, row = (

@@ -27,6 +27,7 @@ from dadlm.decode.state import LAST_TOKENS
 from dadlm.decode.step import Step, denoise_step
 from dadlm.model import Model, eval_mode
 from dadlm.model.capture import Graphs
+from dadlm.model.successors import keep_successors
 
 _MOST_GRAPHS = 96  # kept between calls; with more, all are captured anew
 
@@ -66,7 +67,7 @@ class Engine:
         enabled = (self.device.type == "cuda" and cached) if graphs is None else graphs
         self.graphs = Graphs(enabled, self.device)
         self.slots = Slots(lockstep, cached, self.graphs)
-        self._keeps_constants = False
+        self._keeps_constants = self._keeps_successors = False
         self._addresses: tuple[int, ...] = ()
         self._held_constants: list[Tensor] = []
         self._plan = PassPlan(self.slots)
@@ -84,6 +85,10 @@ class Engine:
         row = request if isinstance(request, Row) else Row(self.model, request)
         if not self.rows and not self.slots.rows:
             self._start()
+        if row.settings.shortlist is not None and not self._keeps_successors:
+            with eval_mode(self.model):
+                keep_successors(self.model)
+            self._keeps_successors = True
         self.rows.append(row)
         return row
 
@@ -108,7 +113,7 @@ class Engine:
         self.rows, self.slots.rows, self._begun, self._unseen = [], [], False, 0
         if self._keeps_constants:
             self.model.release_constants()
-            self._keeps_constants = False
+            self._keeps_constants = self._keeps_successors = False
         if not self.graphs.enabled:
             self.slots.release()
         elif self.slots.memory is not None:

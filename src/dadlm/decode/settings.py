@@ -44,6 +44,11 @@ class DecodeSettings:
     of all candidates of the position together (position; DA-DLM; at temperature 0 as standard). bd3lm leaves
     out the token that crosses top_p too, as that project's code does."""
 
+    shortlist: int | None = None
+    """M, for models with token edges: draw a token from the M likeliest without the edges and the likeliest
+    successors of the token to its left. None: from the whole vocabulary. Best paths and nucleus="position"
+    look at all of it in any case."""
+
     def __post_init__(self) -> None:
         _choice("sampler", self.sampler, tuple(SAMPLERS))
         _choice("path", self.path, ("sample", "viterbi", "lookahead"))
@@ -55,7 +60,7 @@ class DecodeSettings:
         _within("transition_weight", self.transition_weight, 0, 1)
         _within("bound", self.bound, 0, 1_000_000)
         _within("temperature", self.temperature, 0, 100)
-        for name in ("max_new_tokens", "steps"):
+        for name in ("max_new_tokens", "steps", "shortlist"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         if self.steps is not None and "steps" not in SAMPLERS[self.sampler].options:
@@ -77,6 +82,16 @@ class DecodeSettings:
 
     def check(self, config: ModelConfig) -> None:
         """Refuse settings this model cannot follow."""
+        if self.shortlist is not None and config.edge == "none":
+            raise ConfigError(
+                f"shortlist is {self.shortlist}, but this model has no token edges (edge none) and draws all "
+                "tokens of a step at once; leave shortlist out"
+            )
+        if self.shortlist is not None and self.shortlist > config.mask_id:
+            raise ConfigError(
+                f"shortlist is {self.shortlist}, but this model has {config.mask_id} tokens to draw from; "
+                "take fewer, or leave shortlist out to draw from all"
+            )
         if self.steps is not None and self.steps > config.block:
             raise ConfigError(
                 f"steps is {self.steps}, but a block of this {config.family} model has {config.block} tokens "

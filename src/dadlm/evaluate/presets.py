@@ -44,7 +44,16 @@ class Configuration:
     def label(self) -> str:
         """Tells this configuration from every other: all that differs from the defaults."""
         parts, default = [self.denoising], DecodeSettings()
-        for name in ("infill", "path", "top_p", "temperature", "transition_weight", "nucleus", "padded"):
+        for name in (
+            "infill",
+            "path",
+            "top_p",
+            "temperature",
+            "transition_weight",
+            "nucleus",
+            "padded",
+            "shortlist",
+        ):
             value = getattr(self.settings, name)
             if value != getattr(default, name):
                 values = value if isinstance(value, tuple | list) else (value,)
@@ -66,6 +75,8 @@ class Configuration:
         del settings["max_new_tokens"]
         if self.settings.sampler != "entropy":
             del settings["bound"]  # what was made before there was one keeps its fingerprint
+        if self.settings.shortlist is None:  # as before there were shortlists
+            del settings["shortlist"]
         return settings
 
 
@@ -117,7 +128,8 @@ def parse(word: str) -> Configuration:
             raise ConfigError(
                 f"unknown configuration {word!r}: name a preset ({', '.join(PRESETS)}), or give FH, T=8, "
                 "conf=0.9 or H=0.5, each with /infill=2,0.5, /path=viterbi, /path=lookahead, /top_p=0.9, "
-                "/nucleus=position, /temperature=1, /transition_weight=0.5 or /padded=1"
+                "/nucleus=position, /temperature=1, /transition_weight=0.5, /padded=1 or "
+                "/shortlist=1024"
             )
         try:
             options[name] = _READ[name](value)
@@ -149,7 +161,7 @@ _READ: dict[str, Callable[[str], Any]] = {
         ("threshold", "bound", "top_p", "temperature", "transition_weight"), partial(_number, float)
     ),
     **dict.fromkeys(("path", "nucleus"), str),
-    "steps": partial(_number, int),
+    **dict.fromkeys(("steps", "shortlist"), partial(_number, int)),
     "infill": _infill,
     "padded": lambda text: bool(_number(int, text)),
 }

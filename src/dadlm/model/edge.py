@@ -51,9 +51,20 @@ class Bilinear(nn.Module):
 
     def forward(self, hidden: Tensor, left: Left) -> Tensor:
         """Inputs [n, D + R] of the head from hidden states [n, D]."""
+        return torch.cat([hidden, self.factors(hidden, left)], -1)
+
+    def factors(self, hidden: Tensor, left: Left) -> Tensor:
+        """[n, R]: what `columns` are multiplied with."""
         inner = self.left(left.token) * F.embedding(left.is_open.long(), self.scale)
-        inner = inner * (1 + F.linear(hidden, self.context.to(hidden.dtype)))
-        return torch.cat([hidden, inner.to(hidden.dtype)], -1)
+        return (inner * self.gain(hidden)).to(hidden.dtype)
+
+    def gain(self, hidden: Tensor) -> Tensor:
+        """[n, R]: 1 + U·h."""
+        return 1 + F.linear(hidden, self.context.to(hidden.dtype))
+
+    def columns(self, weight: Tensor) -> Tensor:
+        """[V, R]: times `factors`, what the edge adds to the logits of a head of that weight [V, D]."""
+        return self.right
 
 
 class Mlp(nn.Module):
@@ -70,9 +81,14 @@ class Mlp(nn.Module):
         self.outer = nn.Parameter(torch.zeros(config.width, R))
 
     def forward(self, hidden: Tensor, left: Left) -> Tensor:
+        return hidden + F.linear(self.factors(hidden, left), self.outer.to(hidden.dtype))
+
+    def factors(self, hidden: Tensor, left: Left) -> Tensor:
         inner = F.gelu(self.inner(hidden) + self.left(left.token))
-        inner = inner * F.embedding(left.is_open.long(), self.scale)
-        return hidden + F.linear(inner.to(hidden.dtype), self.outer.to(hidden.dtype))
+        return (inner * F.embedding(left.is_open.long(), self.scale)).to(hidden.dtype)
+
+    def columns(self, weight: Tensor) -> Tensor:
+        return weight @ self.outer.to(weight.dtype)
 
 
 EDGES: dict[str, type[Bilinear] | type[Mlp] | None] = {"none": None, "bilinear": Bilinear, "mlp": Mlp}

@@ -12,6 +12,7 @@ from dadlm.model.config import ModelConfig
 from dadlm.model.edge import EDGES, Left
 from dadlm.model.kernels import takes
 from dadlm.model.layer import refreshed
+from dadlm.model.successors import Successors
 
 _CHUNK = 1 << 28  # logits held at once in training (elements); larger sets are recomputed in backward
 
@@ -30,6 +31,7 @@ class Head(nn.Module):
         self.offset = None if offset is None else nn.Parameter(offset * torch.randn(size))
         edge = EDGES[config.edge]
         self.edge = None if edge is None else edge(config)
+        self.successors: Successors | None = None
 
     def logits(self, hidden: Tensor, candidate: Tensor | int = 0) -> Tensor:
         """fp32 logits [..., V] of hidden states [..., D] of the given candidates; the mask has -inf."""

@@ -116,8 +116,8 @@ class Model(nn.Module):
                 self.head.kept = None
 
     def kept_constants(self) -> list[Tensor]:
-        """The tensors that `keep_constants` has filled."""
-        kept = [self.head.kept, *(modulation.kept for modulation in self.backbone.modulations())]
+        """The tensors that `keep_constants` and `keep_successors` have filled."""
+        kept = [self.head.successors, self.head.kept, *(one.kept for one in self.backbone.modulations())]
         return [tensor for tensors in kept for tensor in tensors or () if tensor is not None]
 
     def drop_constants(self) -> None:
@@ -125,6 +125,7 @@ class Model(nn.Module):
         with _keeping:
             for part in (self.head, *self.backbone.modulations()) if self._keepers == 0 else ():
                 part.buffer = None
+            self.head.successors = self.head.successors if self._keepers else None
 
     def forward(
         self,

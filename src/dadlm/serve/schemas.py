@@ -95,6 +95,9 @@ class Decoding(Body):
     nucleus: Literal["standard", "bd3lm", "position"] | None = None
     """position: top_p applies to a position's tokens, not to those of the sampled candidate (DA-DLM); bd3lm
     leaves out the token that crosses top_p."""
+    shortlist: Count | None = None
+    """M, for models with token edges: draw from the M likeliest tokens without the edges and the likeliest
+    successors of the token to the left. Default: from the whole vocabulary."""
     stream: bool | None = None
     """Send each block as it is committed, as server-sent events."""
     trace: bool | None = None

@@ -1,0 +1,150 @@
+"""The chain of a block over shortlists in one launch: a program draws a row's tokens from left to right.
+
+A place costs the columns of its candidates, some thresholds of the nucleus, and no launch. `chain.draw_chain`
+with `shortlist.Shortlist` is the torch twin.
+
+B rows, N block size, M tokens by base logits, S successors, R rank, V vocabulary without the mask.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dadlm.decode.batched_settings import BatchedSettings
+from dadlm.decode.samplers import Block
+from dadlm.decode.shortlist import Shortlist
+from dadlm.model.edge import Bilinear
+from dadlm.model.successors import Successors
+
+_LANES, _COLUMNS = 128, 64  # of a list, and of the rank, at once
+
+
+def draw(
+    listed: Shortlist,
+    successors: Successors,
+    edge: Bilinear,
+    context: Tensor,
+    block: Block,
+    before: Tensor,
+    needed: Tensor,
+    uniform: Tensor,
+    settings: BatchedSettings,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, probabilities and entropies [B, N] of all positions in the order of the list, where `needed`.
+
+    `context` [B, N, R] is `Bilinear.gain` of the nodes on the path; `before` [B] the token before each block.
+    """
+    (B, N), (V, S), M = needed.shape, successors.table.shape, listed.top.shape[1]
+    tokens = torch.empty(B, N, device=before.device, dtype=torch.int64)
+    probability, entropy = torch.empty(2, B, N, device=before.device)
+    lists = listed.top, listed.top_logits, listed.other_logits, successors.table
+    weights = successors.columns, edge.left.weight, edge.scale, context.contiguous()
+    rows = block.ids.contiguous(), block.masked.contiguous(), needed.contiguous(), before.contiguous()
+    how = settings.inverse_temperature, settings.top_p, settings.standard, settings.cold
+    R, SIZE = context.shape[-1], max(_LANES, triton.next_power_of_2(M + S))
+    scores = torch.empty(B, SIZE, device=before.device, dtype=torch.float32)
+    _chain[(B,)](
+        scores, *lists, *weights, *rows, uniform.contiguous(), *how, tokens, probability, entropy,
+        M, S, V, N, R, SIZE, _LANES, _COLUMNS, num_warps=8,
+    )  # fmt: skip
+    return tokens, probability, entropy
+
+
+@triton.jit
+def _candidates(top, table, place, token, lane, M, S):
+    """Ids of the candidates of a place after a token, at some lanes of their list."""
+    ids = tl.load(top + place * M + lane, mask=lane < M, other=0)
+    return ids + tl.load(table + token * S + lane - M, mask=(lane >= M) & (lane < M + S), other=0).to(
+        tl.int64
+    )
+
+
+@triton.jit
+def _score(
+    scores, top, top_logits, other_logits, table, columns, left, scale, context, place, token, is_open,
+    M, S, V, R: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Write the logits of the candidates of a place: some lanes at a time, whose columns fit registers."""
+    for first in range(0, SIZE, LANES):
+        lane = first + tl.arange(0, LANES)
+        ids = _candidates(top, table, place, token, lane, M, S)
+        logits = tl.load(top_logits + place * M + lane, mask=lane < M, other=-float("inf"))
+        is_near = (lane >= M) & (lane < M + S)
+        others = tl.load(other_logits + place * V + ids, mask=is_near, other=-float("inf"))
+        logits = tl.where(is_near, others, logits)
+        for start in range(0, R, COLUMNS):
+            r = start + tl.arange(0, COLUMNS)
+            factor = tl.load(left + token * R + r, mask=r < R, other=0.0).to(tl.float32)
+            factor *= tl.load(scale + is_open * R + r, mask=r < R, other=0.0).to(tl.float32)
+            factor *= tl.load(context + place * R + r, mask=r < R, other=0.0).to(tl.float32)
+            some = (lane < M + S)[:, None] & (r < R)[None, :]
+            column = tl.load(columns + ids[:, None] * R + r[None, :], mask=some, other=0.0).to(tl.float32)
+            logits += tl.sum(column * factor[None, :], 1)
+        tl.store(scores + lane, logits)
+
+
+@triton.jit
+def _pick(logits, highest, uniform, scale, top_p, standard, SIZE: tl.constexpr):
+    """The lane drawn from the nucleus of logits whose highest is given: see `sample`."""
+    lane = tl.arange(0, SIZE)
+    weight = tl.exp((logits - highest) * scale)
+    bits, exact = weight.to(tl.int32, bitcast=True), weight.to(tl.float64)
+    wanted = tl.sum(exact, 0) * top_p
+    threshold = 0
+    for turn in range(30):  # weights are at most 1.0, whose bits stay below 2 ** 30
+        trial = threshold | (1 << (29 - turn))
+        mass = tl.sum(tl.where(bits >= trial, exact, 0.0), 0)
+        threshold = tl.where(mass >= wanted, trial, threshold)
+    above = tl.sum(tl.where(bits > threshold, exact, 0.0), 0)
+    tie = bits == threshold
+    edge = tl.max(tl.where(tie, exact, 0.0), 0)
+    room = (wanted - above) / tl.where(edge == 0.0, 1.0, edge)
+    # Without the crossing token, the most probable one always stays.
+    narrow = tl.where((above == 0.0) & (room < 1.0), 1.0, tl.floor(room))
+    equals = tl.where(standard != 0, tl.ceil(room), narrow)
+    rank = tl.cumsum(tie.to(tl.int32), 0) - 1
+    inside = (bits > threshold) | (tie & (rank.to(tl.float64) < equals) & (weight > 0))
+    reached = tl.cumsum(tl.where(inside, exact, 0.0), 0)
+    goal = uniform.to(tl.float64) * tl.max(reached, 0)
+    found = tl.sum((reached <= goal).to(tl.int32), 0)
+    return tl.minimum(found, tl.max(tl.where(inside, lane, 0), 0))
+
+
+@triton.jit
+def _chain(
+    scores, top, top_logits, other_logits, table, columns, left, scale, context, ids, masked, needed, before,
+    uniform, inverse_temperature, top_p, standard, cold, tokens, probability, entropy, M, S, V,
+    N: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    lane = tl.arange(0, SIZE)
+    scores += row * SIZE
+    token, is_open = tl.load(before + row), 0
+    heat, share = tl.load(inverse_temperature + row), tl.load(top_p + row)
+    rule, is_cold = tl.load(standard + row), tl.load(cold + row)
+    for i in range(N):
+        place = row.to(tl.int64) * N + i
+        next_token, said, unsure = tl.load(ids + place), 0.0, 0.0
+        if tl.load(needed + place) != 0:
+            _score(
+                scores, top, top_logits, other_logits, table, columns, left, scale, context, place, token,
+                is_open, M, S, V, R, SIZE, LANES, COLUMNS,
+            )  # fmt: skip
+            tl.debug_barrier()  # what other threads wrote is read
+            logits = tl.load(scores + lane)
+            tl.debug_barrier()  # and is not written again before
+            highest = tl.max(logits, 0)
+            found = _pick(logits, highest, tl.load(uniform + place), heat, share, rule, SIZE)
+            best = tl.min(tl.where(logits == highest, lane, SIZE), 0)
+            found = tl.where(is_cold != 0, best, found)
+            below = tl.where(logits == -float("inf"), 0.0, logits - highest)
+            weight = tl.exp(logits - highest)
+            total = tl.sum(weight, 0)
+            next_token = tl.sum(_candidates(top, table, place, token, found + tl.arange(0, 1), M, S), 0)
+            said = tl.sum(tl.where(lane == found, weight, 0.0), 0) / total
+            unsure = tl.log(total) - tl.sum(weight * below, 0) / total
+        tl.store(tokens + place, next_token)
+        tl.store(probability + place, said)
+        tl.store(entropy + place, unsure)
+        token, is_open = next_token, tl.load(masked + place).to(tl.int32)
