@@ -156,9 +156,10 @@ def test_sampled_bounds_fall_towards_the_exact_one(monkeypatch):
     exact = losses(model, ids, noise, chains=0).bound.mean()
     monkeypatch.setattr("dadlm.objective.marginals._DEARER", 0)
     drawn = [losses(model, ids, noise, chains=8, seed=seed).by_chains for seed in range(12)]
-    means = torch.stack([part.mean((1, 2)) for part in drawn]).mean(0)
-    assert means[0] > means[1] > means[2] > exact - 1e-4
-    assert (means[0] - exact) / (means[2] - exact) > 3  # as 1/S at least
+    slack = torch.stack([part.mean((1, 2)) for part in drawn]) - exact
+    means, error = slack.mean(0), slack.std(0) / len(slack) ** 0.5
+    assert means[0] > means[1] > means[2] > -3 * error[2]
+    assert means[0] > 3 * means[2]  # as 1/S at least
 
 
 def test_what_the_graph_adds_is_zero_while_candidates_are_alike():
