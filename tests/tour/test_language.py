@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dadlm.tour.language import LENGTH, PHRASES, SUCCESSORS, WORDS, Language, make_language
+from dadlm.tour.language import LENGTH, PHRASES, SHARED, SUCCESSORS, WORDS, Language, make_language
 
 SEEDS = range(5)
 
@@ -57,6 +57,17 @@ def test_every_phrase_has_successors_that_share_no_word(seed: int) -> None:
             reached |= found
             new += found
         assert len(reached) == PHRASES, f"from phrase {start}: {sorted(set(range(PHRASES)) - reached)} never"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_phrases_of_the_second_language_share_one_word(seed: int) -> None:
+    language = make_language(seed, shares_word=True)
+    assert len(language.phrases[:, SHARED].unique()) == 1
+    for before, successors in enumerate(language.successors.tolist()):
+        for one, other in itertools.combinations(successors, 2):
+            assert (language.phrases[one] != language.phrases[other]).sum() == LENGTH - 1
+        law = truth(language, before)
+        assert divergence(law, marginals(law)) == pytest.approx(language.total_correlation)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,7 +1,8 @@
 """A small language whose true distribution is known: a Markov chain over phrases.
 
 Each phrase is one block long. After it, K others follow with equal probability, which differ at *every*
-position: a model that draws the words independently is right only once in K^(N-1) times.
+position: a model that draws the words independently is right only once in K^(N-1) times. In a second language
+all phrases share the word at one place: a chain of neighbouring words forgets there which phrase it is in.
 
 N words per phrase, K successors.
 """
@@ -23,6 +24,8 @@ WORDS = (
     ("lanterns", "stories", "mountains", "letters", "apples", "shadows", "bridges", "songs"),
 )
 PHRASES, SUCCESSORS = 16, 4
+SHARED = 2
+"""The place of the shared word, in the language that has one."""
 LENGTH = len(WORDS)
 
 
@@ -33,11 +36,14 @@ class Language:
     tokenizer: Tokenizer
     phrases: Tensor
     successors: Tensor
+    shares_word: bool = False
+    """Whether all phrases have one word in common."""
 
     @property
     def total_correlation(self) -> float:
-        """C = (N - 1)·log K: what no factorised predictor of a whole block can get below (paper, Eq. 3)."""
-        return (LENGTH - 1) * math.log(SUCCESSORS)
+        """C = (n - 1)·log K with n places that differ: what no factorised predictor of a whole block can get
+        below (paper, Eq. 3)."""
+        return (LENGTH - self.shares_word - 1) * math.log(SUCCESSORS)
 
     def rows(self, count: int, blocks: int, seed: int) -> Tensor:
         """Sequences [count, blocks·N] drawn from the chain."""
@@ -58,21 +64,25 @@ class Language:
         return (choices == block[:, None]).all(-1).any(-1)
 
 
-def make_language(seed: int = 0) -> Language:
-    """Deal the words out to phrases, and give each phrase K successors that share no word."""
+def make_language(seed: int = 0, shares_word: bool = False) -> Language:
+    """Deal the words out to phrases, and give each phrase K successors that share no word, or just one."""
     chance = random.Random(seed)
     while True:
         # A word for each phrase at every position, every word equally often.
         columns = [[phrase % len(words) for phrase in range(PHRASES)] for words in WORDS]
         for column in columns:
             chance.shuffle(column)
+        differing = [column for place, column in enumerate(columns) if not (shares_word and place == SHARED)]
+        successors = [_apart(list(zip(*differing, strict=True)), chance) for _ in range(PHRASES)]
+        if shares_word:
+            columns[SHARED] = [0] * PHRASES
         phrases = list(zip(*columns, strict=True))
-        successors = [_apart(phrases, chance) for _ in range(PHRASES)]
         if len(set(phrases)) == PHRASES and all(successors) and _connected(successors):
             break
     offset = [sum(len(words) for words in WORDS[:column]) for column in range(LENGTH)]
     ids = torch.tensor(phrases) + torch.tensor(offset)
-    return Language(word_level([word for words in WORDS for word in words]), ids, torch.tensor(successors))
+    tokenizer = word_level([word for words in WORDS for word in words])
+    return Language(tokenizer, ids, torch.tensor(successors), shares_word)
 
 
 def _connected(successors: list[Any]) -> bool:

@@ -17,6 +17,8 @@ from dadlm.model import Model
 from dadlm.tour.language import LENGTH, SUCCESSORS, Language
 from dadlm.tour.measure import Validity
 
+_COLOURS = ("#495057", "#f08c00", "#1c7ed6", "#2b8a3e")
+
 
 def introduce(language: Language, console: Console) -> None:
     def phrase(number: int) -> str:
@@ -25,9 +27,13 @@ def introduce(language: Language, console: Console) -> None:
     console.print("[bold]A language whose truth is known.[/bold] After each phrase, one of four follows:")
     for successor in language.successors[0].tolist():
         console.print(f"  {phrase(0)} → {phrase(successor)}")
-    console.print(
-        "These differ at every position: a model that draws the four words independently mixes them up.\n"
-    )
+    say = "These differ at every position: a model that draws the four words independently mixes them up.\n"
+    if language.shares_word:
+        say = (
+            "All share one word: a model that draws each word given its left neighbour (token edges, one "
+            "node per position) forgets there which phrase it is in. A graph carries that past the word.\n"
+        )
+    console.print(say)
 
 
 def show_samples(
@@ -41,7 +47,9 @@ def show_samples(
         for prompt, ids in zip(prompts, generate(model, prompts, seed=seed, **how).tokens, strict=True):
             blocks = [prompt, *(ids[at : at + LENGTH] for at in range(0, len(ids), LENGTH))]
             words = [_mark(language, *pair) for pair in pairwise(blocks)]
-            line = f"  {name:7s} {language.tokenizer.decode(prompt)} → {' → '.join(words)}"
+            line = (
+                f"  {name:{max(map(len, models))}s} {language.tokenizer.decode(prompt)} → {' → '.join(words)}"
+            )
             console.print(line, soft_wrap=True)
     console.print()
 
@@ -59,10 +67,12 @@ def report(
     divergences: dict[str, float],
     shares: dict[str, list[Validity]],
     difference: Interval,
+    pair: tuple[str, str],
     language: Language,
     console: Console,
 ) -> None:
-    chance = SUCCESSORS ** (1 - LENGTH)
+    """`difference` is that of a pair of models, the first minus the second."""
+    chance = SUCCESSORS ** (1 + language.shares_word - LENGTH)
     table = Table(title="Blocks that are a true successor of the block before (1,024 each)")
     table.add_column("steps per block")
     for name in ("TPF", *shares, "words drawn independently"):
@@ -78,22 +88,27 @@ def report(
     console.print(table)
     console.print(
         "TPF: tokens per forward pass. KL: of a fully masked block, in nats.\n"
-        "C = (N−1)·log K: no factorised predictor gets below it.\n"
-        f"Reconstruction, DA-DLM minus BD3LM, nats per token: {difference} (95%)"
+        "C: no predictor that draws the words independently gets below it.\n"
+        f"Reconstruction, {pair[0]} minus {pair[1]}, nats per token: {difference} (95%)"
     )
 
 
-def draw(out: Path, model: Model, language: Language, start: float, walks: Tensor) -> None:
-    """The curve of both models from their common start, and the graph of a block after the first walk."""
-    names = {"BD3LM, factorised": "bd3lm", "DA-DLM": "dadlm"}
-    curves = {title: read_curve(out / name / "metrics.jsonl") for title, name in names.items()}
+def folder(name: str) -> str:
+    """Where the tour keeps a model: "BD3LM, edges" is bd3lm-edges."""
+    return {"BD3LM": "bd3lm", "DA-DLM": "dadlm"}[name.split(",")[0]] + ("-edges" if "," in name else "")
+
+
+def draw(out: Path, models: dict[str, Model], language: Language, start: float, walks: Tensor) -> None:
+    """The curves of the models from their common start, and the last one's graph of a block."""
+    curves = {name: read_curve(out / folder(name) / "metrics.jsonl") for name in models}
+    name, model = list(models.items())[-1]
     prompt = language.phrases[walks[0]].flatten().tolist()
     how: dict[str, Any] = {"max_new_tokens": LENGTH, "sampler": "random", "steps": 1, "path": "viterbi"}
     event = next(iter(stream(model, prompt, seed=0, **how)))
     after = language.tokenizer.decode(prompt[-LENGTH:])
     for ending in ("svg", "png"):
         draw_curve(curves, language.total_correlation, start, out / f"divergence.{ending}")
-        draw_step(event, out / f"dag.{ending}", title=f"DA-DLM after “{after}”")
+        draw_step(event, out / f"dag.{ending}", title=f"{name} after “{after}”")
 
 
 def read_curve(metrics: Path) -> list[tuple[int, float]]:
@@ -106,11 +121,11 @@ def draw_curve(curves: dict[str, list[tuple[int, float]]], bound: float, start: 
     """Divergence while training: one line per model from the same starting value, and the bound C."""
     figure = new_figure(7, 4.2)
     axes = figure.add_subplot()
-    for (name, curve), colour in zip(curves.items(), ("#495057", "#f08c00"), strict=False):
+    for (name, curve), colour in zip(curves.items(), _COLOURS, strict=False):
         steps, values = zip((0, start), *curve, strict=True)
         axes.plot(steps, values, marker="o", ms=3.5, color=colour, label=name)
     axes.axhline(bound, color="#c92a2a", ls="--", lw=1.2)
-    label, place = "C = (N−1)·log K: no factorised model gets below", axes.get_yaxis_transform()
+    label, place = "C: no model that draws words independently gets below", axes.get_yaxis_transform()
     axes.text(1, bound - 0.08, label, va="top", ha="right", color="#c92a2a", transform=place)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("training steps after the common BD3LM")

@@ -1,6 +1,7 @@
 """The tour: train on a language whose truth is known, and see what the graph adds.
 
-BD3LM is trained first; from there BD3LM and DA-DLM train on for the same number of steps.
+BD3LM is trained first; from there BD3LM and DA-DLM train on for the same number of steps. The second tour has
+a language with a shared word, and token edges in both models beside the plain ones.
 """
 
 import shutil
@@ -15,13 +16,14 @@ from dadlm.decode.picture import new_figure
 from dadlm.errors import ConfigError
 from dadlm.evaluate import bootstrap, score_rows
 from dadlm.model import Model, load
+from dadlm.model.config import Family
 from dadlm.model.files import write_json
 from dadlm.recipes import recipe
 from dadlm.threads import one_thread
 from dadlm.tokens import Rows
 from dadlm.tour.language import LENGTH, Language, make_language
 from dadlm.tour.measure import divergence, validity
-from dadlm.tour.report import draw, introduce, report, show_samples
+from dadlm.tour.report import draw, folder, introduce, report, show_samples
 from dadlm.tour.side_by_side import LEFT
 from dadlm.train import Trainer
 from dadlm.train.trainer import fresh_model, model_from
@@ -29,21 +31,25 @@ from dadlm.train.trainer import fresh_model, model_from
 BLOCKS = 8
 STEPS = (1, 2, 4)
 COMMON_STEPS, SIDE_BY_SIDE_STEPS = 500, 800
+EDGES = {"edge": "bilinear", "edge_rank": 16}
+PLAIN: dict[str, tuple[Family, dict[str, Any]]] = {"BD3LM": ("bd3lm", {}), "DA-DLM": ("dadlm", {})}
+WITH_EDGES = PLAIN | {"BD3LM, edges": ("bd3lm", EDGES), "DA-DLM, edges": ("dadlm", EDGES)}
 
 
 @one_thread()
-def take_tour(out: Path, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
-    """Train, measure, draw; returns (and writes to tour.json) every number that is shown."""
+def take_tour(out: Path, seed: int = 0, quiet: bool = False, edges: bool = False) -> dict[str, Any]:
+    """Train, measure, draw; returns (and writes to tour.json) every number that is shown. With `edges` it is
+    the second tour."""
     new_figure(1, 1)  # fails before minutes of training where the extra is missing
-    language, console = make_language(seed), Console(quiet=quiet)
+    language, console = make_language(seed, shares_word=edges), Console(quiet=quiet)
     introduce(language, console)
     _clear(out)
     _write_text(out / "valid.txt", language, seed)
     start = _train("bd3lm", COMMON_STEPS, out / "common", None, language, seed, quiet)
     origin = out / "common" / "last"
     models = {
-        "BD3LM": _train("bd3lm", SIDE_BY_SIDE_STEPS, out / "bd3lm", origin, language, seed, quiet),
-        "DA-DLM": _train("dadlm", SIDE_BY_SIDE_STEPS, out / "dadlm", origin, language, seed, quiet),
+        name: _train(family, SIDE_BY_SIDE_STEPS, out / folder(name), origin, language, seed, quiet, **shape)
+        for name, (family, shape) in (WITH_EDGES if edges else PLAIN).items()
     }
     tests = language.walks(1024, BLOCKS, seed + 3)
     divergences = {name: divergence(model, language, tests) for name, model in models.items()}
@@ -53,9 +59,10 @@ def take_tour(out: Path, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
     }
     rows = Rows.from_ids(language.rows(512, BLOCKS, seed + 4).flatten(), BLOCKS * LENGTH)
     scores = {name: score_rows(model, rows, batch_size=128).reconstruction for name, model in models.items()}
-    difference = bootstrap(scores["DA-DLM"] - scores["BD3LM"])
+    pair = ("DA-DLM, edges", "BD3LM, edges") if edges else ("DA-DLM", "BD3LM")
+    difference = bootstrap(scores[pair[0]] - scores[pair[1]])
     show_samples(models, language, tests, seed, console)
-    report(divergences, shares, difference, language, console)
+    report(divergences, shares, difference, pair, language, console)
     result = {
         "seed": seed,
         "bound": language.total_correlation,
@@ -64,7 +71,7 @@ def take_tour(out: Path, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
         "reconstruction_difference": asdict(difference),
     }
     write_json(out / "tour.json", result)
-    draw(out, models["DA-DLM"], language, divergence(start, language, tests), tests[:, : BLOCKS // 2])
+    draw(out, models, language, divergence(start, language, tests), tests[:, : BLOCKS // 2])
     drawn = f"\npictures: {out}/divergence.svg (the curve), {out}/dag.svg (one block's graph); also as .png"
     console.print(drawn, markup=False)
     return result
@@ -77,7 +84,7 @@ def _clear(out: Path) -> None:
     others = {file.name for file in out.iterdir()} - set(LEFT) if out.exists() else set()
     if others and not (out / "tour.json").exists():
         raise ConfigError(f"{out} holds something else than an earlier tour; choose another --out")
-    for name in ("common", "bd3lm", "dadlm"):
+    for name in ("common", *map(folder, WITH_EDGES)):
         shutil.rmtree(out / name, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "tour.json", {})  # says whose folder it is, should the tour be interrupted
@@ -94,10 +101,17 @@ def _write_text(file: Path, language: Language, seed: int) -> None:
 
 
 def _train(
-    family: str, steps: int, out: Path, origin: Path | None, language: Language, seed: int, quiet: bool
+    family: str,
+    steps: int,
+    out: Path,
+    origin: Path | None,
+    language: Language,
+    seed: int,
+    quiet: bool,
+    **shape: Any,
 ) -> Model:
     run = recipe(f"tour-{family}", out=str(out), init_from=None if origin is None else str(origin))
-    run = replace(run, train=replace(run.train, steps=steps, seed=seed))
+    run = replace(run, train=replace(run.train, steps=steps, seed=seed), model=replace(run.model, **shape))
     fresh = origin is None
     model = fresh_model(run.model, language.tokenizer, seed) if fresh else model_from(origin, run.model, seed)
     context = BLOCKS * LENGTH
