@@ -24,7 +24,7 @@ from dadlm.evaluate.scores import block_of, finite, score_batch
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.text import about, check_length, documents_of, pick
 from dadlm.evaluate.work import Work
-from dadlm.model import Model, eval_mode
+from dadlm.model import Mode, Model, eval_mode, in_mode
 from dadlm.noise import Noise, sample_time
 from dadlm.objective import losses
 from dadlm.tokens import Rows
@@ -50,11 +50,14 @@ def perplexity(
     quiet: bool = True,
     data: Mapping[str, Any] | None = None,
     name: str = "",
+    mode: Mode = "diffusion",
 ) -> dict[str, Any]:
     """Nats per token and perplexity of `count` rows from all over the text, position 0 of each left out.
 
-    `draws` masks are drawn for each row and form. `data` is what `rows_of` says of the rows.
+    `draws` masks are drawn for each row and form. `data` is what `rows_of` says of the rows. In mode ar a
+    model with `causal_context` is scored exactly, as the AR model that it is too.
     """
+    model = in_mode(model, mode)
     check_length(model, rows.context)
     if draws < 1:
         raise ConfigError(f"draws must be at least 1, got {draws}")

@@ -25,6 +25,8 @@ class Losses:
     """Conditional reconstruction: the joint likelihood of the masked tokens, the paper's metric."""
     bound: Tensor
     """The same through per-token marginals: a valid bound for every family."""
+    next_token: Tensor | None = None
+    """[B, L - 1]: of the clean text as an AR model reads it, if asked for; differentiable, not weighted."""
 
 
 def losses(
@@ -35,19 +37,22 @@ def losses(
     report: bool = True,
     sizes: PaddedSizes | None = None,
     loss_mask: Tensor | None = None,
+    next_tokens: bool = False,
 ) -> Losses:
     """Losses of rows ids [B, L] under the given noise (none for AR); see `Model.forward`. The model may be
-    wrapped by DDP. Without `report` the bound is not computed."""
-    scores: Scores = model(ids, noise, sizes=sizes, loss_mask=loss_mask)
+    wrapped by DDP. Without `report` the bound is not computed; with `next_tokens` the loss of an AR model is,
+    too (`ModelConfig.causal_context`)."""
+    scores: Scores = model(ids, noise, sizes=sizes, loss_mask=loss_mask, next_tokens=next_tokens)
     weight = 1.0 if noise is None else noise.weight
     emission, transition = scores.emission_logp, scores.transition_logp
     assert emission is not None
+    next_token = None if scores.next_logp is None else -scores.next_logp
     if transition is None:  # tokens are independent of one another: AR, MDLM, BD3LM
         nll = -emission.sum((-1, -2)) * weight
-        return Losses(nll, nll.detach(), nll.detach())
+        return Losses(nll, nll.detach(), nll.detach(), next_token)
     nll = path_nll(emission, transition) * weight
     bound = marginal_nll(emission.detach(), transition.detach()) * weight if report else nll.detach()
-    return Losses(nll, nll.detach(), bound)
+    return Losses(nll, nll.detach(), bound, next_token)
 
 
 def path_nll(emission_logp: Tensor, transition_logp: Tensor) -> Tensor:

@@ -121,8 +121,11 @@ class Gradients:
         """Add the share of some rows to the gradients; their loss and gap, [2]."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             ids, noise, tokens, loss_mask = map_tensors(lambda x: x.to(self.device), inputs)
-            parts = losses(self.wrapped, ids, noise, report=report, sizes=sizes, loss_mask=loss_mask)
+            how = {"report": report, "sizes": sizes, "loss_mask": loss_mask}
+            parts = losses(self.wrapped, ids, noise, **how, next_tokens=self.train.ar_weight > 0)
             loss = parts.train.sum() / tokens
+            if parts.next_token is not None:
+                loss = loss + self.train.ar_weight * (parts.next_token.sum() / tokens)
             gap = (parts.bound - parts.reconstruction).sum() / tokens
         loss.backward()
         return torch.stack([loss.detach(), gap])
