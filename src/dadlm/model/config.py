@@ -59,7 +59,8 @@ class ModelConfig:
     """Attention heads."""
     architecture: ArchitectureName = "lean"
     """lean: RMSNorm, no biases, no conditioning. bd3lm: exactly the published network, adaLN included.
-    llama: that of pretrained causal language models, to start from one (docs/causal.md)."""
+    bd3lm-ar: its authors' AR model, the same without adaLN. llama: that of pretrained causal language models,
+    to start from one (docs/causal.md)."""
     tie_embedding: bool = True
     """Use the embedding as vocabulary head (the published network, bd3lm, keeps them apart)."""
     kv_heads: int | None = None
