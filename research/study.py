@@ -26,7 +26,7 @@ from dadlm.errors import CheckpointError, DadlmError
 from dadlm.evaluate import perplexity, reconstruction
 from dadlm.evaluate.work import write_result
 from dadlm.model import load
-from dadlm.model.network import count_parameters
+from dadlm.model.checkpoint import count_parameters
 from dadlm.recipes import recipe
 from dadlm.tokens import Rows, Shards, Tokenizer
 from dadlm.train import RunConfig, Trainer
