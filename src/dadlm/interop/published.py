@@ -60,6 +60,11 @@ def write_published(folder: Path, model: Model, notes: Notes | None = None) -> N
             f"this is a {config.family} model of architecture {config.architecture!r}; only bd3lm and mdlm "
             "models of architecture 'bd3lm' have the published form"
         )
+    if config.causal_context:
+        raise ConfigError(
+            "this model reads clean text token by token (causal_context), the published form in blocks: "
+            "its texts would be others there"
+        )
     tensors = {published_name(name): tensor for name, tensor in weights(model).items()}
     notes = notes or new_notes(config)
     notes.check(config, tensors)
