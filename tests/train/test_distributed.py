@@ -52,6 +52,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(config("dadlm", folder / "alone", **PLAN))
     few = {**HALF, "steps": 4}
     train(config("bd3lm", folder / "alone-parts", **few))
+    train(config("bd3lm", folder / "alone-joint", ar_weight=0.5, **few))
     train(config("dadlm", folder / "taken-over", **HALF))
     parts = {**few, "accumulate": 2, "checkpointing": True}
 
@@ -60,6 +61,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job(folder / "fsdp", "dadlm", PLAN, "fsdp"),
         job(folder / "parts-ddp", "bd3lm", parts, "ddp"),
         job(folder / "parts-fsdp", "bd3lm", parts, "fsdp"),
+        job(folder / "joint-ddp", "bd3lm", {**few, "ar_weight": 0.5}, "ddp"),
+        job(folder / "joint-fsdp", "bd3lm", {**few, "ar_weight": 0.5}, "fsdp"),
         job(folder / "half", "dadlm", HALF, "fsdp"),
         job(folder / "taken-over", "dadlm", PLAN, "fsdp"),
         job(folder / "nan", "bd3lm", {**HALF, "valid_every": 100, "save_every": 100}, "fsdp", nan_at=4),
@@ -80,6 +83,12 @@ def test_two_processes_have_the_losses_of_one(parallel: str, two: Path) -> None:
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_micro_batches_and_recomputed_layers_change_nothing(parallel: str, two: Path) -> None:
     assert_same_curve(two / f"parts-{parallel}", two / "alone-parts")
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_the_ar_loss_beside_diffusion_is_that_of_one_process(parallel: str, two: Path) -> None:
+    assert any(name == "valid_ar_nll" for _, name, _ in curve(two / "alone-joint"))
+    assert_same_curve(two / f"joint-{parallel}", two / "alone-joint")
 
 
 def test_each_process_keeps_its_rows_of_the_training_state(two: Path) -> None:

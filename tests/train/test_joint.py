@@ -1,6 +1,5 @@
 """Diffusion and AR together: models with a causal context, trained with `ar_weight`."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from tests.train.runs import (
     text,
     train,
     trainer,
-    with_model,
+    with_train,
 )
 
 from dadlm.errors import CheckpointError, ConfigError
@@ -26,8 +25,7 @@ from dadlm.train.trainer import model_from
 
 
 def joint(family: str, out: Path, weight: float = 0.5, **changes: Any) -> RunConfig:
-    run = with_model(config(family, out), causal_context=True)
-    return replace(run, train=replace(run.train, ar_weight=weight, **changes))
+    return config(family, out, ar_weight=weight, **changes)
 
 
 @pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
@@ -82,7 +80,7 @@ def test_a_stage_keeps_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["ar", "mdlm", "bd3lm", "dadlm"])
 def test_ar_weight_wants_a_causal_context(family: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"causal-context as well, or leave it out for this {family}"):
-        config(family, tmp_path, ar_weight=1.0)
+        with_train(config(family, tmp_path), ar_weight=1.0)
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
