@@ -28,6 +28,11 @@ APART: _Fields = {"track_bias": 3.0, "candidate_offset": 1.0}
 _LATE: _Fields = {"candidate_scale": 0.3, **APART}  # where candidates enter at a later layer
 
 
+def _noise(family: Family) -> NoiseConfig:
+    """BD3LM with its authors' clipped schedule."""
+    return NoiseConfig(clip_search=family == "bd3lm")
+
+
 def tour(family: Family) -> RunConfig:
     """Two layers on the tour's language: BD3LM first, then BD3LM and DA-DLM side by side."""
     shape: _Fields = {"vocab_size": 34, "eot_id": 32, "context": 32, "block_size": 4, "layers": 2}
@@ -47,6 +52,7 @@ def small(family: Family) -> RunConfig:
     return RunConfig(
         model=ModelConfig(family=family, **shape, context=128, heads=4, expand_at=2, **_LATE),
         data=DataConfig(tokenizer="bpe:1024"),
+        noise=_noise(family),
         train=TrainConfig(steps=steps, batch_size=16, **train),
         out=f"runs/small-{family}",
     )
@@ -59,14 +65,15 @@ def lab(family: Family) -> RunConfig:
     return RunConfig(
         model=ModelConfig(family=family, **shape, context=1024, heads=5, expand_at=4, **_LATE),
         data=DataConfig(tokenizer="bpe:8192"),
+        noise=_noise(family),
         train=TrainConfig(steps=steps, batch_size=32, lr=1e-3, warmup=500, ema=0.999),
         out=f"runs/lab-{family}",
     )
 
 
 def paper(family: Family) -> RunConfig:
-    """The paper's network, GPT-2 vocabulary and schedule: MDLM 850k steps, BD3LM 90k, DA-DLM 60k. BD3LM has
-    its authors' clipped schedule, and AR their network for it."""
+    """The paper's network, GPT-2 vocabulary and schedule: MDLM 850k steps, BD3LM 90k, DA-DLM 60k. AR has
+    the network of BD3LM's authors for it."""
     shape: _Fields = {"tie_embedding": False, "dropout": 0.1, "transition": "gated"}
     shape["architecture"] = "bd3lm-ar" if family == "ar" else "bd3lm"
     steps = {"ar": 500_000, "mdlm": 850_000, "bd3lm": 90_000, "dadlm": 60_000}[family]
@@ -74,7 +81,7 @@ def paper(family: Family) -> RunConfig:
     return RunConfig(
         model=ModelConfig(family=family, **shape, **APART),
         data=DataConfig(train="hf:Skylion007/openwebtext", tokenizer="gpt2"),
-        noise=NoiseConfig(clip_search=family == "bd3lm"),
+        noise=_noise(family),
         train=TrainConfig(steps=steps, batch_size=512, accumulate=16, warmup=2500, **every),
         out=f"runs/paper-{family}",
     )
