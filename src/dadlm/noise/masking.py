@@ -61,7 +61,10 @@ class NoiseConfig:
         if not 0 < self.low < self.high <= 1:
             raise ConfigError(f"noise needs 0 < low < high <= 1, got low={self.low}, high={self.high}")
         if self.schedule != "loglinear" and (self.clip_search or self.clipped):
-            raise ConfigError("clipping compares masked shares with times, which only loglinear makes equal")
+            raise ConfigError(
+                "clipping compares masked shares with times, which only loglinear makes equal: leave it out "
+                "(--noise.no-clip-search)"
+            )
 
     @property
     def clipped(self) -> bool:
