@@ -194,3 +194,12 @@ def test_a_model_that_reads_blocks_has_no_mode_ar(family):
 def test_mdlm_has_no_clean_text():
     with pytest.raises(ConfigError, match="mdlm reads no clean text"):
         tiny_model("mdlm", causal_context=True)
+
+
+def test_a_causal_model_stays_what_it_was():
+    """The weights of a Llama-architecture AR model, put into a BD3LM with a causal context."""
+    ar = tiny_model("ar", architecture="llama", kv_heads=2)
+    both = Model(replace(ar.config, family="bd3lm", causal_context=True)).eval()
+    set_weights(both, weights(ar), "the test")
+    ids = random_ids(ar.config)
+    assert torch.equal(in_mode(both, "ar").read(ids), ar.read(ids))
