@@ -15,7 +15,7 @@ import numpy as np
 
 from dadlm.bench.train import step_flops, systems
 from dadlm.model import ModelConfig
-from dadlm.model.network import count_parameters
+from dadlm.model.checkpoint import count_parameters
 from dadlm.recipes import recipe
 
 RESULTS = Path(__file__).parent / "results"

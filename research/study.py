@@ -26,7 +26,8 @@ from dadlm.errors import CheckpointError, DadlmError
 from dadlm.evaluate import perplexity, reconstruction
 from dadlm.evaluate.work import write_result
 from dadlm.model import load
-from dadlm.model.network import count_parameters
+from dadlm.model.checkpoint import count_parameters
+from dadlm.noise import NoiseConfig
 from dadlm.recipes import recipe
 from dadlm.tokens import Rows, Shards, Tokenizer
 from dadlm.train import RunConfig, Trainer
@@ -35,8 +36,8 @@ from research.plan import Run, plan
 
 
 def config_of(name: str, run: Run, out: Path, rows: int | None, **train: Any) -> RunConfig:
-    """The lab recipe with the changes of the plan."""
-    base = recipe(f"lab-{run.family}")
+    """The lab recipe with the changes of the plan; times of the whole range, as when it was made."""
+    base = recipe(f"lab-{run.family}", noise=NoiseConfig())
     settings = {
         "steps": run.steps,
         "decay": run.decay,

@@ -63,6 +63,23 @@ def model(trained: Trained, tmp_path: Path) -> Path:
     return Path(shutil.copytree((trained.runs["dadlm"] / "best").resolve(), tmp_path / "model"))
 
 
+def test_one_model_that_is_both(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    """Train it, write in both modes, score the AR mode; a model that is not both says what to do."""
+    both = ["--init-from", trained.runs["mdlm"], "--model.causal-context", "--train.ar-weight", "0.5"]
+    assert cli(*trained.train("bd3lm", tmp_path / "both", *both, "--json")).code == 0
+    write = ["generate", "The", "--max-new-tokens", "9", "--seed", "4", "--json", "--model"]
+    texts = [cli(*write, tmp_path / "both", "--mode", mode).json for mode in ("diffusion", "ar")]
+    assert texts[0] == cli(*write, tmp_path / "both").json != texts[1]
+    assert texts[1]["forward_passes"] == [9]
+    model = dadlm.load(tmp_path / "both")
+    expected = dadlm.generate(model, "The", max_new_tokens=9, seed=4, mode="ar")
+    assert texts[1]["texts"] == expected.texts
+    refused(cli(*write, trained.runs["bd3lm"], "--mode", "ar"), "mode ar needs", "--model.causal-context")
+    how = ["--model", tmp_path / "both", "--data", trained.text, "--count", "3", "--json"]
+    score = cli("evaluate", "perplexity", *how, "--mode", "ar", "--out", tmp_path / "score").json
+    assert score["is_bound"] is False and score["model"]["family"] == "ar"
+
+
 # Help
 
 

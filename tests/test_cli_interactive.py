@@ -140,6 +140,18 @@ def test_settings_seeds_and_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(line.startswith("/quit") for line in printed)
 
 
+def test_the_mode_can_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [tiny("dadlm", tokenizer=word_level(WORDS), causal_context=both) for both in (True, False)]
+    lines = ["/seed 5", "w1", "/set mode ar", "w1"]
+    both, only = (spoken(model, lines, monkeypatch) for model in models)
+    texts = [
+        f"w1{generate(models[0], ['w1'], max_new_tokens=16, seed=5, mode=m).texts[0]}"
+        for m in ("diffusion", "ar")
+    ]
+    assert [line for line in both if line.startswith("w1")] == texts and texts[0] != texts[1]
+    assert any(line.startswith("error: mode ar needs") for line in only)
+
+
 def test_quitting_and_showing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("dadlm", tokenizer=word_level(WORDS))
     printed = spoken(model, ["/show", "w1 w2", "/quit", "w3"], monkeypatch, seeds=[2])

@@ -1,18 +1,18 @@
 """Every recipe is complete: it builds its model, and its stages fit each other."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
 from dadlm.errors import ConfigError
 from dadlm.model import Model
-from dadlm.model.checkpoint import weights
-from dadlm.model.network import count_parameters
+from dadlm.model.checkpoint import count_parameters, weights
 from dadlm.recipes import RECIPES, recipe
 from dadlm.train import RunConfig
 
-SCALES = ("tour", "small", "lab", "paper")
+SCALES = ("tour", "small", "lab", "paper", "lm1b")
+LONGER = {"paper-bd3lm-150k": 150_000, "paper-bd3lm-300k": 300_000, "lm1b-bd3lm-150k": 150_000}
 FAMILIES = ("ar", "mdlm", "bd3lm", "dadlm")
 
 
@@ -22,7 +22,9 @@ def shapes(run: RunConfig) -> dict[str, torch.Size]:
 
 
 def test_there_is_one_recipe_for_every_scale_and_family() -> None:
-    assert sorted(RECIPES) == sorted(f"{scale}-{family}" for scale in SCALES for family in FAMILIES)
+    assert sorted(RECIPES) == sorted(
+        [f"{scale}-{family}" for scale in SCALES for family in FAMILIES] + [*LONGER]
+    )
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -50,9 +52,11 @@ def test_the_stages_of_a_scale_fit_each_other(scale: str) -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_families_of_a_scale_differ_in_little(scale: str) -> None:
     """Models that are compared share network, vocabulary, context and block size."""
-    shape = ("vocab_size", "eot_id", "context", "block_size", "layers", "width", "heads", "architecture")
+    shape = ("vocab_size", "eot_id", "context", "block_size", "layers", "width", "heads")
     for field in shape:
         assert len({asdict(recipe(f"{scale}-{family}").model)[field] for family in FAMILIES}) == 1, field
+    kinds = [recipe(f"{scale}-{family}").model.architecture for family in FAMILIES]
+    assert kinds == (["bd3lm-ar", *["bd3lm"] * 3] if scale in ("paper", "lm1b") else ["lean"] * 4)
 
 
 def test_the_paper_is_the_papers_size() -> None:
@@ -68,8 +72,34 @@ def test_the_paper_is_the_papers_size() -> None:
     assert recipe("paper-ar", out="elsewhere").out == "elsewhere"
 
 
+def test_the_ar_model_of_the_paper_has_no_adaln() -> None:
+    """The published network without its conditioning: 256 → 128 → 128, 6d of each layer, 2d at the end."""
+    d, c, layers = 768, 128, 12
+    without = (256 * c + c) + (c * c + c) + (layers * 6 + 2) * d * (c + 1)
+    assert count_parameters(recipe("paper-ar").model)["total"] == 169_627_218 - without
+    assert not any("modulation" in name or "condition" in name for name in shapes(recipe("paper-ar")))
+    with pytest.raises(ConfigError, match="choose bd3lm for mdlm"):
+        replace(recipe("paper-ar").model, family="mdlm")
+
+
+def test_the_baselines_of_the_paper() -> None:
+    for name, steps in LONGER.items():
+        run, stage = recipe(name), recipe(name.rpartition("-")[0])
+        assert run.train.steps == steps and run.out == f"runs/{name}"
+        assert replace(run, train=stage.train, out=stage.out) == stage
+    for family in FAMILIES:
+        ours, theirs = recipe(f"lm1b-{family}"), recipe(f"paper-{family}")
+        assert ours.model.context == 128 and replace(ours.model, context=1024) == theirs.model
+        assert ours.train == replace(theirs.train, accumulate=2) and ours.noise == theirs.noise
+
+
+def test_the_clipped_schedule_is_used_where_its_authors_use_it() -> None:
+    clipped = {name for name in RECIPES if recipe(name).noise.clip_search}
+    assert clipped == {name for name in RECIPES if "-bd3lm" in name and not name.startswith("tour")}
+
+
 @pytest.mark.parametrize(
-    "name", ["", "small", "small-", "-ar", "small-gpt", "huge-ar", "small-ar-2", "Small-ar"]
+    "name", ["", "small", "small-", "-ar", "small-gpt", "huge-ar", "small-ar-2", "Small-ar", "lab-bd3lm-150k"]
 )
 def test_an_unknown_recipe_is_refused_with_the_list(name: str) -> None:
     with pytest.raises(ConfigError, match="unknown recipe") as caught:

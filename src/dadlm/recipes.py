@@ -1,7 +1,11 @@
 """Complete runs by name, `SCALE-FAMILY`, at every scale. Each is a function that returns plain settings.
 
 tour   a made-up language, seconds on a CPU          small  a text file, minutes on a CPU
-lab    about 10M parameters, minutes on one GPU      paper  the paper's size and schedule
+lab    about 10M parameters, minutes on one GPU      paper  the paper's size and schedule on OpenWebText
+lm1b   the same on LM1B, in rows of 128 tokens
+
+At the paper's scales BD3LM also has the budgets of the baselines: `SCALE-bd3lm-150k`, `paper-bd3lm-300k`.
+`SCALE-bd3lm` is the stage before DA-DLM.
 
 `finetune` is the recipe of `dadlm finetune`, for models of any scale.
 """
@@ -13,6 +17,7 @@ from typing import Any
 from dadlm.errors import ConfigError
 from dadlm.model import ModelConfig
 from dadlm.model.config import Family
+from dadlm.noise import NoiseConfig
 from dadlm.train import DataConfig, FinetuneConfig, RunConfig, TrainConfig
 
 _Fields = dict[str, Any]
@@ -21,6 +26,11 @@ FAMILIES: tuple[Family, ...] = ("ar", "mdlm", "bd3lm", "dadlm")
 # What makes the candidates part at once (docs/experiments.md). The paper's equations alone: None and None.
 APART: _Fields = {"track_bias": 3.0, "candidate_offset": 1.0}
 _LATE: _Fields = {"candidate_scale": 0.3, **APART}  # where candidates enter at a later layer
+
+
+def _noise(family: Family) -> NoiseConfig:
+    """BD3LM with its authors' clipped schedule."""
+    return NoiseConfig(clip_search=family == "bd3lm")
 
 
 def tour(family: Family) -> RunConfig:
@@ -42,6 +52,7 @@ def small(family: Family) -> RunConfig:
     return RunConfig(
         model=ModelConfig(family=family, **shape, context=128, heads=4, expand_at=2, **_LATE),
         data=DataConfig(tokenizer="bpe:1024"),
+        noise=_noise(family),
         train=TrainConfig(steps=steps, batch_size=16, **train),
         out=f"runs/small-{family}",
     )
@@ -54,21 +65,37 @@ def lab(family: Family) -> RunConfig:
     return RunConfig(
         model=ModelConfig(family=family, **shape, context=1024, heads=5, expand_at=4, **_LATE),
         data=DataConfig(tokenizer="bpe:8192"),
+        noise=_noise(family),
         train=TrainConfig(steps=steps, batch_size=32, lr=1e-3, warmup=500, ema=0.999),
         out=f"runs/lab-{family}",
     )
 
 
 def paper(family: Family) -> RunConfig:
-    """The paper's network, GPT-2 vocabulary and schedule: MDLM 850k steps, BD3LM 90k, DA-DLM 60k."""
-    shape: _Fields = {"architecture": "bd3lm", "tie_embedding": False, "dropout": 0.1, "transition": "gated"}
+    """The paper's network, GPT-2 vocabulary and schedule: MDLM 850k steps, BD3LM 90k, DA-DLM 60k. AR has
+    the network of BD3LM's authors for it."""
+    shape: _Fields = {"tie_embedding": False, "dropout": 0.1, "transition": "gated"}
+    shape["architecture"] = "bd3lm-ar" if family == "ar" else "bd3lm"
     steps = {"ar": 500_000, "mdlm": 850_000, "bd3lm": 90_000, "dadlm": 60_000}[family]
     every: _Fields = {"valid_every": 10_000, "save_every": 5_000, "log_every": 100}
     return RunConfig(
         model=ModelConfig(family=family, **shape, **APART),
         data=DataConfig(train="hf:Skylion007/openwebtext", tokenizer="gpt2"),
+        noise=_noise(family),
         train=TrainConfig(steps=steps, batch_size=512, accumulate=16, warmup=2500, **every),
         out=f"runs/paper-{family}",
+    )
+
+
+def lm1b(family: Family) -> RunConfig:
+    """The paper's other text, by the same procedure: shorter rows, so fewer parts of a batch."""
+    run = paper(family)
+    return replace(
+        run,
+        model=replace(run.model, context=128),
+        data=replace(run.data, train="hf:dvruette/lm1b"),
+        train=replace(run.train, accumulate=2),
+        out=f"runs/lm1b-{family}",
     )
 
 
@@ -80,13 +107,28 @@ def finetune(**changes: Any) -> FinetuneConfig:
     return FinetuneConfig(**({"train": train, "rouge_pairs": 256} | changes))
 
 
-_SCALES: dict[str, Callable[[Family], RunConfig]] = {"tour": tour, "small": small, "lab": lab, "paper": paper}
+_SCALES: dict[str, Callable[[Family], RunConfig]] = {
+    "tour": tour,
+    "small": small,
+    "lab": lab,
+    "paper": paper,
+    "lm1b": lm1b,
+}
+_LONGER = {  # BD3LM as DA-DLM's equal in steps, and in compute
+    "paper-bd3lm-150k": 150_000,
+    "paper-bd3lm-300k": 300_000,
+    "lm1b-bd3lm-150k": 150_000,
+}
 RECIPES: tuple[str, ...] = tuple(f"{scale}-{family}" for scale in _SCALES for family in FAMILIES)
+RECIPES += tuple(_LONGER)
 
 
 def recipe(name: str, **changes) -> RunConfig:
-    """The run called SCALE-FAMILY, with top-level fields replaced."""
-    scale, _, family = name.partition("-")
-    if scale not in _SCALES or family not in FAMILIES:
+    """The run called SCALE-FAMILY, or SCALE-FAMILY-STEPS, with top-level fields replaced."""
+    if name not in RECIPES:
         raise ConfigError(f"unknown recipe {name!r}; choose one of {', '.join(RECIPES)}")
-    return replace(_SCALES[scale](family), **changes)  # type: ignore[arg-type]
+    scale, family, *_ = name.split("-")
+    run = _SCALES[scale](family)  # type: ignore[arg-type]
+    if name in _LONGER:
+        run = replace(run, train=replace(run.train, steps=_LONGER[name]), out=f"runs/{name}")
+    return replace(run, **changes)

@@ -309,6 +309,6 @@ def test_memory_and_constants_are_those_of_the_rows_in_work(as_on_cuda: None) ->
     row = served.add(request)
     served.step()
     served.remove(row)
-    assert model._keepers == 0 and model.backbone.modulation.kept is None
+    assert model.backbone.keepers == 0 and model.backbone.modulation.kept is None
     release_engine(model)
     assert model.backbone.modulation.buffer is None

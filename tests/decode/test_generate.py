@@ -79,7 +79,7 @@ def rows(count: int = 6) -> list[list[int]]:
 
 
 @every_settings
-@pytest.mark.parametrize("family", BLOCK_FAMILIES)
+@pytest.mark.parametrize("family", ["ar", *BLOCK_FAMILIES])
 def test_cached_and_uncached_agree_token_by_token(models, family: str, options: dict):
     how = {"max_new_tokens": 11, "seed": 3, **options}
     cached, uncached = (generate(models[family], rows(), cache=cache, **how) for cache in (True, False))

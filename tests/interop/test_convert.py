@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.commands import Cli, refused
+from tests.decode.tiny import tiny
 from tests.interop import published
 from tests.interop.reference import Reference
 
@@ -20,6 +21,7 @@ from dadlm.model.checkpoint import weights
 from dadlm.noise import Noise
 from dadlm.objective import losses
 from dadlm.recipes import recipe
+from dadlm.tokens import word_level
 
 FAMILIES = ("bd3lm", "mdlm")
 
@@ -138,6 +140,12 @@ def test_other_families_have_no_published_form(tmp_path: Path) -> None:
     for name, to in (("ar", "bd3lm"), ("bd3lm", "bd3lm"), ("bd3lm", "mdlm")):
         with pytest.raises(ConfigError, match="form"):
             convert(name, tmp_path / "out", to=to)
+    shape = {"architecture": "bd3lm", "tie_embedding": False, "causal_context": True}
+    dadlm.save(
+        tiny("bd3lm", tokenizer=word_level([f"w{i}" for i in range(28)]), **shape), tmp_path / "causal"
+    )
+    with pytest.raises(ConfigError, match="token by token"):
+        convert(tmp_path / "causal", tmp_path / "out", to="bd3lm")
     assert not (tmp_path / "out").exists()
 
 

@@ -27,10 +27,12 @@ class Node:
     candidate: int = 0
 
 
-def sees(query: Node, key: Node) -> bool:
-    """The three rules of block diffusion; the start node is a key for nobody."""
+def sees(query: Node, key: Node, causal: bool) -> bool:
+    """The three rules of block diffusion, or with a causal context; the start node is a key for nobody."""
     if key.start:
         return False
+    if causal and query.clean and key.clean:
+        return key.position <= query.position
     if query.clean == key.clean:
         return key.block <= query.block if query.clean else key.block == query.block
     return key.clean and key.block < query.block
@@ -91,7 +93,9 @@ def _layer(model: Model, index: int, x: Tensor, nodes: list[Node]) -> Tensor:
     h = _norm(model, x, own["norm_attention.weight"]) * (1 + scale_1) + shift_1
     q, k, v = (h @ own["qkv.weight"].T).view(len(x), 3, heads, width // heads).unbind(1)
     q, k = (_rotate(y, [node.position for node in nodes]) for y in (q, k))
-    allowed = torch.tensor([[sees(query, key) for key in nodes] for query in nodes])
+    allowed = torch.tensor(
+        [[sees(query, key, model.config.causal_context) for key in nodes] for query in nodes]
+    )
     out = torch.zeros_like(q)
     for head in range(heads):
         scores = q[:, head] @ k[:, head].T / math.sqrt(width // heads)

@@ -95,7 +95,7 @@ def test_noise_of_an_earlier_block_is_invisible_to_a_later_one(family, expand_at
     remasked[:, :8] ^= True
     before, after = (model(ids, Noise.of(mask)) for mask in (masked, remasked))
     assert not torch.equal(before.emission_logp[:, :2], after.emission_logp[:, :2])
-    for ours, theirs in zip(before[2:], after[2:], strict=True):
+    for ours, theirs in zip(before[2:5], after[2:5], strict=True):
         if ours is None:
             assert theirs is None and family == "bd3lm"
             continue

@@ -171,6 +171,7 @@ def test_models(client: openai.OpenAI, server: Running) -> None:
         "block_size": 4,
         "candidates": 3,
         "context": 64,
+        "modes": ["diffusion"],
         "parameters": sum(p.numel() for p in model.parameters()),
     }
     for listed, (name, sampler) in zip(page.dadlm["samplers"], SAMPLERS.items(), strict=True):  # type: ignore

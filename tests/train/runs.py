@@ -36,13 +36,12 @@ def shape(family: str, **changes: Any) -> ModelConfig:
 
 
 def config(family: str, out: Path, edge: str = "none", **train: Any) -> RunConfig:
-    """Options go to `TrainConfig`."""
+    """Options go to `TrainConfig`; with an `ar_weight` the model is one that is both."""
     plan = {"steps": 12, "batch_size": 4, "lr": 1e-2, "warmup": 3, "ema": 0.9, "device": "cpu"}
     plan |= {"valid_every": 4, "valid_rows": 8, "save_every": 100, "log_every": 1}
     data = DataConfig(train="made up")
-    return RunConfig(
-        model=shape(family, edge=edge), data=data, train=TrainConfig(**(plan | train)), out=str(out)
-    )
+    model = shape(family, edge=edge, causal_context="ar_weight" in train)
+    return RunConfig(model=model, data=data, train=TrainConfig(**(plan | train)), out=str(out))
 
 
 def text(count: int, seed: int) -> Rows:

@@ -53,6 +53,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     few = {**HALF, "steps": 4}
     train(config("bd3lm", folder / "alone-parts", **few))
     train(config("dadlm", folder / "alone-edges", edge="bilinear", **few))
+    train(config("bd3lm", folder / "alone-joint", ar_weight=0.5, **few))
     train(config("dadlm", folder / "taken-over", **HALF))
     parts = {**few, "accumulate": 2, "checkpointing": True}
 
@@ -63,6 +64,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job(folder / "parts-fsdp", "bd3lm", parts, "fsdp"),
         job(folder / "edges-ddp", "dadlm", few, "ddp", edge="bilinear"),
         job(folder / "edges-fsdp", "dadlm", few, "fsdp", edge="bilinear"),
+        job(folder / "joint-ddp", "bd3lm", {**few, "ar_weight": 0.5}, "ddp"),
+        job(folder / "joint-fsdp", "bd3lm", {**few, "ar_weight": 0.5}, "fsdp"),
         job(folder / "half", "dadlm", HALF, "fsdp"),
         job(folder / "taken-over", "dadlm", PLAN, "fsdp"),
         job(folder / "nan", "bd3lm", {**HALF, "valid_every": 100, "save_every": 100}, "fsdp", nan_at=4),
@@ -90,6 +93,12 @@ def test_the_bound_of_edges_is_that_of_one_process(parallel: str, two: Path) -> 
     """It needs the vocabulary head once more behind the forward pass, where FSDP has sharded it again."""
     assert any("valid_graph_gap" in entry for entry in metrics(two / f"edges-{parallel}"))
     assert_same_curve(two / f"edges-{parallel}", two / "alone-edges")
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_the_ar_loss_beside_diffusion_is_that_of_one_process(parallel: str, two: Path) -> None:
+    assert any(name == "valid_ar_nll" for _, name, _ in curve(two / "alone-joint"))
+    assert_same_curve(two / f"joint-{parallel}", two / "alone-joint")
 
 
 def test_each_process_keeps_its_rows_of_the_training_state(two: Path) -> None:

@@ -16,7 +16,7 @@ from dadlm.decode.events import event_of
 from dadlm.decode.generate import completions, decode_steps
 from dadlm.decode.show import show_step
 from dadlm.errors import ConfigError, DadlmError
-from dadlm.model import Model
+from dadlm.model import Model, in_mode
 
 _HELP = """\
 TEXT               complete it
@@ -67,23 +67,24 @@ class Session:
         if name == "sampler" and changes[name] != "random":
             changes["steps"] = None  # only that sampler has them
         changed = replace(self.settings, **changes)
-        changed.check(self.model.config)
+        changed.check(in_mode(self.model, changed.mode).config)
         self.settings = changed
 
     def write(self, prompt: str) -> None:
         """Complete a prompt in front of the reader, until Ctrl-C at the latest; then print what it took."""
         seed = secrets.randbits(31) if self.seed is None else self.seed
-        [row] = completions(self.model, [prompt], self.settings, seed)
-        assert self.model.tokenizer is not None, "the prompt was a text"
-        decode, console, start = self.model.tokenizer.decode, self.console, time.perf_counter()
+        model = in_mode(self.model, self.settings.mode)
+        [row] = completions(model, [prompt], self.settings, seed)
+        assert model.tokenizer is not None, "the prompt was a text"
+        decode, console, start = model.tokenizer.decode, self.console, time.perf_counter()
         console.print(Text(prompt, style="dim"), end="\n" if self.show else "")
         tokens, passes, printed, stopped = [], 0, 0, ""
         try:
-            for result in decode_steps(self.model, [row]):
+            for result in decode_steps(model, [row]):
                 finished = [row.ids[position] for new in result.committed for position in new.positions]
                 tokens, passes = tokens + finished, passes + bool(result.rows)
                 if self.show and result.step:
-                    show_step(event_of(self.model, result.step, tokens=1), console)
+                    show_step(event_of(model, result.step, tokens=1), console)
                 elif finished and not self.show:
                     # Without a character whose last bytes are still to come.
                     text = decode(tokens).rstrip("\N{REPLACEMENT CHARACTER}")
@@ -110,7 +111,7 @@ def converse(model: Model, settings: DecodeSettings, seeds: Sequence[int] = (), 
     """Read prompts and commands until Ctrl-D or /quit; errors are printed and the loop continues."""
     if len(seeds) > 1:
         raise ConfigError("texts are written one by one here: give one --seed")
-    settings.check(model.config)
+    settings.check(in_mode(model, settings.mode).config)
     with suppress(ImportError):  # absent on Windows, where the terminal keeps the history itself
         import readline  # noqa: F401 (input() takes line editing and history from it)
     console = Console(highlight=False, soft_wrap=True)

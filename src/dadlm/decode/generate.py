@@ -14,7 +14,7 @@ from dadlm.decode.events import StepEvent, event_of
 from dadlm.decode.request import Gap, Prompt, Request, Row, ids_of, is_int, seeds_of, settings_of
 from dadlm.decode.settings import DecodeSettings
 from dadlm.errors import ConfigError
-from dadlm.model import Model
+from dadlm.model import Model, in_mode
 from dadlm.model.capture import empty_cache
 
 
@@ -75,7 +75,9 @@ def generate(
     """Complete each prompt. Options are those of `DecodeSettings`; `cache=False` is the slow twin."""
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
-    rows = completions(model, _as_list(prompts), settings_of(settings, options), seed)
+    settings = settings_of(settings, options)
+    model = in_mode(model, settings.mode)
+    rows = completions(model, _as_list(prompts), settings, seed)
     with borrow_engine(model, cache) as engine:
         for first in range(0, len(rows), batch_size):
             _run(engine, rows[first : first + batch_size])
@@ -101,6 +103,7 @@ def stream(
     settings = settings_of(settings, options)
     if top_tokens < 1:
         raise ConfigError(f"top_tokens must be at least 1, got {top_tokens}")
+    model = in_mode(model, settings.mode)
     rows = completions(model, [prompt], settings, seed)  # wrong input fails here, not at the first step
     steps = (result.step for result in decode_steps(model, rows))
     return (event_of(model, step, top_tokens) for step in steps if step and bool(step.block.masked.any()))
@@ -128,6 +131,7 @@ def fill_gaps(
         raise ConfigError(f"a gap is (first, length), two whole numbers; got {list(gaps)!r}")
     pairs = tuple((int(first), int(length)) for first, length in gaps)
     request = Request(ids=tuple(ids), gaps=pairs, settings=settings, seed=seeds_of(seed, 1)[0])
+    model = in_mode(model, settings.mode)
     row = Row(model, request)
     with borrow_engine(model) as engine:
         _run(engine, [row])
@@ -185,6 +189,8 @@ def borrow_engine(model: Model, cached: bool = True) -> Iterator[Engine]:
 
 def release_engine(model: Model) -> None:
     """Give back the memory that decoding holds between calls: keys and values, and captured graphs."""
+    for view in model.views:
+        release_engine(view)
     for engine in model.engines:
         engine.release()
     model.engines.clear()

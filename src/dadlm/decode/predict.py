@@ -56,11 +56,14 @@ def at_path(x: Tensor, path: Tensor) -> Tensor:
 def predict(model: Model, block: Block, text: Tensor, context: Context | None) -> Prediction:
     """The graphs of blocks that follow `text` [B, L], whose keys and values are in `context`.
 
-    AR: reads the token before the block, which also caches that one. MDLM: the window, prompt included, is
-    the block and sees itself in both directions. BD3LM, DA-DLM: the nodes of the block against the text
-    before it.
+    AR: reads the token before the block, which also caches that one; without a context the whole text. MDLM:
+    the window, prompt included, is the block and sees itself in both directions. BD3LM, DA-DLM: the nodes of
+    the block against the text before it.
     """
     family, first = model.config.family, block.first[:, None]
+    if family == "ar" and context is None:
+        hidden = model.read(text)
+        return _single(hidden.gather(1, (first - 1)[..., None].expand(-1, -1, hidden.shape[-1])))
     if family == "ar":
         return _single(model.read(text.gather(1, first - 1), context, position=first - 1))
     if family == "mdlm":

@@ -1,11 +1,11 @@
 """How to decode: every option of `generate`, checked where it is born."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from dadlm.decode.samplers import SAMPLERS, SamplerName
 from dadlm.errors import ConfigError
-from dadlm.model import ModelConfig
+from dadlm.model import Mode, ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +14,9 @@ class DecodeSettings:
 
     max_new_tokens: int | None = None
     """Tokens to write after the prompt; None: 128, or what the context leaves if that is less."""
+    mode: Mode = "diffusion"
+    """diffusion: block by block, as the options below say. ar: token by token, which AR models always do, and
+    models with `causal_context` can; of the options below path, top_p, temperature and nucleus are read."""
     sampler: SamplerName = "first-hitting"
     """Which predictions a step keeps: one at random, a random share, all that are sure enough, or as many as
     an entropy bound allows."""
@@ -50,6 +53,7 @@ class DecodeSettings:
     look at all of it in any case."""
 
     def __post_init__(self) -> None:
+        _choice("mode", self.mode, get_args(Mode))
         _choice("sampler", self.sampler, tuple(SAMPLERS))
         _choice("path", self.path, ("sample", "viterbi", "lookahead"))
         _choice("nucleus", self.nucleus, ("standard", "bd3lm", "position"))
@@ -91,6 +95,10 @@ class DecodeSettings:
             raise ConfigError(
                 f"shortlist is {self.shortlist}, but this model has {config.mask_id} tokens to draw from; "
                 "take fewer, or leave shortlist out to draw from all"
+            )
+        if self.mode == "ar" and config.family != "ar":
+            raise ConfigError(
+                f"mode ar is not decoded by a {config.family} model itself: pass in_mode(model, 'ar')"
             )
         if self.steps is not None and self.steps > config.block:
             raise ConfigError(

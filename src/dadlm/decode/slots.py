@@ -192,7 +192,7 @@ class Slots:
         if self.cache is not None:
             used = max((row.first for row in self.rows[rows] if row), default=1) + ahead
             return self.cache.view(rows, self.state.text, used)
-        if self.state.is_window:
+        if self.state.is_window or model.config.family == "ar":
             return None
         context = Context()
         model.read(self.state.text[rows, : self.state.positions], context, only_context=True)

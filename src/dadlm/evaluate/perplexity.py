@@ -27,7 +27,7 @@ from dadlm.evaluate.scores import block_of, finite, score_batch
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.text import about, check_length, documents_of, pick
 from dadlm.evaluate.work import Work
-from dadlm.model import Model, eval_mode
+from dadlm.model import Mode, Model, eval_mode, in_mode
 from dadlm.objective import check_chains, exact_or, losses
 from dadlm.tokens import Rows
 
@@ -53,14 +53,17 @@ def perplexity(
     quiet: bool = True,
     data: Mapping[str, Any] | None = None,
     name: str = "",
+    mode: Mode = "diffusion",
 ) -> dict[str, Any]:
     """Nats per token and perplexity of `count` rows from all over the text, position 0 of each left out.
 
     `draws` masks are drawn for each row and form. With `passes` 1 it is the exact likelihood of whole blocks
     written in one pass each. `chains` sum out the open left neighbours of a token where there are token edges
     and a large vocabulary (`objective.exact_or`; 0: exactly, at any cost). `data` is what `rows_of` says of
-    the rows.
+    the rows. In mode ar a model with `causal_context` is scored exactly, as the AR model that it is
+    too.
     """
+    model = in_mode(model, mode)
     check_length(model, rows.context)
     check_passes(model, passes)
     check_chains(chains)

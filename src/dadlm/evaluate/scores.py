@@ -32,6 +32,8 @@ class RowScores:
     """[R·G]: weighted loss per token of the block."""
     graph_gap: Tensor
     """[R]: what the graph adds beside token edges (`Losses.graph_gap`), in nats per token."""
+    ar_nll: Tensor
+    """[R]: the exact value of the model's mode ar; empty if it has none beside diffusion."""
 
     @property
     def gap(self) -> float:
@@ -48,15 +50,23 @@ def score_rows(
     with eval_mode(model), torch.no_grad():
         for first in range(0, count, batch_size):
             index = torch.arange(first, min(first + batch_size, count))
-            batches.append(score_batch(model, rows.batch(index), index, count, seed))
+            ids, both = rows.batch(index), len(model.config.modes) > 1
+            batches.append(score_batch(model, ids, index, count, seed, next_tokens=both))
     return RowScores(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
 
 
 def score_batch(
-    model: Model, ids: Tensor, index: Tensor, count: int, seed: int, step: int = 0, chains: int = CHAINS
+    model: Model,
+    ids: Tensor,
+    index: Tensor,
+    count: int,
+    seed: int,
+    step: int = 0,
+    chains: int = CHAINS,
+    next_tokens: bool = False,
 ) -> tuple[Tensor, ...]:
     """What `RowScores` holds, for some of the rows; another step draws other noise. `chains`: of the bound of
-    models with token edges."""
+    models with token edges; see `losses` for `next_tokens`."""
     (B, L), block = ids.shape, block_of(model, ids.shape[1])
     noise = None
     if model.config.family != "ar":
@@ -64,14 +74,15 @@ def score_batch(
         noise = draw_noise(
             NoiseConfig(), seed=seed, step=step, rows=rows, batch_rows=count, length=L, block_size=block
         )
-    loss = losses(model, ids.to(model.device), noise, chains=chains, seed=seed)
+    loss = losses(model, ids.to(model.device), noise, chains=chains, seed=seed, next_tokens=next_tokens)
     parts = (loss.reconstruction, loss.bound, loss.graph_gap)
     *per_row, graph_gap = (part.sum(1).double().cpu() / (L - 1) for part in parts)
+    ar_nll = torch.zeros(0) if loss.next_token is None else loss.next_token.sum(1).double().cpu() / (L - 1)
     if noise is None:
-        return *per_row, *(torch.zeros(0) for _ in range(3)), graph_gap
+        return *per_row, *(torch.zeros(0) for _ in range(3)), graph_gap, ar_nll
     fraction = noise.masked.view(B, -1, block).float().mean(-1)
     blocks = (noise.time, fraction, loss.reconstruction / block)
-    return *per_row, *(part.flatten().cpu() for part in blocks), graph_gap
+    return *per_row, *(part.flatten().cpu() for part in blocks), graph_gap, ar_nll
 
 
 def block_of(model: Model, length: int) -> int:

@@ -64,6 +64,11 @@ def write_published(folder: Path, model: Model, notes: Notes | None = None) -> N
         raise ConfigError(
             "this model has token edges, which the published form cannot hold: use dadlm or transformers"
         )
+    if config.causal_context:
+        raise ConfigError(
+            "this model reads clean text token by token (causal_context), the published form in blocks: "
+            "its texts would be others there"
+        )
     tensors = {published_name(name): tensor for name, tensor in weights(model).items()}
     notes = notes or new_notes(config)
     notes.check(config, tensors)

@@ -2,17 +2,21 @@
 
 from dadlm.model.backbone import Context
 from dadlm.model.checkpoint import find_device, load, save
-from dadlm.model.config import ModelConfig
-from dadlm.model.network import Denoised, Model, Scores, eval_mode
+from dadlm.model.config import Mode, ModelConfig
+from dadlm.model.modes import in_mode
+from dadlm.model.network import Model, eval_mode
+from dadlm.model.scores import Denoised, Scores
 
 __all__ = [
     "Context",
     "Denoised",
+    "Mode",
     "Model",
     "ModelConfig",
     "Scores",
     "eval_mode",
     "find_device",
+    "in_mode",
     "load",
     "save",
 ]

@@ -58,7 +58,8 @@ class Bd3lm(Lean):
     @staticmethod
     def check(config: "ModelConfig") -> None:
         if config.tie_embedding:
-            raise ConfigError("architecture 'bd3lm' has a head of its own: set tie_embedding to False")
+            name = config.architecture
+            raise ConfigError(f"architecture {name!r} has a head of its own: set tie_embedding to False")
         Lean.check(config)
 
     @staticmethod
@@ -67,6 +68,20 @@ class Bd3lm(Lean):
         if name == "head.linear" or ".modulation" in f".{name}":
             nn.init.zeros_(linear.weight)
             nn.init.zeros_(linear.bias)
+
+
+class Bd3lmAr(Bd3lm):
+    """That of the AR model which BD3LM was published beside: the same without adaLN."""
+
+    condition_width, is_published = 0, False
+
+    @staticmethod
+    def check(config: "ModelConfig") -> None:
+        if config.family != "ar":
+            raise ConfigError(
+                f"architecture 'bd3lm-ar' is for the family ar: choose bd3lm for {config.family}"
+            )
+        Bd3lm.check(config)
 
 
 class Llama(Lean):
@@ -88,5 +103,5 @@ class Llama(Lean):
         return F.silu(gate) * up
 
 
-ArchitectureName = Literal["lean", "bd3lm", "llama"]
-ARCHITECTURES: dict[str, type[Lean]] = {"lean": Lean, "bd3lm": Bd3lm, "llama": Llama}
+ArchitectureName = Literal["lean", "bd3lm", "bd3lm-ar", "llama"]
+ARCHITECTURES: dict[str, type[Lean]] = {"lean": Lean, "bd3lm": Bd3lm, "bd3lm-ar": Bd3lmAr, "llama": Llama}

@@ -1,7 +1,8 @@
 """The transformer shared by all families: a clean stream to read, and nodes to denoise against it.
 
-`read` runs clean text block by block causally: with blocks of one token it is an AR model, with one
-block as long as the text it is MDLM, and with blocks of N it is the clean half of block diffusion.
+`read` runs clean text block by block causally: with blocks of one token it is an AR model, or the clean half
+of a model with `causal_context`; with one block as long as the text it is MDLM, and with blocks of N it is
+the clean half of block diffusion.
 `denoise` runs the nodes of the noisy blocks, which see the keys and values that `read` left behind.
 In a model that began as a causal one (`config.shift`) a masked node takes the place of the token before it.
 
@@ -61,6 +62,7 @@ class Backbone(nn.Module):
         self.condition = Condition(width) if width else None
         self.mask_change = nn.Parameter(torch.zeros(config.width)) if config.lora else None
         self.attend_nodes = attend_nodes
+        self.keepers = 0  # see `Model.keep_constants`
         self.checkpointing = False  # recompute the layers in backward instead of keeping what they made
 
     def read(
@@ -134,6 +136,11 @@ class Backbone(nn.Module):
     def release_constants(self) -> None:
         for modulation in self.modulations():
             modulation.kept = None
+
+    def drop_constants(self) -> None:
+        """Give the memory of constants back."""
+        for modulation in self.modulations():
+            modulation.buffer = None
 
     def modulations(self) -> list[Modulation]:
         return [module for module in self.modules() if isinstance(module, Modulation)]

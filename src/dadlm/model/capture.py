@@ -15,7 +15,8 @@ _one_at_a_time = threading.RLock()
 
 
 class Engines(list):
-    """Decoding engines that wait for the next call; a copy of the model has none."""
+    """What a model keeps between calls of decoding: engines, and itself in another mode. A copy of the model
+    has none."""
 
     def __deepcopy__(self, memo: dict) -> "Engines":
         return Engines()

@@ -10,6 +10,7 @@ from dadlm.model.edge import EDGES, EdgeName
 from dadlm.model.transition import TRANSITIONS, TransitionName
 
 Family = Literal["ar", "mdlm", "bd3lm", "dadlm"]
+Mode = Literal["diffusion", "ar"]
 
 # Every number has a least and a largest value: a configuration may come from a stranger's file.
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -58,7 +59,8 @@ class ModelConfig:
     """Attention heads."""
     architecture: ArchitectureName = "lean"
     """lean: RMSNorm, no biases, no conditioning. bd3lm: exactly the published network, adaLN included.
-    llama: that of pretrained causal language models, to start from one (docs/causal.md)."""
+    bd3lm-ar: its authors' AR model, the same without adaLN. llama: that of pretrained causal language models,
+    to start from one (docs/causal.md)."""
     tie_embedding: bool = True
     """Use the embedding as vocabulary head (the published network, bd3lm, keeps them apart)."""
     kv_heads: int | None = None
@@ -94,6 +96,9 @@ class ModelConfig:
     before the vocabulary head."""
     edge_rank: int = 128
     """Rank of the token edges."""
+    causal_context: bool = False
+    """Read clean text token by token (bd3lm, dadlm): a token of it does not see the rest of its block, and
+    the model is also an AR model (mode ar of decoding)."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -111,6 +116,10 @@ class ModelConfig:
             raise ConfigError(
                 f"edge {self.edge}: token edges join the tokens of a block, and {self.family} has no blocks; "
                 "leave edge at none, or choose the family bd3lm or dadlm"
+            )
+        if self.causal_context and self.family == "mdlm":
+            raise ConfigError(
+                "causal_context: mdlm reads no clean text; leave it out, or choose the family bd3lm or dadlm"
             )
         if self.dropout == 1:
             raise ConfigError("dropout must be below 1")
@@ -166,6 +175,18 @@ class ModelConfig:
     def block(self) -> int:
         """Tokens decoded together: 1 (ar), the context (mdlm), or the block size."""
         return {"ar": 1, "mdlm": self.context}.get(self.family, self.block_size)
+
+    @property
+    def clean_block(self) -> int:
+        """Tokens of clean text that see one another."""
+        return 1 if self.causal_context else self.block
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The ways in which the model can decode, the usual one first."""
+        if self.family == "ar":
+            return ("ar",)
+        return ("diffusion", "ar") if self.causal_context else ("diffusion",)
 
     @property
     def denoises_blocks(self) -> bool:

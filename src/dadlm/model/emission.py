@@ -21,6 +21,7 @@ class Head(nn.Module):
     def __init__(self, config: ModelConfig, embedding: nn.Embedding) -> None:
         super().__init__()
         self.mask_id = config.mask_id
+        self.keepers = 0  # see `Model.keep_constants`
         self.kept: tuple[Tensor | None, ...] | None = None
         self.buffer: tuple[Tensor | None, ...] | None = None
         self.linear = nn.Linear(config.width, config.vocab_size, bias=config.architecture_class.biases)
@@ -33,11 +34,13 @@ class Head(nn.Module):
         self.edge = None if edge is None else edge(config)
         self.successors: Successors | None = None
 
-    def logits(self, hidden: Tensor, candidate: Tensor | int = 0) -> Tensor:
+    def logits(self, hidden: Tensor, candidate: Tensor | int | None = 0) -> Tensor:
         """fp32 logits [..., V] of hidden states [..., D] of the given candidates; the mask has -inf."""
         return F.pad(self.token_logits(hidden, candidate), (0, 1), value=-torch.inf)
 
-    def token_logits(self, hidden: Tensor, candidate: Tensor | int = 0, left: Left | None = None) -> Tensor:
+    def token_logits(
+        self, hidden: Tensor, candidate: Tensor | int | None = 0, left: Left | None = None
+    ) -> Tensor:
         """Logits, in fp32 at least, of all tokens but the mask, which is the last id and is never emitted.
         Without left neighbours they are what the head says without its edges."""
         hidden = self.inputs(hidden, candidate, left)
@@ -45,7 +48,7 @@ class Head(nn.Module):
         logits = F.linear(hidden, weight[:, : hidden.shape[-1]], bias)[..., : self.mask_id]
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def inputs(self, hidden: Tensor, candidate: Tensor | int = 0, left: Left | None = None) -> Tensor:
+    def inputs(self, hidden: Tensor, candidate: Tensor | int | None = 0, left: Left | None = None) -> Tensor:
         """What the rows of the weight are multiplied with: hidden states with the offset of their candidate
         and, if given, what their left neighbours add."""
         hidden = self._shifted(hidden, candidate)
@@ -60,9 +63,9 @@ class Head(nn.Module):
         weight, bias = self._weights()
         return weight[: self.mask_id], None if bias is None else bias[: self.mask_id]
 
-    def _weights(self) -> tuple[Tensor, Tensor | None]:
+    def _weights(self, edges: bool = True) -> tuple[Tensor, Tensor | None]:
         weight = self.linear.weight
-        if self.edge is not None and self.edge.right is not None:
+        if edges and self.edge is not None and self.edge.right is not None:
             weight = torch.cat([weight, self.edge.right], 1)
         return weight, self.linear.bias
 
@@ -75,9 +78,16 @@ class Head(nn.Module):
             padded = (F.pad(weight, (0, 0, 0, spare)), None if bias is None else F.pad(bias, (0, spare)))
             self.kept = self.buffer = refreshed(self.buffer, padded)
 
-    def _shifted(self, hidden: Tensor, candidate: Tensor | int) -> Tensor:
-        """Hidden states with the offset of their candidate."""
-        if self.offset is None:
+    def release_constants(self) -> None:
+        self.kept = None
+
+    def drop_constants(self) -> None:
+        """Give the memory of constants back."""
+        self.buffer = self.successors = None
+
+    def _shifted(self, hidden: Tensor, candidate: Tensor | int | None) -> Tensor:
+        """Hidden states with the offset of their candidate; None: they are of clean text."""
+        if self.offset is None or candidate is None:
             return hidden
         if isinstance(candidate, int):
             return hidden + self.offset[candidate].to(hidden.dtype)
@@ -87,20 +97,21 @@ class Head(nn.Module):
         return hidden + (chosen @ self.offset).to(hidden.dtype)
 
     def target_logp(
-        self, hidden: Tensor, target: Tensor, candidate: Tensor | int = 0, left: Left | None = None
+        self, hidden: Tensor, target: Tensor, candidate: Tensor | int | None = 0, left: Left | None = None
     ) -> Tensor:
         """Log-probability [n] of target ids [n] from hidden states [n, D], in pieces that fit memory."""
         if takes(hidden):
             from dadlm.model.kernels.head import target_logp
 
-            return target_logp(self.inputs(hidden, candidate, left), *self._weights(), target, self.mask_id)
+            inputs = self.inputs(hidden, candidate, left)
+            return target_logp(inputs, *self._weights(left is not None), target, self.mask_id)
         rows = max(1, _CHUNK // self.linear.out_features)
         if len(hidden) <= rows:
             return self._target_logp(hidden, target, candidate, left)
         pieces = []
         for first in range(0, len(hidden), rows):
             part = slice(first, first + rows)
-            which = candidate if isinstance(candidate, int) else candidate[part]
+            which = candidate[part] if isinstance(candidate, Tensor) else candidate
             near = None if left is None else Left(left.token[part], left.is_open[part])
             inputs = (hidden[part], target[part], which, near)
             # Nothing inside is random, so no generator state needs keeping.
@@ -110,6 +121,6 @@ class Head(nn.Module):
         return torch.cat(pieces)  # type: ignore[arg-type]
 
     def _target_logp(
-        self, hidden: Tensor, target: Tensor, candidate: Tensor | int, left: Left | None
+        self, hidden: Tensor, target: Tensor, candidate: Tensor | int | None, left: Left | None
     ) -> Tensor:
         return -F.cross_entropy(self.token_logits(hidden, candidate, left), target, reduction="none")

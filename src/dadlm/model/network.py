@@ -6,8 +6,6 @@ B rows, C nodes, D width, G blocks, N block size, K candidates, L sequence lengt
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,42 +17,11 @@ from dadlm.model.config import ModelConfig
 from dadlm.model.edge import Left, left_of
 from dadlm.model.emission import Head
 from dadlm.model.lora import freeze
+from dadlm.model.scores import Denoised, Scores
 from dadlm.model.transition import TRANSITIONS
-from dadlm.nodes import Nodes, PaddedSizes, lay_out, select
+from dadlm.nodes import PaddedSizes, lay_out, select
 from dadlm.noise import Noise
 from dadlm.tokens import Tokenizer
-
-
-@dataclass(frozen=True)
-class Denoised:
-    """Hidden states [B, C, D] of the nodes of some blocks."""
-
-    nodes: Nodes
-    hidden: Tensor
-    before: Tensor
-    """[B, G]: the token before each block; of no meaning where the model does not ask for it."""
-
-
-class Scores(NamedTuple):
-    """What a model says of rows of G blocks of N tokens (AR: L - 1 blocks of one, MDLM: one block of L), in
-    natural-log probabilities. (A tuple, because FSDP finds the tensors of no other class.)"""
-
-    hidden: Tensor
-    """[B, C, D]: final states of the nodes; of the L positions for AR and MDLM."""
-    nodes: Nodes | None
-    """Where the nodes are; None for AR and MDLM."""
-    emission_logp: Tensor | None
-    """[B, G, N, K]: of the true token at each node; 0 where it is known. None if it was not asked for."""
-    transition_logp: Tensor | None
-    """[B, G, N, K, K]; None for all but DA-DLM: one node per position leaves nothing to choose."""
-    before: Tensor | None = None
-    """[B, G]: the token before each block (`Denoised.before`)."""
-
-    @property
-    def denoised(self) -> Denoised:
-        """Of block models."""
-        assert self.nodes is not None and self.before is not None
-        return Denoised(self.nodes, self.hidden, self.before)
 
 
 class Graph(nn.Module):
@@ -83,7 +50,7 @@ class Model(nn.Module):
         """`attend_nodes` may be the slow twin, `attention_dense.attend_nodes`."""
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
-        self.engines, self._keepers = Engines(), 0
+        self.engines, self.views = Engines(), Engines()
         self.backbone = Backbone(config, attend_nodes)
         self.head = Head(config, self.backbone.embedding)
         self.graph = Graph(config) if config.family == "dadlm" else None
@@ -102,18 +69,18 @@ class Model(nn.Module):
     def keep_constants(self) -> None:
         """Until `release_constants`, compute what depends on the weights alone once, not in every pass."""
         with _keeping:
-            if self._keepers == 0:
-                self.head.keep_constants()  # may run out of memory: first
-                self.backbone.keep_constants()
-            self._keepers += 1
+            for part in (self.head, self.backbone):  # the head may run out of memory: first
+                if part.keepers == 0:
+                    part.keep_constants()
+                part.keepers += 1  # of the part: the modes of a model share their backbone
 
     def release_constants(self) -> None:
         """The end of one `keep_constants`; the last one counts."""
         with _keeping:
-            self._keepers -= 1
-            if self._keepers == 0:
-                self.backbone.release_constants()
-                self.head.kept = None
+            for part in (self.head, self.backbone):
+                part.keepers -= 1
+                if part.keepers == 0:
+                    part.release_constants()
 
     def kept_constants(self) -> list[Tensor]:
         """The tensors that `keep_constants` and `keep_successors` have filled."""
@@ -123,9 +90,9 @@ class Model(nn.Module):
     def drop_constants(self) -> None:
         """Give the memory of kept constants back, if nobody uses them now."""
         with _keeping:
-            for part in (self.head, *self.backbone.modulations()) if self._keepers == 0 else ():
-                part.buffer = None
-            self.head.successors = self.head.successors if self._keepers else None
+            for part in (self.head, self.backbone):
+                if part.keepers == 0:
+                    part.drop_constants()
 
     def forward(
         self,
@@ -136,17 +103,19 @@ class Model(nn.Module):
         loss_mask: Tensor | None = None,
         sizes: PaddedSizes | None = None,
         emissions: bool = True,
+        next_tokens: bool = False,
     ) -> Scores:
         """Score rows ids [B, L] under noise (None for AR): read the clean text, denoise its blocks, score.
 
         `clean` [B, L] is the text that blocks see before them, if it is not `ids`. `loss_mask` [B, L] are the
         positions that count (None: all): AR scores no others, MDLM's rows end behind the last, and blocks go
         by the noise. With `sizes` nothing waits for the device. Without `emissions` the vocabulary head is
-        left out.
+        left out. With `next_tokens` a model with `causal_context` also says what an AR model would.
         """
         if self.config.family == "ar":
             hidden = self.read(ids)
-            return Scores(hidden, None, self._next_logp(hidden, ids, loss_mask) if emissions else None, None)
+            logp = self._next_logp(hidden, ids, loss_mask)[..., None, None] if emissions else None
+            return Scores(hidden, None, logp, None)
         assert noise is not None, "all families but AR learn from masked text"
         if self.config.family == "mdlm":
             noisy = ids.masked_fill(noise.masked, self.config.mask_id)
@@ -157,25 +126,27 @@ class Model(nn.Module):
             hidden = self.read(noisy, visible=visible)
             logp = self._masked_logp(hidden, ids, noise.masked, sizes) if emissions else None
             return Scores(hidden, None, logp, None)
-        context = Context()
-        self.read(ids if clean is None else clean, context, only_context=True)
+        context, text = Context(), ids if clean is None else clean
+        hidden = self.read(text, context, only_context=not next_tokens)
+        next_logp = self._next_logp(hidden, text, loss_mask) if next_tokens else None
         blocks, masked, first = noise.split_blocks(ids, self.config.block_size)
         denoised = self.denoise(blocks, masked, first, context, sizes=sizes)
         emission = self.emission_logp(denoised, blocks) if emissions else None
         transition = None if self.graph is None else self.transition_logp(denoised)
-        return Scores(denoised.hidden, denoised.nodes, emission, transition, denoised.before)
+        return Scores(denoised.hidden, denoised.nodes, emission, transition, denoised.before, next_logp)
 
     def _next_logp(self, hidden: Tensor, ids: Tensor, loss_mask: Tensor | None) -> Tensor:
-        """[B, L-1, 1, 1]: of each token but the first after those before it; 0 outside the loss mask."""
+        """[B, L-1]: of each token but the first after those before it; 0 outside the loss mask."""
+        assert self.config.clean_block == 1, "a token that sees later ones would know the next"
         hidden, targets = hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
         if loss_mask is None:
-            logp = self.head.target_logp(hidden, targets)
+            logp = self.head.target_logp(hidden, targets, None)
         elif ids.is_cuda:  # counting the mask would wait for the device
-            logp = self.head.target_logp(hidden, targets) * loss_mask[:, 1:].flatten()
+            logp = self.head.target_logp(hidden, targets, None) * loss_mask[:, 1:].flatten()
         else:
             chosen = select(loss_mask[:, 1:].flatten())
-            logp = chosen.put(self.head.target_logp(chosen.take(hidden), chosen.take(targets)))
-        return logp.view(len(ids), -1, 1, 1)
+            logp = chosen.put(self.head.target_logp(chosen.take(hidden), chosen.take(targets), None))
+        return logp.view(len(ids), -1)
 
     def _masked_logp(self, hidden: Tensor, ids: Tensor, masked: Tensor, sizes: PaddedSizes | None) -> Tensor:
         """[B, 1, L, 1]: of the masked tokens; 0 at the others."""
@@ -185,7 +156,7 @@ class Model(nn.Module):
 
     def read(self, ids: Tensor, context: Context | None = None, **how) -> Tensor:
         """Run clean (ar, block families) or noisy (mdlm) sequences; see `Backbone.read`."""
-        block = ids.shape[1] if self.config.family == "mdlm" else self.config.block
+        block = ids.shape[1] if self.config.family == "mdlm" else self.config.clean_block
         return self.backbone.read(ids, Context() if context is None else context, block=block, **how)
 
     def denoise(

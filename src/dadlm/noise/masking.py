@@ -66,7 +66,10 @@ class NoiseConfig:
         if not 0 <= self.full_share <= 1:
             raise ConfigError(f"full_share must be in [0, 1], got {self.full_share}")
         if self.schedule != "loglinear" and (self.clip_search or self.clipped):
-            raise ConfigError("clipping compares masked shares with times, which only loglinear makes equal")
+            raise ConfigError(
+                "clipping compares masked shares with times, which only loglinear makes equal: leave it out "
+                "(--noise.no-clip-search)"
+            )
 
     @property
     def clipped(self) -> bool:

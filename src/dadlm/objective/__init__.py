@@ -39,6 +39,8 @@ class Losses:
     neighbour where there are token edges, minus all paths. 0 while the K nodes of a group are alike."""
     by_chains: Tensor | None = None
     """[3, B, G]: the bound with a quarter, half and all of the chains, where chains were drawn."""
+    next_token: Tensor | None = None
+    """[B, L - 1]: of the clean text as an AR model reads it, if asked for; differentiable, not weighted."""
 
 
 def losses(
@@ -51,14 +53,16 @@ def losses(
     loss_mask: Tensor | None = None,
     chains: int | None = CHAINS,
     seed: int = 0,
+    next_tokens: bool = False,
 ) -> Losses:
     """Losses of rows ids [B, L] under the given noise (none for AR); see `Model.forward`. The model may be
     wrapped by DDP. Without `report` only the training loss is computed.
 
     `chains` matter to the bound of models with token edges: so many where exact marginals would be much
-    dearer (`exact_or`); 0: exact ones; None: no bound.
+    dearer (`exact_or`); 0: exact ones; None: no bound. With `next_tokens` the loss of an AR model is computed
+    too (`ModelConfig.causal_context`).
     """
-    scores: Scores = model(ids, noise, sizes=sizes, loss_mask=loss_mask)
+    scores: Scores = model(ids, noise, sizes=sizes, loss_mask=loss_mask, next_tokens=next_tokens)
     weight = 1.0 if noise is None else noise.weight
     emission, transition = scores.emission_logp, scores.transition_logp
     assert emission is not None
@@ -68,7 +72,8 @@ def losses(
     else:
         nll = path_nll(emission, transition) * weight
         apart = marginal_nll(emission.detach(), transition.detach()) * weight if report else nll.detach()
-    found = Losses(nll, nll.detach(), apart, apart - nll.detach())
+    next_token = None if scores.next_logp is None else -scores.next_logp
+    found = Losses(nll, nll.detach(), apart, apart - nll.detach(), next_token=next_token)
     core: Any = getattr(model, "module", model)  # what DDP has wrapped
     if noise is None or core.head.edge is None:
         return found

@@ -87,6 +87,8 @@ class ModelMetadata(Answer):
     block_size: int
     candidates: int
     context: int
+    modes: list[Literal["diffusion", "ar"]]
+    """What a request's `mode` may be, the default first."""
     parameters: int
 
 

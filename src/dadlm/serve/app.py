@@ -71,7 +71,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         async def handle(http: Request) -> Response:
             # The body is not a parameter: the framework would check it on the event loop.
             body = await schemas.read_body(http, schema, lock)
-            name, scheduler = service.find(body.model)
+            name, scheduler = service.find(body.model, body.mode)
             planned = await asyncio.to_thread(plan, name, scheduler.model, body, service.settings)
             return await respond(scheduler, planned, http, bool(body.stream))
 

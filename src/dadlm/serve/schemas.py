@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from dadlm.decode import DecodeSettings
 from dadlm.decode.samplers import SAMPLERS, SamplerName
+from dadlm.model import Mode
 from dadlm.serve.refusals import Refusal
 
 _NOT_AN_OBJECT = "the body must be a JSON object, sent with content-type: application/json"
@@ -75,6 +76,9 @@ class Decoding(Body):
     """Divides the logits before a token is sampled; 0 takes the most probable one. Default 1."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Sample from the smallest set of tokens whose probability reaches this. Default 0.9."""
+    mode: Mode | None = None
+    """diffusion: block by block; ar: token by token, for models whose `modes` in /v1/models have it. Default:
+    the first of these."""
     sampler: SamplerName | None = Field(
         None, description="; ".join(f"{name}: {sampler.summary}" for name, sampler in SAMPLERS.items())
     )

@@ -94,7 +94,7 @@ class Task:
 
 def _row_of(part: Any, row: int, width: int) -> Any:
     """One row of a step and of all tensors in it; `width` leaves out the padding of a shorter MDLM window."""
-    if part is None:
+    if part is None:  # the model has no such part
         return None
     if isinstance(part, torch.Tensor):
         return part[row : row + 1] if part.dim() == 1 else part[row : row + 1, :width]

@@ -1,5 +1,6 @@
 """A complete training run, or fine-tuning, as data. The resolved form is saved with every checkpoint."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -84,6 +85,8 @@ class TrainConfig:
     """Recompute each layer in the backward pass instead of keeping it: less memory, a third more time."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: every process has a copy of everything (ddp) or its share of it (fsdp)."""
+    ar_weight: float = 0.0
+    """Weight of the AR loss on the clean text, added to that of diffusion (models with `causal_context`)."""
     masks_per_row: int = 1
     """How many times a step masks a row, each time differently (bd3lm, dadlm): what is not masked is read
     once for all of them."""
@@ -95,11 +98,13 @@ class TrainConfig:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         batch, parts, warmup, decay = self.batch_size, self.accumulate, self.warmup, self.decay
         fractions = all(0 <= beta < 1 for beta in self.betas) and self.weight_decay >= 0
+        weights = 0 <= self.ar_weight < math.inf
         rates = self.lr > 0 and self.clip > 0 and self.graph_lr_scale > 0  # false for NaN
         checks = {
             f"batch_size {batch} is not divisible by accumulate {parts}": batch % parts == 0,
             "lr, clip and graph_lr_scale must be positive": rates,
             "betas must be in [0, 1) and weight_decay not negative": fractions,
+            f"ar_weight must be a number of at least 0, got {self.ar_weight}": weights,
             "seed must fit into 64 bits": -(2**63) <= self.seed < 2**63,
             f"warmup {warmup} and decay {decay} must not be negative": warmup >= 0 and decay >= 0,
             f"decay {decay} exceeds steps {self.steps}: pass --train.decay as well": decay <= self.steps,
@@ -139,6 +144,11 @@ class RunConfig:
             raise ConfigError(
                 "train.masks_per_row needs blocks of several tokens and a clean text, as bd3lm and dadlm "
                 f"have them: leave it out for this {self.model.family}"
+            )
+        if self.train.ar_weight and len(self.model.modes) < 2:
+            raise ConfigError(
+                "train.ar_weight needs a bd3lm or dadlm model that reads clean text token by token: pass "
+                f"--model.causal-context as well, or leave it out for this {self.model.family}"
             )
 
 

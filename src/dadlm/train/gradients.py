@@ -122,8 +122,11 @@ class Gradients:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             ids, noise, tokens, loss_mask = map_tensors(lambda x: x.to(self.device), inputs)
             how = {"report": report, "sizes": sizes, "loss_mask": loss_mask}
-            parts = losses(self.wrapped, ids, noise, chains=None, **how)  # the bound is for validation
+            how |= {"chains": None, "next_tokens": self.train.ar_weight > 0}  # the bound is for validation
+            parts = losses(self.wrapped, ids, noise, **how)
             loss = parts.train.sum() / tokens
+            if parts.next_token is not None:
+                loss = loss + self.train.ar_weight * (parts.next_token.sum() / tokens)
             gap = parts.graph_gap.sum() / tokens
         loss.backward()
         return torch.stack([loss.detach(), gap])

@@ -76,6 +76,8 @@ class Trainer(Loop):
             values = {"valid_reconstruction": value, "valid_bound": bound, "valid_gap": gap}
         if self.logs_gap and has_edges:  # without edges the two are the same
             values["valid_graph_gap"] = graph_gap
+        if len(scores.ar_nll):
+            [values["valid_ar_nll"]] = self.ranks.broadcast([float(scores.ar_nll.mean())])
         if state.noise.clip_search and len(scores.time):
             found = best_interval(scores.time, scores.fraction, scores.block_loss)
             low, high = self.ranks.broadcast(list(found))
@@ -134,6 +136,10 @@ def model_from(origin: str | Path, config: ModelConfig, seed: int) -> Model:
         allowed = " or ".join(_STAGES[config.family])
         raise CheckpointError(
             f"{origin} is a model of family {family}; {config.family} can start from {allowed}"
+        )
+    if len(earlier.config.modes) > len(config.modes):
+        raise CheckpointError(
+            f"{origin} is also an AR model, and this one would not be: pass --model.causal-context"
         )
     if earlier.tokenizer is None:
         raise CheckpointError(f"{origin} has no tokenizer.json: its text cannot be continued")

@@ -12,6 +12,7 @@ from dadlm.evaluate import GenerationSettings, LatencySettings
 from dadlm.evaluate.documents import read_documents
 from dadlm.evaluate.reconstruction import check_tokenizers
 from dadlm.evaluate.summarisation import summary_settings
+from dadlm.model import Mode
 from dadlm.train.finetune import learned_lengths, lengths_as_learned
 
 
@@ -42,6 +43,9 @@ class Reconstruction(OnText, OneModel):
 class Perplexity(OnText, OneModel):
     """A perplexity: exact for AR, a valid bound for the other families."""
 
+    mode: Mode = "diffusion"
+    """ar: score a model with `causal_context` as the AR model that it is too, exactly."""
+
     count: int | None = None
     """Rows to score, drawn from all over the text; None: all."""
     length: int | None = None
@@ -58,7 +62,7 @@ class Perplexity(OnText, OneModel):
         model = load_model(self.model, self)
         rows, data = self.rows(model, self.length)
         run = self.run(folder) | {"data": data, "name": names_of([self.model])[0]}
-        how = {"draws": self.draws, "passes": self.passes, "chains": self.chains}
+        how = {"draws": self.draws, "passes": self.passes, "chains": self.chains, "mode": self.mode}
         return evaluate.perplexity(model, rows, count=self.count, **how, **run)
 
 

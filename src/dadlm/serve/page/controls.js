@@ -14,11 +14,13 @@ const WORDS = {
 };
 const TOKENS = 64; // to write, unless the context is short
 const diffuses = (families) => families.some((family) => family !== "ar");
+const both = ({ dadlm }) => dadlm.modes.length > 1;
 
 // When a control is shown; those not listed here, and not an option of a sampler, always are.
 const APPLIES = {
   model: ({ mode }) => mode !== "race",
   in_turn: ({ mode }) => mode === "race",
+  as_ar: ({ mode }, _, models) => mode === "write" && models.some(both),
   max_tokens: ({ mode }) => mode !== "infill",
   sampler: (_, families) => diffuses(families),
   infill_k: (_, families) => diffuses(families),
@@ -76,6 +78,11 @@ export class Controls {
     return values.mode === "race" ? this.models : this.models.filter(({ id }) => id === values.model);
   }
 
+  /** The family that a model decodes as: one that can do both as an AR model, if that is chosen. */
+  familyOf(values, model) {
+    return values.as_ar && values.mode === "write" && both(model) ? "ar" : model.dadlm.family;
+  }
+
   /** The decoding options of a request to a model of this family, under the names of the API. */
   optionsFor(values, family) {
     const sampled = this.samplers.flatMap(({ options }) => options.map(({ name }) => name));
@@ -86,6 +93,7 @@ export class Controls {
     for (const name of ["sampler", "path"]) {
       if (this.#applies(name, values, [family])) options[name] = values[name];
     }
+    if (family === "ar" && values.as_ar) options.mode = "ar";
     if (values.infill_k && this.#applies("infill_k", values, [family])) {
       options.infill = [Number(values.infill_k), Number(values.infill_r)];
     }
@@ -150,7 +158,7 @@ export class Controls {
   #applies(name, values, families) {
     const has = (sampler) => sampler?.options.some((option) => option.name === name);
     if (this.samplers.some(has)) return diffuses(families) && Boolean(has(this.#sampler(values)));
-    return name in APPLIES ? APPLIES[name](values, families) : true;
+    return name in APPLIES ? APPLIES[name](values, families, this.chosen(values)) : true;
   }
 
   /** An autoregressive model cannot fill gaps. */
@@ -165,7 +173,7 @@ export class Controls {
   }
 
   #families(values) {
-    return this.chosen(values).map(({ dadlm }) => dadlm.family);
+    return this.chosen(values).map((model) => this.familyOf(values, model));
   }
 }
 

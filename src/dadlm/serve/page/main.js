@@ -95,7 +95,7 @@ async function writeOne(values, signal, step) {
   const run = new Run(model, parts, {
     model: model.id,
     ...(fillsGaps ? { parts: parts.map(asGap) } : { prompt: values.prompt }),
-    ...controls.optionsFor(values, model.dadlm.family),
+    ...controls.optionsFor(values, controls.familyOf(values, model)),
     trace: true,
   });
   showRuns([run], values);

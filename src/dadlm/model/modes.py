@@ -1,0 +1,35 @@
+"""A model with a causal context is also an AR model: the same weights, seen as one of family ar.
+
+Everything that takes an AR model takes this one: decoding, its engine and cache, perplexity, the server.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from dadlm.errors import ConfigError
+from dadlm.model.config import Mode
+from dadlm.model.network import Model
+
+
+def in_mode(model: Model, mode: Mode) -> Model:
+    """The model itself, or as an AR model that shares its weights (for as long as the model is there)."""
+    if model.config.family == "ar" or mode == "diffusion":
+        return model
+    if mode not in model.config.modes:
+        raise ConfigError(
+            "mode ar needs clean text that is read token by token, and this "
+            f"{model.config.family} model does not read it so; train one that does: "
+            "dadlm train lab-bd3lm --model.causal-context --train.ar-weight 1"
+        )
+    if not model.views:
+        model.views.append(_as_ar(model))
+    return model.views[0].train(model.training)
+
+
+def _as_ar(model: Model) -> Model:
+    config = replace(model.config, family="ar", edge="none", expand_at=0)
+    with torch.device("meta"):  # takes no memory, and draws no random numbers
+        view = Model(config, model.tokenizer)
+    view.backbone, view.head.linear = model.backbone, model.head.linear
+    return view
