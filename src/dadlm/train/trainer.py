@@ -23,8 +23,10 @@ from dadlm.train.loop import Finished, Loop
 from dadlm.train.processes import ALONE, Ranks, alone_in, joined
 
 Probe = Callable[[Model], dict[str, float]]
-# Which family may be trained on from which: the stages of the paper, and every family from itself.
-_STAGES = {"ar": ("ar",), "mdlm": ("mdlm",), "bd3lm": ("mdlm", "bd3lm"), "dadlm": ("mdlm", "bd3lm", "dadlm")}
+# Which family may be trained on from which: the stages of the paper, AR in the place of MDLM, and every family
+# from itself.
+_BLOCKS = ("ar", "mdlm", "bd3lm")
+_STAGES = {"ar": ("ar",), "mdlm": ("mdlm",), "bd3lm": _BLOCKS, "dadlm": (*_BLOCKS, "dadlm")}
 # Where these differ the shapes may still fit, but the weights would mean something else.
 _MEANING = ("architecture", "heads", "kv_heads", "head_width", "rope_theta", "norm_eps")
 _NEW = ("graph.", "head.offset", "head.edge.")  # what a stage adds starts fresh
@@ -54,7 +56,9 @@ class Trainer(Loop):
         self.logs_gap = model.graph is not None
         run = replace(run, model=model.config)
         data = [rows.fingerprint(), valid_rows.fingerprint()]
-        super().__init__(run, model, Batches(run, rows), data=data, quiet=quiet, ranks=ranks)
+        super().__init__(
+            run, model, Batches(run, rows), data=data, origin=run.init_from, quiet=quiet, ranks=ranks
+        )
 
     def score(self) -> tuple[RowScores, dict[str, float]]:
         """Validation scores of the averaged weights, and what the probe measures."""
