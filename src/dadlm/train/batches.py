@@ -1,7 +1,8 @@
 """Which rows a step takes and how they are masked: functions of (seed, step, place in the batch), however the
-batch is divided; steps and rows are counted from the first stage of a route on. Everything is drawn on the CPU. B rows of a part, L their length."""
+batch is divided; steps and rows are counted from the first stage of a route on. Everything is drawn on the
+CPU. B rows of a part, L their length."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +37,7 @@ class Batches:
 
     run: RunConfig
     rows: Rows | PairRows
-    start: Stream = Stream()
+    start: Stream = field(default_factory=Stream)
     """Where the stream stood before step 0."""
 
     @property

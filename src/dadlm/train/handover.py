@@ -27,7 +27,7 @@ def stream_before(out: Path, origin: str | Path | None, batch_size: int) -> Stre
 
 
 def training_of(origin: str | Path) -> Path | None:
-    """The folder with what is known of a model's training; the models that ship with the package have none."""
+    """The folder with what is known of a model's training; None: nothing is, as of the models that ship."""
     folder = locate(origin) / "training"
     return folder if (folder / "state.json").is_file() else None
 

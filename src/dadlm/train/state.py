@@ -72,7 +72,7 @@ class TrainState:
     """Fingerprints of the rows: a run resumes only with the data it began with."""
     scalars: frozenset[str] = frozenset()
     """Weights without a dimension; where the model is sharded they are rows of one."""
-    start: Stream = Stream()
+    start: Stream = field(default_factory=Stream)
     """Where the stream stood before the first step."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """What else is to be known of a run's models; saved beside the step. A run resumes only with the same."""
