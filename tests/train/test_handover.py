@@ -56,9 +56,8 @@ def test_a_stage_does_not_repeat_the_rows_and_masks_of_the_stage_before(before: 
     for step in range(6):
         goes_on = zip(drawn(second, step), drawn(first, STEPS + step), strict=True)
         assert all(torch.equal(*pair) for pair in goes_on)
-        assert not any(
-            torch.equal(*pair) for pair in zip(drawn(second, step), drawn(first, step), strict=True)
-        )
+        again = zip(drawn(second, step), drawn(first, step), strict=True)
+        assert not any(torch.equal(*pair) for pair in again)
     second.run()
     assert progress(before / "last")["stream"] == {"steps": 4, "rows": 16}
     assert progress(tmp_path / "second" / "last")["stream"] == {"steps": 10, "rows": 40}
