@@ -23,8 +23,7 @@ from dadlm.train.loop import Finished, Loop
 from dadlm.train.processes import ALONE, Ranks, alone_in, joined
 
 Probe = Callable[[Model], dict[str, float]]
-# Which family may be trained on from which: the stages of the paper, AR in the place of MDLM, every family from
-# itself.
+# Which family may start from which: the stages of the paper, AR in the place of MDLM, each from itself.
 _BLOCKS = ("ar", "mdlm", "bd3lm")
 _STAGES = {"ar": ("ar",), "mdlm": ("mdlm",), "bd3lm": _BLOCKS, "dadlm": (*_BLOCKS, "dadlm")}
 # Where these differ the shapes may still fit, but the weights would mean something else.
