@@ -7,8 +7,7 @@ import torch
 
 from dadlm.errors import ConfigError
 from dadlm.model import Model
-from dadlm.model.checkpoint import weights
-from dadlm.model.network import count_parameters
+from dadlm.model.checkpoint import count_parameters, weights
 from dadlm.recipes import RECIPES, recipe
 from dadlm.train import RunConfig
 

@@ -3,7 +3,8 @@
 tour   a made-up language, seconds on a CPU          small  a text file, minutes on a CPU
 lab    about 10M parameters, minutes on one GPU      paper  the paper's size and schedule
 
-`finetune` is the recipe of `dadlm finetune`, for models of any scale.
+`route` gives all stages of a scale in their order; `finetune` is the recipe of `dadlm finetune`, for models
+of any scale.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 from dadlm.errors import ConfigError
 from dadlm.model import ModelConfig
 from dadlm.model.config import Family
-from dadlm.train import DataConfig, FinetuneConfig, RunConfig, TrainConfig
+from dadlm.train import DataConfig, FinetuneConfig, RouteConfig, RunConfig, TrainConfig
 
 _Fields = dict[str, Any]
 FAMILIES: tuple[Family, ...] = ("ar", "mdlm", "bd3lm", "dadlm")
@@ -82,6 +83,13 @@ def finetune(**changes: Any) -> FinetuneConfig:
 
 _SCALES: dict[str, Callable[[Family], RunConfig]] = {"tour": tour, "small": small, "lab": lab, "paper": paper}
 RECIPES: tuple[str, ...] = tuple(f"{scale}-{family}" for scale in _SCALES for family in FAMILIES)
+# What a scale trains one after the other. AR gets a block-diffusion model going much sooner than MDLM does
+# (docs/experiments.md); `paper` stays the paper's.
+ROUTES: dict[str, tuple[Family, ...]] = {
+    "small": ("ar", "bd3lm", "dadlm"),
+    "lab": ("mdlm", "bd3lm", "dadlm"),
+    "paper": ("mdlm", "bd3lm", "dadlm"),
+}
 
 
 def recipe(name: str, **changes) -> RunConfig:
@@ -90,3 +98,11 @@ def recipe(name: str, **changes) -> RunConfig:
     if scale not in _SCALES or family not in FAMILIES:
         raise ConfigError(f"unknown recipe {name!r}; choose one of {', '.join(RECIPES)}")
     return replace(_SCALES[scale](family), **changes)  # type: ignore[arg-type]
+
+
+def route(scale: str) -> tuple[RouteConfig, list[RunConfig]]:
+    """All stages of a scale in their order, and what they share."""
+    if scale not in ROUTES:
+        raise ConfigError(f"unknown route {scale!r}; choose one of {', '.join(ROUTES)}")
+    stages = [_SCALES[scale](family) for family in ROUTES[scale]]
+    return RouteConfig(data=stages[0].data, out=f"runs/{scale}"), stages
