@@ -96,7 +96,8 @@ def recipe(name: str, **changes) -> RunConfig:
     """The run called SCALE-FAMILY, with top-level fields replaced."""
     scale, _, family = name.partition("-")
     if scale not in _SCALES or family not in FAMILIES:
-        raise ConfigError(f"unknown recipe {name!r}; choose one of {', '.join(RECIPES)}")
+        routes = f"or a route, which is all stages in one: {', '.join(ROUTES)}"
+        raise ConfigError(f"unknown recipe {name!r}; choose one of {', '.join(RECIPES)}, {routes}")
     return replace(_SCALES[scale](family), **changes)  # type: ignore[arg-type]
 
 

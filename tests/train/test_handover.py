@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.commands import Cli, refused
 from tests.train.runs import (
     assert_same_bits,
     before_step,
@@ -20,6 +21,7 @@ from tests.train.runs import (
     with_model,
 )
 
+from dadlm.errors import CheckpointError
 from dadlm.model import load
 from dadlm.model.checkpoint import weights
 from dadlm.train import RunConfig, Trainer
@@ -121,6 +123,15 @@ def test_a_model_folder_carries_the_moments_in_half_precision(before: Path, tmp_
     size = {file.name: file.stat().st_size for file in (tmp_path / "compact").rglob("*.safetensors")}
     assert size["moments.safetensors"] < 1.5 * size["model.safetensors"]
     assert compact.run().step == 6
+    shutil.rmtree(tmp_path / "compact" / "training")
+    with pytest.raises(CheckpointError, match="is no training run"):
+        save_compact(tmp_path / "compact", tmp_path / "again")
+
+
+def test_the_command_that_keeps_the_moments(cli: Cli, before: Path) -> None:
+    assert cli("convert", before, "--moments", "--out", "folder").code == 0
+    assert Path("folder", "training", "moments.safetensors").is_file()
+    refused(cli("convert", before, "--moments", "--to", "transformers", "--out", "other"), "--out alone")
 
 
 def test_a_model_of_unknown_training_starts_a_new_stream(before: Path, tmp_path: Path) -> None:

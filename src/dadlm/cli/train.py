@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from dadlm.errors import ConfigError
+from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model.checkpoint import count_parameters, locate, read_config
 from dadlm.recipes import RECIPES, ROUTES, recipe, route
 from dadlm.train import Finished, RunConfig, train, train_route
@@ -46,7 +47,8 @@ def _stages(name: str, words: list[str]) -> list[RunConfig]:
         return stages_of(tyro.cli(type(shared), args=words, default=shared, prog=f"dadlm train {name}"), runs)
     start = recipe(name)
     if (origin := _origin(words)) is not None:
-        start = replace(start, model=shape_from(start.model, read_config(locate(origin))))
+        with suppress(CheckpointError):  # a run that is resumed has no need of it; for others, training tells
+            start = replace(start, model=shape_from(start.model, read_config(locate(origin))))
     return [tyro.cli(type(start), args=words, default=start, prog=f"dadlm train {name}")]
 
 

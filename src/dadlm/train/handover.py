@@ -6,7 +6,9 @@ from pathlib import Path
 
 import torch
 
-from dadlm.model.checkpoint import load, locate, write_model
+from dadlm.errors import CheckpointError
+from dadlm.model import Model, load
+from dadlm.model.checkpoint import locate, write_model
 from dadlm.model.files import read_json, save_tensors, whole_folder, write_json
 from dadlm.train.checkpoint import moments_of, read_progress, read_rows
 from dadlm.train.distributed import COMPACT, TensorFiles, local_part
@@ -50,19 +52,20 @@ def take_moments(state: TrainState, origin: str | Path, ranks: Ranks = ALONE) ->
     return taken
 
 
-def save_compact(run: str | Path, out: str | Path) -> None:
+def save_compact(run: str | Path, out: str | Path) -> Model:
     """A run's best model as a folder that a later stage can start from as from the run itself: the moments
     come along in bf16, in as many bytes as the weights."""
     model, origin = load(run), training_of(run)
+    if origin is None:
+        raise CheckpointError(f"{run} is no training run, nor has it an optimiser's moments: name a run")
     with whole_folder(Path(out)) as folder:
         write_model(folder, model)
-        if origin is None:
-            return
         (folder / "training").mkdir()
         write_json(folder / "training" / "state.json", read_json(origin / "state.json", "a training state"))
         with TensorFiles(origin) as files:
             names = [name for name in files.names if name.startswith(tuple(f"{kind}." for kind in _KINDS))]
             save_tensors({name: _small(files.whole(name)) for name in names}, folder / "training" / COMPACT)
+    return model
 
 
 def _small(moment: torch.Tensor) -> torch.Tensor:
