@@ -1,5 +1,5 @@
 """One process of a run, as torchrun starts it: python -m tests.train.worker JOBS.json; and how to start some.
-A job is {"out", "family", "train": settings}; it may name an origin, or a misfortune that befalls one process."""
+A job is {"out", "family", "train": settings}; it may name an origin, or a misfortune of one process."""
 
 import json
 import os
