@@ -103,12 +103,24 @@ def moments(one: Trainer) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_the_optimiser_keeps_the_moments_of_weights_that_stay(before: Path, tmp_path: Path) -> None:
-    saved, now = state_tensors(before / "best"), moments(follow("dadlm", before, tmp_path))
-    assert now and not any(".graph." in name for name in now), "what is new starts fresh"
-    assert_same_bits(now, {name: saved[name].reshape(now[name].shape) for name in now})
+def test_a_stage_of_the_same_family_goes_on_as_the_run_would_have(before: Path, tmp_path: Path) -> None:
+    one = follow("bd3lm", before, tmp_path / "next", warmup=0)
+    saved, now = state_tensors(before / "best"), moments(one)
     assert len(now) == 3 * len(weights(load(before)))
-    assert not moments(trainer(config("dadlm", tmp_path / "fresh")))
+    assert_same_bits(now, {name: saved[name].reshape(now[name].shape) for name in now})
+    assert_same_bits(one.weights, {name: saved[f"weight.{name}"] for name in one.weights})
+    assert_same_bits(one.state.ema.average, {name: saved[f"ema.{name}"] for name in one.weights})
+    one.run()
+    straight = tmp_path / "straight"  # the same run with more steps
+    shutil.copytree(before, straight, symlinks=True)
+    trainer(config("bd3lm", straight, steps=STEPS + 6)).run()
+    assert_same_bits(state_tensors(tmp_path / "next" / "last"), state_tensors(straight / "last"))
+
+
+def test_another_family_starts_from_the_average_with_fresh_moments(before: Path, tmp_path: Path) -> None:
+    one, average = follow("dadlm", before, tmp_path), weights(load(before))
+    assert not moments(one)
+    assert_same_bits({name: one.weights[name] for name in average}, average)
 
 
 def test_a_model_folder_carries_the_moments_in_half_precision(before: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from dadlm.errors import CheckpointError
 from dadlm.model import Model, load
-from dadlm.model.checkpoint import locate, write_model
+from dadlm.model.checkpoint import locate, read_config, weights, write_model
 from dadlm.model.files import read_json, save_tensors, whole_folder, write_json
 from dadlm.train.checkpoint import moments_of, read_progress, read_rows
 from dadlm.train.distributed import COMPACT, TensorFiles, local_part
@@ -34,22 +34,25 @@ def training_of(origin: str | Path) -> Path | None:
     return folder if (folder / "state.json").is_file() else None
 
 
-def take_moments(state: TrainState, origin: str | Path, ranks: Ranks = ALONE) -> int:
-    """Start AdamW with the moments of the model that the weights come from, where a weight has the same name
-    (what the stage adds starts fresh). How many weights had them."""
-    if (folder := training_of(origin)) is None:
-        return 0
-    taken = 0
+def take_over(state: TrainState, origin: str | Path, ranks: Ranks = ALONE) -> None:
+    """Go on as the run would have done that the weights come from, where a weight has the same name: with
+    AdamW's moments and, beside the average, which is the model, the weights themselves. Another family is
+    another task: there the average is the better start, and the moments would mislead."""
+    folder = training_of(origin)
+    if folder is None or read_config(folder.parent).family != state.model.config.family:
+        return
+    whole = weights(state.model)
     with TensorFiles(folder) as files, torch.no_grad():
         names = files.names
+        for name, weight in whole.items():
+            if f"weight.{name}" in names:  # a compact folder has none
+                read_rows(files, f"weight.{name}", local_part(weight), weight, ranks)
         for name, parameter in state.model.named_parameters():
             if not parameter.requires_grad or f"exp_avg.{name}" not in names:
                 continue
             for kind, moment in moments_of(state.optimizer, parameter).items():
                 part = local_part(moment)
                 read_rows(files, f"{kind}.{name}", part, part if kind == "step" else parameter, ranks)
-            taken += 1
-    return taken
 
 
 def save_compact(run: str | Path, out: str | Path) -> Model:

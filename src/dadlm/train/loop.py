@@ -20,7 +20,7 @@ from dadlm.train.checkpoint import load_state, save_state
 from dadlm.train.config import RunConfig
 from dadlm.train.distributed import full_tensor, local_part, wrap_distributed
 from dadlm.train.gradients import Gradients
-from dadlm.train.handover import stream_before, take_moments
+from dadlm.train.handover import stream_before, take_over
 from dadlm.train.log import Log
 from dadlm.train.processes import ALONE, Ranks, stop_on_signal
 from dadlm.train.state import Ema, NanWatch, TrainState, start_optimizer
@@ -89,7 +89,7 @@ class Loop(ABC):
         if (self.out / "last").exists():
             load_state(self.state, run, self.out / "last", self.ranks)
         elif origin is not None:
-            take_moments(self.state, origin, self.ranks)
+            take_over(self.state, origin, self.ranks)
         if self.ranks.any(self.ranks.broadcast([self.state.step]) != [self.state.step]):
             raise ConfigError(
                 f"not all processes see the run in {self.out}: put it where all machines see it"
