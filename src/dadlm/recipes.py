@@ -38,7 +38,7 @@ def tour(family: Family) -> RunConfig:
 def small(family: Family) -> RunConfig:
     """A text file on a CPU: about 1M parameters and context 128."""
     shape: _Fields = {"vocab_size": 1025, "eot_id": 0, "block_size": 8, "layers": 4, "width": 128}
-    steps = {"ar": 800, "mdlm": 1000, "bd3lm": 450, "dadlm": 300}[family]
+    steps = {"ar": 500, "mdlm": 1000, "bd3lm": 450, "dadlm": 300}[family]
     train: _Fields = {"lr": 2e-3, "warmup": 40, "ema": 0.99, "valid_every": 100, "valid_rows": 64}
     return RunConfig(
         model=ModelConfig(family=family, **shape, context=128, heads=4, expand_at=2, **_LATE),
