@@ -56,7 +56,7 @@ def config_of(name: str, run: Run, out: Path, rows: int | None, **train: Any) ->
         model=replace(base.model, **run.model),
         train=replace(base.train, **settings),
         out=str(out / name),
-        init_from=None if run.after is None else str(out / run.after),
+        init_from=None if run.after is None else str(out / run.after / "last"),
     )
 
 
@@ -70,9 +70,9 @@ def train(name: str, run: Run, options: argparse.Namespace) -> None:
     if config.init_from is None:
         model = fresh_model(config.model, Tokenizer.load(options.train), config.train.seed)
     else:
-        if not (Path(config.init_from) / "last").exists():
+        if not Path(config.init_from).exists():
             raise CheckpointError(f"{name} stands on {run.after}: train that first")
-        model = model_from(Path(config.init_from) / "last", config.model, config.train.seed)
+        model = model_from(config.init_from, config.model, config.train.seed)
     torch.compiler.reset()  # of the run before; compiled code is kept on disk
     context = config.model.context
     trainer = Trainer(

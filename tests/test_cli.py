@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,6 +126,40 @@ def test_from_english_to_text_in_three_stages(cli: Cli, tmp_path: Path) -> None:
     result = cli("generate", prompt, "--model", "runs/small-dadlm", "--max-new-tokens", 16, "--seed", 1)
     assert result.code == 0, result.err
     assert result.out.startswith(prompt) and "16 tokens in" in result.err and "per pass" in result.err
+
+
+def test_all_stages_in_one_command(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    words = ["train", "small", "--data.train", trained.text, "--batch-size", 2, "--device", "cpu"]
+    words += ["--data.cache", trained.cache, "--length", 0.003, "--out", "route"]
+    plan = cli(*words, "--plan", "--json").json
+    assert [stage["run"]["model"]["family"] for stage in plan] == ["ar", "bd3lm", "dadlm"]
+    assert not list(tmp_path.iterdir())
+    result = cli(*words)
+    assert result.code == 0, result.err
+    assert "model in route/dadlm/best" in result.out
+    again = cli(*words, "--json")
+    assert (again.json["folder"], again.json["interrupted"]) == ("route/dadlm", False)
+    assert (tmp_path / "route" / "metrics.jsonl").is_file()
+    assert "routes, all stages in one" in cli("train", "--help").out
+
+
+def test_a_shipped_model_brings_its_shape_along(cli: Cli) -> None:
+    plan = cli("train", "small-dadlm", "--init-from", "dadlm", "--plan", "--json").json["run"]
+    own = asdict(load("dadlm").config)
+    assert {name for name in own if plan["model"][name] != own[name]} <= {"dropout"}
+    changed = cli(
+        "train", "small-dadlm", "--init-from=dadlm", "--model.context", 256, "--plan", "--json"
+    ).json
+    assert (changed["run"]["model"]["context"], changed["run"]["model"]["width"]) == (256, own["width"])
+
+
+def test_a_model_that_cannot_be_started_from(cli: Cli, trained: Trained) -> None:
+    words = ["--data.train", trained.text, "--init-from", "dadlm", "--out", "run"]
+    told = ["family dadlm", "bd3lm can start from ar or mdlm or bd3lm", "dadlm train small-dadlm --init-from"]
+    refused(cli("train", "small-bd3lm", *words), *told)
+    told = [r"dadlm has heads 5 \(this model 4\), norm_eps", "leave --model.heads --model.norm-eps out"]
+    odd = ["--model.heads", 4, "--model.norm-eps", 1e-3]
+    refused(cli("train", "small-dadlm", *words, *odd), *told)
 
 
 def test_train_prints_one_json_object(cli: Cli, trained: Trained, tmp_path: Path) -> None:

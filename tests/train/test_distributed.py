@@ -3,21 +3,24 @@ Everything is compared with one process that was started on its own."""
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.train.runs import FAMILIES, config, metrics, progress, state_tensors, text, train
+from tests.train.runs import FAMILIES, config, metrics, progress, state_tensors, text, train, trainer
 from tests.train.worker import environment, free_port, run_ranks, train_command, wait_for
 
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import load
 from dadlm.model.checkpoint import weights
 from dadlm.train.batches import Batches, parts_of
+from dadlm.train.origin import model_from
 from dadlm.train.processes import Ranks
 
 PLAN: dict[str, Any] = {"steps": 20, "batch_size": 8, "valid_every": 5, "save_every": 7}
@@ -31,7 +34,8 @@ def curve(out: Path) -> list[tuple[float, str, float]]:
 def assert_same_curve(one: Path, other: Path) -> None:
     here, there = curve(one), curve(other)
     assert [entry[:2] for entry in here] == [entry[:2] for entry in there]
-    assert [entry[2] for entry in here] == pytest.approx([entry[2] for entry in there], abs=1e-5)
+    # Sums in another order differ in the last bit, and every step enlarges that.
+    assert [entry[2] for entry in here] == pytest.approx([entry[2] for entry in there], abs=5e-5)
 
 
 def assert_same_model(one: Path, other: Path) -> None:
@@ -68,10 +72,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job(folder / "joint-fsdp", "bd3lm", {**few, "ar_weight": 0.5}, "fsdp"),
         job(folder / "half", "dadlm", HALF, "fsdp"),
         job(folder / "taken-over", "dadlm", PLAN, "fsdp"),
+        job(folder / "next", "dadlm", few, "fsdp", origin=str(folder / "half")),
         job(folder / "nan", "bd3lm", {**HALF, "valid_every": 100, "save_every": 100}, "fsdp", nan_at=4),
         job(folder / "stop", "bd3lm", {**HALF, "valid_every": 100, "save_every": 100}, "ddp", stop_at=3),
     ]
     run_ranks(2, jobs, folder)
+    shutil.copytree((folder / "half" / "best").resolve(), folder / "half-way")
     return folder
 
 
@@ -116,6 +122,13 @@ def test_one_process_goes_on_from_the_shards_of_two(two: Path) -> None:
     train(config("dadlm", two / "half", **PLAN))
     assert_same_curve(two / "half", two / "alone")
     assert_same_model(two / "half" / "last", two / "alone" / "last")
+
+
+def test_sharded_processes_take_over_the_moments_of_the_stage_before(two: Path) -> None:
+    origin = two / "half-way"
+    run = replace(config("dadlm", two / "next-alone", **{**HALF, "steps": 4}), init_from=str(origin))
+    trainer(run, model_from(origin, run.model, 0)).run()
+    assert_same_curve(two / "next", two / "next-alone")
 
 
 def test_two_sharded_processes_go_on_from_one(two: Path) -> None:

@@ -1,5 +1,5 @@
 """One process of a run, as torchrun starts it: python -m tests.train.worker JOBS.json; and how to start some.
-A job is {"out", "family", "train": settings}, and may name a misfortune that befalls one process only."""
+A job is {"out", "family", "train": settings}; it may name an origin, or a misfortune of one process."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.train.runs import before_step, config, poison, trainer
 import dadlm
 from dadlm.errors import TrainingError
 from dadlm.train.config import TrainConfig
+from dadlm.train.origin import model_from
 from dadlm.train.processes import Ranks, joined
 
 
@@ -86,8 +88,11 @@ def free_port() -> int:
 
 
 def _do(job: dict[str, Any], ranks: Ranks) -> None:
+    origin = job.get("origin")
     run = config(job["family"], Path(job["out"]), job.get("edge", "none"), **job["train"])
-    one = trainer(run, ranks=ranks)
+    run = replace(run, init_from=origin)
+    model = None if origin is None else model_from(origin, run.model, 0)
+    one = trainer(run, model, ranks=ranks)
     with pytest.MonkeyPatch.context() as patch:
         if ranks.rank == ranks.size - 1 and "stop_at" in job:
             before_step(one, job["stop_at"], lambda: signal.raise_signal(signal.SIGTERM))

@@ -32,6 +32,9 @@ class Options(JsonOption):
     """SOURCE is a Llama-like causal model: make it a block-diffusion model, to be trained further."""
     lora: int = 0
     """With --from-causal: train only additions of this rank; 0 trains everything."""
+    moments: bool = False
+    """SOURCE is a training run: its optimiser's moments come along in bf16, so that training can go on from
+    the folder elsewhere as it would from the run."""
     push: str | None = None
     """OWNER/NAME on the Hugging Face hub to upload to, in the form that transformers and dadlm both load."""
     private: bool = False
@@ -50,6 +53,8 @@ def run(words: list[str]) -> int:
         raise ConfigError("--private belongs to --push")
     if options.lora and not options.from_causal:
         raise ConfigError("--lora belongs to --from-causal")
+    if options.moments and (options.to or options.push or options.from_causal or options.family):
+        raise ConfigError("--moments keeps a training run as it is: use it with --out alone")
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(options.out or Path(scratch) / "model")
         model = _convert(options, out)
@@ -71,6 +76,10 @@ def run(words: list[str]) -> int:
 
 
 def _convert(options: Options, out: Path) -> Model:
+    if options.moments:
+        from dadlm.train.handover import save_compact
+
+        return save_compact(options.source, out)
     if options.from_causal:
         from dadlm.interop.causal import convert_causal
 

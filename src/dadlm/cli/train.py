@@ -2,65 +2,100 @@
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from dadlm.errors import ConfigError
+from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model.checkpoint import count_parameters, locate, read_config
-from dadlm.recipes import RECIPES, recipe
-from dadlm.train import train
+from dadlm.recipes import RECIPES, ROUTES, recipe, route
+from dadlm.train import Finished, RunConfig, train, train_route
+from dadlm.train.origin import shape_from
+from dadlm.train.route import stages_of
 
 
 def run(words: list[str]) -> int:
     flags = {flag: flag in words for flag in ("--plan", "--json")}
     words = [word for word in words if word not in flags]
-    usage = "usage: dadlm train RECIPE [--plan] [--json] [options]\n\nrecipes:\n  " + "\n  ".join(RECIPES)
+    routes = "\n  ".join(f"{scale:6s} {', then '.join(families)}" for scale, families in ROUTES.items())
+    usage = "usage: dadlm train ROUTE|RECIPE [--plan] [--json] [options]\n\nroutes, all stages in one:\n  "
+    usage += routes + "\n\nrecipes, one stage each:\n  " + "\n  ".join(RECIPES)
     if words and words[0] in ("-h", "--help"):
         print(usage + "\n\n--plan prints what would be trained, --json the result for programs.")
         print("dadlm train RECIPE --help lists the options with the recipe's values.")
         return 0
     if not words or words[0].startswith("-"):
-        raise ConfigError("name a recipe first\n" + usage)
-    start = recipe(words[0])
-    config = tyro.cli(type(start), args=words[1:], default=start, prog=f"dadlm train {words[0]}")
+        raise ConfigError("name a route or a recipe first\n" + usage)
+    stages = _stages(words[0], words[1:])
     if flags["--plan"]:
-        return _plan(config, flags["--json"])
-    done = train(config, quiet=flags["--json"])
+        return _plan(stages, flags["--json"])
+    if len(stages) == 1 and words[0] not in ROUTES:
+        done = [train(stages[0], quiet=flags["--json"])]
+    else:
+        done = train_route(stages, Path(stages[0].out).parent, quiet=flags["--json"])
+    return _tell(done, flags["--json"])
+
+
+def _stages(name: str, words: list[str]) -> list[RunConfig]:
+    """The runs of a route or of a single recipe with the options of the command line."""
+    if name in ROUTES:
+        shared, runs = route(name)
+        return stages_of(tyro.cli(type(shared), args=words, default=shared, prog=f"dadlm train {name}"), runs)
+    start = recipe(name)
+    if (origin := _origin(words)) is not None:
+        with suppress(CheckpointError):  # a run that is resumed has no need of it; for others, training tells
+            start = replace(start, model=shape_from(start.model, read_config(locate(origin))))
+    return [tyro.cli(type(start), args=words, default=start, prog=f"dadlm train {name}")]
+
+
+def _origin(words: list[str]) -> str | None:
+    """The model to start from: its shape is the default of the other options, so it must be known first."""
+    for index, word in enumerate(words):
+        option, _, value = word.partition("=")
+        if option.replace("_", "-") == "--init-from":
+            return value or next(iter(words[index + 1 :]), None)
+    return None
+
+
+def _tell(done: list[Finished], as_json: bool) -> int:
+    """How a run, or a route, ended."""
+    last = done[-1]
     result = {
-        "folder": str(done.folder),
-        "step": done.step,
-        "valid": done.valid if math.isfinite(done.valid) else None,  # JSON has no infinity
-        "interrupted": done.interrupted,
+        "folder": str(last.folder),
+        "step": last.step,
+        "valid": last.valid if math.isfinite(last.valid) else None,  # JSON has no infinity
+        "interrupted": last.interrupted,
     }
-    if not done.is_first:
-        return 130 if done.interrupted else 0  # under torchrun the first process answers for all
-    if flags["--json"]:
+    if not last.is_first:
+        return 130 if last.interrupted else 0  # under torchrun the first process answers for all
+    if as_json:
         print(json.dumps(result))
-    elif done.interrupted:
-        print(f"stopped at step {done.step}; saved in {done.folder}. The same command resumes it.")
+    elif last.interrupted:
+        print(f"stopped at step {last.step}; saved in {last.folder}. The same command resumes it.")
     else:
         # A run that was stopped before its first validation, and has fewer steps now, never was.
-        validated = math.isfinite(done.valid)
-        best = f"best validation {done.valid:.4f}, " if validated else ""
-        print(f"finished at step {done.step}; {best}model in {done.folder}/{'best' if validated else 'last'}")
-    return 130 if done.interrupted else 0
+        validated = math.isfinite(last.valid)
+        best = f"best validation {last.valid:.4f}, " if validated else ""
+        print(f"finished at step {last.step}; {best}model in {last.folder}/{'best' if validated else 'last'}")
+    return 130 if last.interrupted else 0
 
 
-def _plan(run, as_json: bool) -> int:
-    """Print what a recipe would train, part by part, without training it."""
-    if run.init_from is not None:  # the vocabulary comes from there
-        earlier = read_config(locate(run.init_from))
-        run = replace(run, model=replace(run.model, vocab_size=earlier.vocab_size, eot_id=earlier.eot_id))
-    parts = count_parameters(run.model)
+def _plan(stages: list[RunConfig], as_json: bool) -> int:
+    """Print what would be trained, part by part, without training it."""
+    counts = [count_parameters(run.model) for run in stages]
     if as_json:
-        print(json.dumps({"parameters": parts, "run": asdict(run)}))
+        plans = [{"parameters": parts, "run": asdict(run)} for parts, run in zip(counts, stages, strict=True)]
+        print(json.dumps(plans[0] if len(plans) == 1 else plans))
         return 0
-    table = Table("part", title=f"{run.model.family}: {run.model.layers} layers, width {run.model.width}")
-    table.add_column("parameters", justify="right")
-    for name, count in parts.items():
-        table.add_row(name, f"{count:,}")
-    Console().print(table)
+    for run, parts in zip(stages, counts, strict=True):
+        title = f"{run.model.family}: {run.model.layers} layers, width {run.model.width}"
+        table = Table("part", title=f"{title}, {run.train.steps} steps")
+        table.add_column("parameters", justify="right")
+        for name, count in parts.items():
+            table.add_row(name, f"{count:,}")
+        Console().print(table)
     return 0

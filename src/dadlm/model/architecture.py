@@ -42,10 +42,18 @@ class Lean:
         return F.gelu(hidden, approximate="tanh")
 
     @staticmethod
+    def embedding_std(width: int) -> float:
+        """Of random embeddings: that of the vocabulary head, which they may be; much less would be drowned by
+        what the layers add."""
+        return (3 * width) ** -0.5
+
+    @staticmethod
     def initialise(linear: nn.Linear, name: str, layers: int) -> None:
-        """normal(0.02), residual outputs less with depth."""
+        """Normal, by fan-in (a fixed 0.02 keeps narrow masked models on a plateau for long), residual outputs
+        less with depth. Transitions and edges start small: they add to what is there."""
         depth = (2 * layers) ** -0.5 if name.endswith((".out", ".down")) else 1.0
-        nn.init.normal_(linear.weight, std=0.02 * depth)
+        std = 0.02 if name.startswith(("graph.", "head.edge.")) else (3 * linear.in_features) ** -0.5
+        nn.init.normal_(linear.weight, std=std * depth)
         if linear.bias is not None:
             nn.init.zeros_(linear.bias)
 
@@ -61,6 +69,10 @@ class Bd3lm(Lean):
             name = config.architecture
             raise ConfigError(f"architecture {name!r} has a head of its own: set tie_embedding to False")
         Lean.check(config)
+
+    @staticmethod
+    def embedding_std(width: int) -> float:
+        return 0.02
 
     @staticmethod
     def initialise(linear: nn.Linear, name: str, layers: int) -> None:

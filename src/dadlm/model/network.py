@@ -56,7 +56,8 @@ class Model(nn.Module):
         self.graph = Graph(config) if config.family == "dadlm" else None
         for name, module in self.named_modules():  # norms keep their ones
             if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+                is_tokens, kind = module is self.backbone.embedding, config.architecture_class
+                nn.init.normal_(module.weight, std=kind.embedding_std(config.width) if is_tokens else 0.02)
             elif isinstance(module, nn.Linear):
                 config.architecture_class.initialise(module, name, config.layers)
         if config.lora:

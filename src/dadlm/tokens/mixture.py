@@ -78,9 +78,10 @@ def _slots(weights: Sequence[float]) -> list[int]:
     return slots
 
 
-def training_rows(rows: Sized, step: int, batch_size: int, seed: int) -> Tensor:
-    """Which rows step `step` takes, int64 [B]; epochs follow one another, each with every row once."""
-    place = step * batch_size + torch.arange(batch_size, dtype=torch.int64)
+def training_rows(rows: Sized, step: int, batch_size: int, seed: int, start: int = 0) -> Tensor:
+    """Which rows step `step` takes, int64 [B], when `start` rows were taken before the first step; epochs
+    follow one another, each with every row once."""
+    place = start + step * batch_size + torch.arange(batch_size, dtype=torch.int64)
     if isinstance(rows, Mixture):
         return rows.order(place, seed)
     size = len(rows)

@@ -1,7 +1,8 @@
 """Which rows a step takes and how they are masked: functions of (seed, step, place in the batch), however the
-batch is divided. Everything is drawn on the CPU. B rows of a part, L their length."""
+batch is divided; steps and rows are counted from the first stage of a route on. Everything is drawn on the
+CPU. B rows of a part, L their length."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from dadlm.tokens import Rows, training_rows
 from dadlm.train.config import RunConfig
 from dadlm.train.pair_rows import PairRows
 from dadlm.train.processes import Ranks
+from dadlm.train.state import Stream
 
 
 class StepInputs(NamedTuple):
@@ -35,6 +37,8 @@ class Batches:
 
     run: RunConfig
     rows: Rows | PairRows
+    start: Stream = field(default_factory=Stream)
+    """Where the stream stood before step 0."""
 
     @property
     def size_steps(self) -> int:
@@ -44,21 +48,22 @@ class Batches:
 
     def tokens_read(self, step: int) -> int:
         if isinstance(self.rows, PairRows):
-            return self.rows.batch(step, self.run.train.seed).ids.numel()
+            return self.rows.batch(self.start.steps + step, self.run.train.seed).ids.numel()
         return self.run.train.batch_size * self.rows.context
 
     def take(self, step: int, noise: NoiseConfig, part: Tensor) -> StepInputs:
         """The rows at places `part` of a step's batch."""
-        train, rows = self.run.train, self.rows
+        train, rows, counted = self.run.train, self.rows, self.start.steps + step
         how = {"seed": train.seed, "batch_rows": train.batch_size, "masks_per_row": train.masks_per_row}
         if isinstance(rows, PairRows):
-            batch = rows.batch(step, train.seed)
+            batch = rows.batch(counted, train.seed)
             ids, loss_mask, tokens = batch.ids[part], batch.loss_mask[part], batch.loss_mask.sum()
             how["most_blocks"] = batch.most_blocks
         else:
-            ids = rows.batch(training_rows(rows, step, train.batch_size, train.seed)[part])
+            chosen = training_rows(rows, step, train.batch_size, train.seed, self.start.rows)[part]
+            ids = rows.batch(chosen)
             loss_mask, tokens = None, torch.tensor(train.batch_size * (rows.context - 1))
-        drawn = noise_of(self.run.model, noise, ids, loss_mask, step=step, rows=part, **how)
+        drawn = noise_of(self.run.model, noise, ids, loss_mask, step=counted, rows=part, **how)
         return StepInputs(ids, drawn, tokens, loss_mask)
 
 

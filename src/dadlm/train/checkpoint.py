@@ -18,7 +18,7 @@ from dadlm.noise import NoiseConfig
 from dadlm.train.config import RunConfig
 from dadlm.train.distributed import TensorFiles, gather_parts, is_sharded, local_part, local_rows, save_rows
 from dadlm.train.processes import ALONE, Ranks
-from dadlm.train.state import TrainState
+from dadlm.train.state import Stream, TrainState
 
 # Settings of `train` that may change between two parts of a run without changing what has been done so far.
 _FREE = {
@@ -48,6 +48,7 @@ def save_state(state: TrainState, run: RunConfig, out: Path, is_best: bool, rank
         if ranks.first:
             write_model(folder, state.model, average)
             progress = {"step": state.step, "best": state.best, "data": state.data}
+            progress["stream"] = state.start.after(state.step, run.train.batch_size)._asdict()
             progress |= {"noise": asdict(state.noise), "run": asdict(run), **state.metadata}
             write_json(folder / "training" / "state.json", progress)
         sharded = any(map(is_sharded, state.model.parameters()))
@@ -95,6 +96,12 @@ def read_progress(folder: Path) -> dict[str, Any]:
         if not (isinstance(progress["step"], int) and progress["step"] >= 0):
             raise ValueError(f"step is {progress['step']!r}")
         progress["best"], progress["run"] = float(progress["best"]), dict(progress["run"])
+        # Before streams were counted over stages, each began at nothing.
+        batch_size = progress["run"].get("train", {}).get("batch_size", 0)
+        counted = Stream().after(progress["step"], batch_size)._asdict()
+        progress["stream"] = Stream(**progress.get("stream", counted))
+        if not all(isinstance(count, int) and count >= 0 for count in progress["stream"]):
+            raise ValueError(f"stream is {progress['stream']}")
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{file} is not a training state: {error!r}") from error
     return progress
@@ -140,12 +147,12 @@ def _tensors(state: TrainState) -> dict[str, torch.Tensor]:
     for name, parameter in state.model.named_parameters():
         if not parameter.requires_grad:
             continue  # frozen: it has no moments
-        moments = _moments(state.optimizer, parameter)
+        moments = moments_of(state.optimizer, parameter)
         tensors |= {f"{key}.{name}": local_part(tensor) for key, tensor in moments.items()}
     return tensors
 
 
-def _moments(optimizer: torch.optim.AdamW, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+def moments_of(optimizer: torch.optim.AdamW, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
     """AdamW fills these at its first step; made here so that saving and loading never meet an empty state."""
     moments = optimizer.state[parameter]
     if not moments:
@@ -162,11 +169,16 @@ def _set_tensors(state: TrainState, files: TensorFiles, ranks: Ranks) -> None:
     with torch.no_grad():
         for name, tensor in _tensors(state).items():
             sharded_as = tensor if name.startswith("step.") else whole[name.partition(".")[2]]
-            saved = files.read(name, *local_rows(sharded_as, ranks))
-            if saved.shape != (tensor.shape or (1,)):
-                raise CheckpointError(f"training state: {name} has rows of shape {tuple(saved.shape[1:])}")
-            check_finite({name: saved}, "the training state")
-            tensor.copy_(saved.reshape(tensor.shape))
+            read_rows(files, name, tensor, sharded_as, ranks)
+
+
+def read_rows(files: TensorFiles, name: str, tensor: torch.Tensor, like: torch.Tensor, ranks: Ranks) -> None:
+    """Fill what this process holds of a tensor, sharded as `like` is."""
+    saved = files.read(name, *local_rows(like, ranks))
+    if saved.shape != (tensor.shape or (1,)):
+        raise CheckpointError(f"training state: {name} has rows of shape {tuple(saved.shape[1:])}")
+    check_finite({name: saved}, "the training state")
+    tensor.copy_(saved.reshape(tensor.shape))
 
 
 def _link(link: Path, target: Path) -> None:

@@ -61,9 +61,10 @@ class TrainConfig:
     clip: float = 1.0
     """Largest gradient norm."""
     ema: float = 0.9999
-    """Averaging of the weights; starts faster: min(ema, (1 + n) / (10 + n))."""
+    """Averaging of the weights; random ones are forgotten faster: min(ema, (1 + n) / (10 + n)) at step n of
+    all stages."""
     seed: int = 0
-    """Decides initial weights, data order, noise and dropout."""
+    """Decides initial weights, data order, noise and dropout, from the first stage of a route to its last."""
     valid_every: int = 500
     """Steps between validations."""
     valid_rows: int = 256
@@ -137,7 +138,8 @@ class RunConfig:
     out: str = "runs/run"
     """Folder of the run; an unfinished run found there is continued."""
     init_from: str | None = None
-    """Model to start from: MDLM before BD3LM before DA-DLM."""
+    """Model to start from, whose training goes on: AR or MDLM before BD3LM before DA-DLM. One that ships with
+    dadlm (dadlm, bd3lm, ar), a folder, a training run (its best checkpoint), or a Hugging Face name."""
 
     def __post_init__(self) -> None:
         if self.train.masks_per_row > 1 and not self.model.denoises_blocks:

@@ -22,6 +22,7 @@ from dadlm.train.config import TrainConfig
 from dadlm.train.processes import Ranks
 
 _WHOLE, _PART = "state.safetensors", "state-{:05d}-of-{:05d}.safetensors"
+COMPACT = "moments.safetensors"  # AdamW's moments alone, in bf16: what a model's folder may carry
 _PART_NAME = re.compile(r"state-\d{5}-of-(\d{5})\.safetensors")
 
 
@@ -128,6 +129,11 @@ class TensorFiles(ExitStack):
     def names(self) -> set[str]:
         return set().union(*(names for _, names in self._files))
 
+    def whole(self, name: str) -> Tensor:
+        """All rows of a tensor."""
+        parts = [file.get_tensor(name) for file, names in self._files if name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
     def read(self, name: str, first: int, last: int, rows: int) -> Tensor:
         """Rows first..last-1 of a tensor that must have so many."""
         parts, place = [], 0
@@ -144,9 +150,9 @@ class TensorFiles(ExitStack):
 
 
 def _find(folder: Path) -> list[Path]:
-    """The file of all, or those of each process, of which none may be missing."""
+    """The file of all, or those of each process, of which none may be missing, or the compact one."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     counts = [int(match[1]) for match in map(_PART_NAME.fullmatch, names) if match]
     if not counts:
-        return [folder / _WHOLE]
+        return [folder / (COMPACT if COMPACT in names and _WHOLE not in names else _WHOLE)]
     return [folder / _PART.format(number, max(counts)) for number in range(1, max(counts) + 1)]

@@ -4,7 +4,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from dadlm.train.checkpoint import load_state, save_state
 from dadlm.train.config import RunConfig
 from dadlm.train.distributed import full_tensor, local_part, wrap_distributed
 from dadlm.train.gradients import Gradients
+from dadlm.train.handover import stream_before, take_over
 from dadlm.train.log import Log
 from dadlm.train.processes import ALONE, Ranks, stop_on_signal
 from dadlm.train.state import Ema, NanWatch, TrainState, start_optimizer
@@ -56,12 +57,16 @@ class Loop(ABC):
         *,
         data: list[str],
         metadata: dict[str, Any] | None = None,
+        origin: str | None = None,
         quiet: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`data` are fingerprints of the rows; see `TrainState` for `metadata`."""
+        """`data` are fingerprints of the rows; see `TrainState` for `metadata`. `origin` is the model whose
+        training this continues: its stream of rows and masks, its optimiser's moments, its average."""
         train = run.train
-        self.config, self.batches, self.out = run, batches, Path(run.out)
+        self.config, self.origin, self.out = run, origin, Path(run.out)
+        start = stream_before(self.out, origin, train.batch_size)
+        self.batches = batches = replace(batches, start=start)
         self.quiet, self.ranks = quiet, ranks
         self.device = find_device(train.device)
         on_cuda = self.device.type == "cuda"
@@ -75,14 +80,16 @@ class Loop(ABC):
         wrapped = wrap_distributed(model, train, self.ranks, self.device, self.bf16)
         # The tensors themselves: they follow every update.
         self.weights = {name: local_part(tensor) for name, tensor in weights(model).items()}
-        ema, optimizer = Ema(self.weights, train.ema), start_optimizer(model, train)
-        self.state = TrainState(
-            model, ema, optimizer, run.noise, data=data, scalars=scalars, metadata=metadata or {}
-        )
+        is_trained = origin is not None and not start.steps  # by how many steps is not known
+        ema, optimizer = Ema(self.weights, train.ema, is_trained), start_optimizer(model, train)
+        self.state = TrainState(model, ema, optimizer, run.noise, data=data, scalars=scalars, start=start)
+        self.state.metadata |= metadata or {}
         self.gradients = Gradients(wrapped, model, batches, self.ranks, self.bf16)
         self.watch = NanWatch(optimizer)
         if (self.out / "last").exists():
             load_state(self.state, run, self.out / "last", self.ranks)
+        elif origin is not None:
+            take_over(self.state, origin, self.ranks)
         if self.ranks.any(self.ranks.broadcast([self.state.step]) != [self.state.step]):
             raise ConfigError(
                 f"not all processes see the run in {self.out}: put it where all machines see it"
@@ -112,6 +119,8 @@ class Loop(ABC):
         with new_log as log, stop_on_signal(patient=ranks.group is not None) as stop, one_thread(on_cuda):
             if state.step:
                 log.message(f"{self.out}: resuming at step {state.step}")
+            elif self.origin is not None:
+                self.validate(log)  # what later values are compared with
             saved_at, since, tokens = state.step, time.perf_counter(), 0
             while not self.is_done() and not ranks.any(stop.is_set()):
                 tokens += self.batches.tokens_read(state.step)
@@ -155,7 +164,7 @@ class Loop(ABC):
         elif not bool(torch.isfinite(loss + norm)):
             self._stop(float(loss), float(norm))
         state.optimizer.step()
-        state.ema.update(self.weights, state.step)
+        state.ema.update(self.weights, state.start.steps + state.step)
         state.step += 1
         return loss
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,16 +14,29 @@ from dadlm.noise import NoiseConfig
 from dadlm.train.config import TrainConfig
 
 
-class Ema:
-    """Moving average of the weights: what is validated and shipped."""
+class Stream(NamedTuple):
+    """How far along the rows and masks that a seed decides one is. It is counted over all stages of a route:
+    a stage that began anew would see the (row, mask) pairs of the one before again."""
 
-    def __init__(self, weights: Mapping[str, Tensor], limit: float) -> None:
-        self.limit = limit
+    steps: int = 0
+    rows: int = 0
+
+    def after(self, steps: int, batch_size: int) -> "Stream":
+        """So many steps further (or back, if negative)."""
+        return Stream(self.steps + steps, self.rows + steps * batch_size)
+
+
+class Ema:
+    """Moving average of the weights: what is validated and shipped. `trained`: the weights it starts from are
+    those of a model, not random ones, which have to be forgotten fast."""
+
+    def __init__(self, weights: Mapping[str, Tensor], limit: float, trained: bool = False) -> None:
+        self.limit, self.trained = limit, trained
         self.average = {name: tensor.detach().clone() for name, tensor in weights.items()}
 
     def update(self, weights: Mapping[str, Tensor], step: int) -> None:
         """Take in the weights after update number `step`, counted from 0."""
-        decay = min(self.limit, (1 + step) / (10 + step))
+        decay = self.limit if self.trained else min(self.limit, (1 + step) / (10 + step))
         current = [weights[name] for name in self.average]
         # One launch for all tensors; torch exports its foreach functions under private names only.
         torch._foreach_lerp_(list(self.average.values()), current, 1 - decay)  # pyright: ignore
@@ -59,12 +72,15 @@ class TrainState:
     """Fingerprints of the rows: a run resumes only with the data it began with."""
     scalars: frozenset[str] = frozenset()
     """Weights without a dimension; where the model is sharded they are rows of one."""
+    start: Stream = field(default_factory=Stream)
+    """Where the stream stood before the first step."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """What else is to be known of a run's models; saved beside the step. A run resumes only with the same."""
 
     def begin_step(self, train: TrainConfig, rank: int = 0) -> None:
         """Set what is a function of the step's number: learning rates and dropout."""
-        seed = int(counter.hash_counters(train.seed, self.step, counter.DROPOUT)) & (2**62 - 1)
+        step = self.start.steps + self.step
+        seed = int(counter.hash_counters(train.seed, step, counter.DROPOUT)) & (2**62 - 1)
         torch.manual_seed(seed + rank)  # each process drops other units
         for group in self.optimizer.param_groups:
             group["lr"] = train.lr_at(self.step) * group["scale"]

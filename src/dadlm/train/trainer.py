@@ -1,6 +1,5 @@
 """Training on text: find model and rows, then train. Under torchrun, one process of several."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +8,9 @@ import torch
 
 from dadlm.errors import CheckpointError
 from dadlm.evaluate import RowScores, score_rows
-from dadlm.model import Model, ModelConfig, load
-from dadlm.model.checkpoint import set_weights, weights
+from dadlm.model import Model
 from dadlm.noise import best_interval
-from dadlm.tokens import Rows, Tokenizer
+from dadlm.tokens import Rows
 from dadlm.train.batches import Batches
 from dadlm.train.checkpoint import compare_runs
 from dadlm.train.config import RunConfig
@@ -20,14 +18,10 @@ from dadlm.train.data import load_rows, load_tokenizer
 from dadlm.train.edges import is_fresh, start_edges
 from dadlm.train.log import Log
 from dadlm.train.loop import Finished, Loop
+from dadlm.train.origin import fresh_model, model_from, warn_of_other_text
 from dadlm.train.processes import ALONE, Ranks, alone_in, joined
 
 Probe = Callable[[Model], dict[str, float]]
-# Which family may be trained on from which: the stages of the paper, and every family from itself.
-_STAGES = {"ar": ("ar",), "mdlm": ("mdlm",), "bd3lm": ("mdlm", "bd3lm"), "dadlm": ("mdlm", "bd3lm", "dadlm")}
-# Where these differ the shapes may still fit, but the weights would mean something else.
-_MEANING = ("architecture", "heads", "kv_heads", "head_width", "rope_theta", "norm_eps")
-_NEW = ("graph.", "head.offset", "head.edge.")  # what a stage adds starts fresh
 
 
 class Trainer(Loop):
@@ -54,7 +48,9 @@ class Trainer(Loop):
         self.logs_gap = model.graph is not None
         run = replace(run, model=model.config)
         data = [rows.fingerprint(), valid_rows.fingerprint()]
-        super().__init__(run, model, Batches(run, rows), data=data, quiet=quiet, ranks=ranks)
+        super().__init__(
+            run, model, Batches(run, rows), data=data, origin=run.init_from, quiet=quiet, ranks=ranks
+        )
 
     def score(self) -> tuple[RowScores, dict[str, float]]:
         """Validation scores of the averaged weights, and what the probe measures."""
@@ -90,14 +86,21 @@ class Trainer(Loop):
 def train(run: RunConfig, *, quiet: bool = False) -> Finished:
     """Train one stage from text, or resume it if its folder holds an unfinished run."""
     with joined(run.train) as ranks:
-        with ranks.in_turn():  # the first of a machine prepares the text, the others find it prepared
-            model = _find_model(run)
-            assert model.tokenizer is not None
-            rows, valid_rows = load_rows(run.data, model.tokenizer, model.config.context)
-            if run.train.edge_tokens and is_fresh(model):
-                start_edges(model, rows, run.train.edge_tokens, run.train.seed, quiet)
-        with alone_in(Path(run.out), ranks):
-            return Trainer(run, model, rows, valid_rows, quiet=quiet, ranks=ranks).run()
+        return train_stage(run, ranks, quiet=quiet)
+
+
+def train_stage(run: RunConfig, ranks: Ranks, *, quiet: bool = False) -> Finished:
+    """`train` where the processes have found each other already."""
+    with ranks.in_turn():  # the first of a machine prepares the text, the others find it prepared
+        model = _find_model(run)
+        assert model.tokenizer is not None
+        rows, valid_rows = load_rows(run.data, model.tokenizer, model.config.context)
+        if run.train.edge_tokens and is_fresh(model):
+            start_edges(model, rows, run.train.edge_tokens, run.train.seed, quiet)
+    if ranks.first and not (Path(run.out) / "last").exists():
+        warn_of_other_text(run, rows)
+    with alone_in(Path(run.out), ranks):
+        return Trainer(run, model, rows, valid_rows, quiet=quiet, ranks=ranks).run()
 
 
 def _find_model(run: RunConfig) -> Model:
@@ -118,36 +121,4 @@ def _find_model(run: RunConfig) -> Model:
         raise CheckpointError(
             f"{run.init_from} has another tokenizer than {run.data.tokenizer}: leave data.tokenizer out"
         )
-    return model
-
-
-def fresh_model(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> Model:
-    """A model with random weights for a tokenizer."""
-    torch.manual_seed(seed)
-    config = replace(config, vocab_size=tokenizer.vocab_size + 1, eot_id=tokenizer.eot_id)
-    return Model(config, tokenizer)
-
-
-def model_from(origin: str | Path, config: ModelConfig, seed: int) -> Model:
-    """A model of `config` with the weights of `origin`; tokenizer and vocabulary come from there too."""
-    earlier = load(origin)
-    family = earlier.config.family
-    if family not in _STAGES[config.family]:
-        allowed = " or ".join(_STAGES[config.family])
-        raise CheckpointError(
-            f"{origin} is a model of family {family}; {config.family} can start from {allowed}"
-        )
-    if len(earlier.config.modes) > len(config.modes):
-        raise CheckpointError(
-            f"{origin} is also an AR model, and this one would not be: pass --model.causal-context"
-        )
-    if earlier.tokenizer is None:
-        raise CheckpointError(f"{origin} has no tokenizer.json: its text cannot be continued")
-    for name in _MEANING:
-        theirs, own = getattr(earlier.config, name), getattr(config, name)
-        if theirs != own and not (name == "norm_eps" and math.isclose(theirs, own, rel_tol=1e-6)):  # float32
-            raise CheckpointError(f"{origin} has {name} {theirs}, this model {own}: give the same")
-    model = fresh_model(config, earlier.tokenizer, seed)
-    new = {name: tensor for name, tensor in weights(model).items() if name.startswith(_NEW)}
-    set_weights(model, new | weights(earlier), origin)
     return model

@@ -1,0 +1,76 @@
+"""What a stage takes over from a model beside its weights: AdamW's moments, and where its stream of rows and
+masks stands. Both lie in the model's folder under `training/`, as a checkpoint has them or in a compact form.
+"""
+
+from pathlib import Path
+
+import torch
+
+from dadlm.errors import CheckpointError
+from dadlm.model import Model, load
+from dadlm.model.checkpoint import locate, read_config, weights, write_model
+from dadlm.model.files import read_json, save_tensors, whole_folder, write_json
+from dadlm.train.checkpoint import moments_of, read_progress, read_rows
+from dadlm.train.distributed import COMPACT, TensorFiles, local_part
+from dadlm.train.processes import ALONE, Ranks
+from dadlm.train.state import Stream, TrainState
+
+_KINDS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def stream_before(out: Path, origin: str | Path | None, batch_size: int) -> Stream:
+    """Where the stream stood before a run's first step: its own checkpoint knows, or the model that it starts
+    from does; else it is new."""
+    if (out / "last").exists():
+        progress = read_progress(out / "last")
+        return progress["stream"].after(-progress["step"], batch_size)
+    folder = None if origin is None else training_of(origin)
+    return Stream() if folder is None else read_progress(folder.parent)["stream"]
+
+
+def training_of(origin: str | Path) -> Path | None:
+    """The folder with what is known of a model's training; None: nothing is, as of the models that ship."""
+    folder = locate(origin) / "training"
+    return folder if (folder / "state.json").is_file() else None
+
+
+def take_over(state: TrainState, origin: str | Path, ranks: Ranks = ALONE) -> None:
+    """Go on as the run would have done that the weights come from, where a weight has the same name: with
+    AdamW's moments and, beside the average, which is the model, the weights themselves. Another family is
+    another task: there the average is the better start, and the moments would mislead."""
+    folder = training_of(origin)
+    if folder is None or read_config(folder.parent).family != state.model.config.family:
+        return
+    whole = weights(state.model)
+    with TensorFiles(folder) as files, torch.no_grad():
+        names = files.names
+        for name, weight in whole.items():
+            if f"weight.{name}" in names:  # a compact folder has none
+                read_rows(files, f"weight.{name}", local_part(weight), weight, ranks)
+        for name, parameter in state.model.named_parameters():
+            if not parameter.requires_grad or f"exp_avg.{name}" not in names:
+                continue
+            for kind, moment in moments_of(state.optimizer, parameter).items():
+                part = local_part(moment)
+                read_rows(files, f"{kind}.{name}", part, part if kind == "step" else parameter, ranks)
+
+
+def save_compact(run: str | Path, out: str | Path) -> Model:
+    """A run's best model as a folder that a later stage can start from as from the run itself: the moments
+    come along in bf16, in as many bytes as the weights."""
+    model, origin = load(run), training_of(run)
+    if origin is None:
+        raise CheckpointError(f"{run} is no training run, nor has it an optimiser's moments: name a run")
+    with whole_folder(Path(out)) as folder:
+        write_model(folder, model)
+        (folder / "training").mkdir()
+        write_json(folder / "training" / "state.json", read_json(origin / "state.json", "a training state"))
+        with TensorFiles(origin) as files:
+            names = [name for name in files.names if name.startswith(tuple(f"{kind}." for kind in _KINDS))]
+            save_tensors({name: _small(files.whole(name)) for name in names}, folder / "training" / COMPACT)
+    return model
+
+
+def _small(moment: torch.Tensor) -> torch.Tensor:
+    """The count of steps stays exact."""
+    return moment.to(torch.bfloat16) if moment.ndim else moment
