@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.commands import Cli, refused
 from tests.decode.tiny import FAMILIES, force_eot, tiny
 from tests.evaluate.results import lines
-from tests.test_cli import Cli, cli, refused  # noqa: F401 (a fixture)
 
 from dadlm import Model
 from dadlm.decode import generate
@@ -255,7 +255,7 @@ def test_a_folder_a_limit_and_zstd(tmp_path: Path) -> None:
 # The command line
 
 
-def test_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     save(model_of("dadlm"), "model")
     records = ({"document": document, "summary": summary} for document, summary in TEXTS)
