@@ -1,0 +1,77 @@
+"""Texts with and without token edges in few passes, as an AR model judges them.
+
+    python -m research.edge_texts --models bd3lm ./bd3lm-edges dadlm ./dadlm-edges --valid SHARDS --out FILE
+
+Held-out prompts of 64 tokens, 96 new ones each (end-of-text made impossible, so that all are as long), random
+sampler at T steps a block, top-p 0.9. Perplexity of the new tokens under the judge with a 95% interval over
+prompts, their distinct tokens, and tokens per forward pass. The same prompts and seeds for all.
+"""
+
+import argparse
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dadlm import generate
+from dadlm.evaluate import bootstrap
+from dadlm.model import Model, load
+from dadlm.tokens import Rows, Shards
+
+PROMPT, NEW = 64, 96
+
+
+def without_end(model: Model) -> Model:
+    bias = torch.zeros(model.config.vocab_size)
+    bias[model.config.eot_id] = -1e4
+    model.head.linear.bias = torch.nn.Parameter(bias)
+    return model
+
+
+@torch.inference_mode()
+def judged(judge: Model, prompts: Tensor, texts: Tensor) -> Tensor:
+    """Nats a token [R] of new tokens after prompts."""
+    rows = torch.cat([prompts, texts], 1)
+    hidden = judge.read(rows)[:, PROMPT - 1 : -1]
+    logp = judge.head.token_logits(hidden).log_softmax(-1)
+    return -logp.gather(-1, texts[..., None]).squeeze(-1).mean(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="texts with token edges under an AR judge")
+    parser.add_argument("--models", nargs="+", required=True)
+    parser.add_argument("--judge", default="ar")
+    parser.add_argument("--valid", type=Path, required=True)
+    parser.add_argument("--texts", type=int, default=32)
+    parser.add_argument("--steps", type=int, nargs="+", default=[16, 8, 4, 2, 1])
+    parser.add_argument("--nucleus", default="standard")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows = Rows.from_shards(Shards.open(options.valid), 1024)
+    prompts = rows.batch(range(0, len(rows), len(rows) // options.texts))[: options.texts, :PROMPT]
+    judge, found = load(options.judge), []
+    print("| model | steps | tokens a pass | perplexity | distinct tokens |\n|---|---|---|---|---|")
+    for name in options.models:
+        model = without_end(load(name))
+        for steps in options.steps:
+            how = {"sampler": "random", "steps": steps, "top_p": 0.9, "nucleus": options.nucleus}
+            out = generate(model, prompts.tolist(), max_new_tokens=NEW, seed=0, **how)
+            nats = bootstrap(judged(judge, prompts, torch.tensor(out.tokens)).double())
+            distinct = sum(len(set(ids)) / len(ids) for ids in out.tokens) / len(out.tokens)
+            line = {"model": Path(name).name, "steps": steps, "nats": asdict(nats), "distinct": distinct}
+            found.append(line | {"nucleus": options.nucleus, "tpf": out.mean_tokens_per_forward})
+            ppl = [f"{math.exp(x):,.0f}" for x in (nats.mean, nats.low, nats.high)]
+            tpf = f"{out.mean_tokens_per_forward:.2f}"
+            print(
+                f"| {line['model']} | {steps} | {tpf} | {ppl[0]} [{ppl[1]}, {ppl[2]}] | {distinct:.2f} |",
+                flush=True,
+            )
+    if options.out is not None:
+        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
