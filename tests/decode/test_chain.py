@@ -9,10 +9,11 @@ from tests.decode.tiny import prompt_of, tiny
 from torch.testing import assert_close
 
 from dadlm import DecodeSettings, Model, dag, generate, stream
-from dadlm.decode.chain import on_the_way, search
+from dadlm.decode.chain import search
 from dadlm.decode.predict import predict
 from dadlm.decode.samplers import Block
 from dadlm.model import Context
+from dadlm.model.edge import on_the_way
 from dadlm.noise import Noise
 
 SAMPLES = 8_000

@@ -17,22 +17,11 @@ from dadlm.decode.sample import draw_each, draw_tokens, entropy_of, in_nucleus
 from dadlm.decode.samplers import Block
 from dadlm.decode.shortlist import Shortlist
 from dadlm.model import Model
-from dadlm.model.edge import Bilinear, Left
+from dadlm.model.edge import Bilinear, Left, on_the_way
 from dadlm.model.kernels import takes
 from dadlm.model.successors import SUCCESSORS
 
 _BEAM = 32
-
-
-def on_the_way(masked: Tensor, wanted: Tensor) -> Tensor:
-    """[B, N]: the masked positions that are wanted, or followed by a wanted one in the same run."""
-    N = masked.shape[1]
-    place = torch.arange(N, device=masked.device)
-
-    def next_of(which: Tensor) -> Tensor:
-        return torch.where(which, place, N).flip(1).cummin(1).values.flip(1)
-
-    return masked & (next_of(wanted) < next_of(~masked))
 
 
 def left_at(tokens: Tensor, masked: Tensor, before: Tensor, i: int) -> Left:

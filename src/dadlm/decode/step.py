@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from dadlm.decode.batched_settings import BatchedSettings, Features
-from dadlm.decode.chain import on_the_way
 from dadlm.decode.choose import choose
 from dadlm.decode.infill import short_gaps
 from dadlm.decode.predict import Prediction
 from dadlm.decode.samplers import SAMPLERS, Block, Proposal
 from dadlm.model import Model
+from dadlm.model.edge import on_the_way
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,17 @@ def left_of(ids: Tensor, masked: Tensor, before: Tensor) -> Left:
     return Left(torch.cat([before[..., None], ids[..., :-1]], -1), torch.cat([known, masked[..., :-1]], -1))
 
 
+def on_the_way(masked: Tensor, wanted: Tensor) -> Tensor:
+    """[n, N]: the masked positions that are wanted, or followed by a wanted one in the same run."""
+    N = masked.shape[1]
+    place = torch.arange(N, device=masked.device)
+
+    def next_of(which: Tensor) -> Tensor:
+        return torch.where(which, place, N).flip(1).cummin(1).values.flip(1)
+
+    return masked & (next_of(wanted) < next_of(~masked))
+
+
 class Bilinear(nn.Module):
     """⟨A(x_{i-1}) ⊙ λ(1 + U·h), B(x_i)⟩: R more columns of the vocabulary head, and R more inputs to it.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from dadlm import counter
 from dadlm.errors import ConfigError
 from dadlm.model import Denoised, Model
-from dadlm.model.edge import Left
+from dadlm.model.edge import Left, on_the_way
 
 _CHUNK = 1 << 24  # logits held at once (elements)
 _DEARER = 16
@@ -104,7 +104,7 @@ def token_marginals(
     """What a pass says of each masked token that is wanted [J, N], place by place, in pieces that fit memory;
     by so many chains, or exactly (0)."""
     J, N, K, _ = blocks.hidden.shape
-    needed = _needed(blocks.masked, wanted)
+    needed = on_the_way(blocks.masked, wanted)
     most = max(1, _CHUNK // (K * model.config.mask_id * max(chains, 1)))
     for piece in torch.arange(J, device=wanted.device).split(most):
         part, need = blocks.take(piece), needed[piece]
@@ -120,14 +120,6 @@ def token_marginals(
                 asked = wanted[piece[which], i].nonzero().squeeze(1)
                 if len(asked):
                     yield Said(i, piece[which[asked]], logp[asked])
-
-
-def _needed(masked: Tensor, wanted: Tensor) -> Tensor:
-    """[J, N]: the masked positions that are wanted, or followed by a wanted one in the same run."""
-    needed = masked & wanted
-    for i in range(masked.shape[1] - 2, -1, -1):
-        needed[:, i] |= masked[:, i] & needed[:, i + 1]
-    return needed
 
 
 def _after_known(model: Model, blocks: Blocks, i: int, which: Tensor) -> Tensor:
