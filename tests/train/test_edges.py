@@ -131,8 +131,10 @@ def test_the_command_saves_a_model_with_edges(folder, cli: Cli):
     assert f"model in {folder / 'small'}" in told and f"{said['pairs']:,} different pairs" in told
     again = cli(*words, "--model", folder / "more", "--out", folder / "third")
     refused(again, "has bilinear edges already: name a model without them")
+    twice = cli(*words, "--model", folder / "plain", "--out", folder / "more")
+    refused(twice, "more exists: choose another --out")
 
 
 def test_the_command_refuses_a_family_without_blocks(folder, cli: Cli):
     said = cli("edges", "count", folder / "text.txt", "--model", "ar", "--out", folder / "more")
-    refused(said, "token edges join the tokens of a block, and ar has no blocks")
+    refused(said, "ar has no blocks of tokens to join: name a bd3lm or dadlm model")

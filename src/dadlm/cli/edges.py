@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,8 +79,14 @@ def _count(options: _Count) -> dict[str, Any]:
         raise ConfigError(f"{options.model} has {plain.config.edge} edges already: name a model without them")
     if plain.tokenizer is None:
         raise ConfigError(f"{options.model} has no tokenizer.json: its text cannot be counted")
-    if options.steps < 1:
-        raise ConfigError(f"steps must be at least 1, got {options.steps}")
+    if not plain.config.denoises_blocks:
+        raise ConfigError(f"{options.model} has no blocks of tokens to join: name a bd3lm or dadlm model")
+    if options.steps < 1 or options.bits not in (8, 32):
+        raise ConfigError(
+            f"steps must be at least 1 and bits 32 or 8, got steps {options.steps} and bits {options.bits}"
+        )
+    if Path(options.out).exists():
+        raise ConfigError(f"{options.out} exists: choose another --out")
     model = with_edges(plain, options.rank)  # refuses what cannot be before anything is counted
     shards = prepare(options.text, plain.tokenizer, options.cache, text_field=options.text_field)
     rows = Rows.from_shards(shards, plain.config.context)

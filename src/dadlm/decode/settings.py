@@ -100,6 +100,8 @@ class DecodeSettings:
             raise ConfigError(
                 f"mode ar is not decoded by a {config.family} model itself: pass in_mode(model, 'ar')"
             )
+        if self.steps is not None and self.mode == "ar":
+            raise ConfigError("steps has no meaning with mode ar, which writes token by token: leave it out")
         if self.steps is not None and self.steps > config.block:
             raise ConfigError(
                 f"steps is {self.steps}, but a block of this {config.family} model has {config.block} tokens "
