@@ -9,6 +9,7 @@ from tests.decode.tiny import prompt_of, tiny
 from torch.testing import assert_close
 
 from dadlm import DecodeSettings, Model, dag, generate, stream
+from dadlm.decode import fill_gaps
 from dadlm.decode.chain import search
 from dadlm.decode.predict import predict
 from dadlm.decode.samplers import Block
@@ -128,6 +129,20 @@ def test_viterbi_over_nodes_and_tokens_is_the_best_of_all(masked):
     assert found.path[0].tolist() == path[best].tolist()
     emission = scores.emission_logp[best, -1].gather(1, path[best][:, None]).squeeze(1)
     assert_close(found.probability[0], emission.exp() * torch.tensor(masked), atol=1e-5, rtol=1e-5)
+
+
+def test_gaps_may_hold_the_mask_and_a_search_goes_by_parts_of_the_batch(monkeypatch):
+    model = edge_model(N=4, vocab=30)
+    text = [*prompt_of(6), 29, 29, 29, *prompt_of(3)]  # 29 is the mask
+    best = fill_gaps(model, text, [(6, 3)], seed=0, path="viterbi")
+    assert (
+        best.tokens
+        == fill_gaps(model, [*text[:6], 0, 0, 0, *text[9:]], [(6, 3)], seed=0, path="viterbi").tokens
+    )
+    how = {"max_new_tokens": 8, "seed": 3, "path": "viterbi", "sampler": "confidence"}
+    whole = generate(model, [prompt_of(n) for n in (4, 6, 9)], **how)
+    monkeypatch.setattr("dadlm.decode.chain._AT_ONCE", 1)
+    assert generate(model, [prompt_of(n) for n in (4, 6, 9)], **how).tokens == whole.tokens
 
 
 def test_a_position_is_drawn_on_the_way_to_a_wanted_one_of_its_run():

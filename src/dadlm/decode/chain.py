@@ -22,6 +22,7 @@ from dadlm.model.kernels import takes
 from dadlm.model.successors import SUCCESSORS
 
 _BEAM = 32
+_AT_ONCE = 1 << 26  # log-probabilities that a search holds
 
 
 def left_at(tokens: Tensor, masked: Tensor, before: Tensor, i: int) -> Left:
@@ -174,6 +175,10 @@ def search(model: Model, prediction: Prediction, ids: Tensor, masked: Tensor, be
     assert before is not None
     B, N, K, _ = prediction.hidden.shape
     device, V = before.device, model.config.mask_id
+    if (rows := max(1, _AT_ONCE // (beam * K * V))) < B:  # what a row takes is known, so many rows must not
+        parts = [slice(first, first + rows) for first in range(0, B, rows)]
+        found = [search(model, prediction[part], ids[part], masked[part], beam) for part in parts]
+        return Choice(*map(torch.cat, zip(*found, strict=True)))
     node, token = torch.zeros_like(before)[:, None], before[:, None]  # [B, M]
     score = torch.zeros(B, 1, device=device)
     candidate, found = torch.arange(K, device=device), list[tuple[Tensor, ...]]()
@@ -184,17 +189,17 @@ def search(model: Model, prediction: Prediction, ids: Tensor, masked: Tensor, be
         left = Left(token[..., None].expand(B, M, K), is_open.expand(B, M, K))
         hidden = prediction.hidden[:, i, None].expand(B, M, K, -1)
         logp = model.head.token_logits(hidden, candidate.expand(B, M, K), left).log_softmax(-1)
-        anchor = torch.full((B, V), -torch.inf, device=device).scatter(1, ids[:, i, None], 0.0)
+        here = ids[:, i, None].clamp(max=V - 1)  # where masked it may be the mask, and is not looked at
+        anchor = torch.full((B, V), -torch.inf, device=device).scatter(1, here, 0.0)
         logp = torch.where(known, anchor[:, None, None], logp)
         best, source = ((score[..., None] + link)[..., None] + logp).max(1)  # [B, K, V]
         order = best.flatten(1).sort(dim=1, descending=True, stable=True)
         score, state = order.values[:, :beam], order.indices[:, :beam]
         source = source.flatten(1).gather(1, state)
         node, token = state // V, state % V
-        row = torch.arange(B, device=device)[:, None]
-        found.append(
-            (source, node, token, logp[row, source, node, token], entropy_of(logp)[row, source, node])
-        )
+        chosen = logp[torch.arange(B, device=device)[:, None], source, node]  # [B, M, V]
+        said = chosen.gather(2, token[..., None]).squeeze(2)
+        found.append((source, node, token, said, entropy_of(chosen)))
     state, steps = torch.zeros_like(before)[:, None], list[tuple[Tensor, ...]]()
     for source, *step in reversed(found):
         steps.append(tuple(x.gather(1, state).squeeze(1) for x in step))
