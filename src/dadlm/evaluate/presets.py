@@ -75,6 +75,8 @@ class Configuration:
         del settings["max_new_tokens"]
         if self.settings.sampler != "entropy":
             del settings["bound"]  # what was made before there was one keeps its fingerprint
+        if self.settings.mode == "diffusion":  # as before there were modes
+            del settings["mode"]
         if self.settings.shortlist is None:  # as before there were shortlists
             del settings["shortlist"]
         return settings

@@ -188,7 +188,7 @@ def choose_scale(model: Model, rows: Rows, scales: Sequence[float]) -> dict[floa
         for index in range(min(len(rows), 8)):
             ids = rows[index][None, :length].to(model.device)
             masked = torch.ones_like(ids, dtype=torch.bool)
-            masked[:, :N] = False  # a row's first block has nothing before it
+            masked[:, : N if length > N else 1] = False  # a row's first block has nothing before it
             nats += float(losses(model, ids, Noise.of(masked), report=False).reconstruction.sum())
             tokens += int(masked.sum())
         found[scale] = nats / tokens
