@@ -3,14 +3,15 @@
 A row's text depends on its prompt, seed and settings, never on the rows beside it.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from dadlm.decode.engine import Engine, StepResult
 from dadlm.decode.events import StepEvent, event_of
+from dadlm.decode.lossless import LosslessEngine, target_and_draft
 from dadlm.decode.request import Gap, Prompt, Request, Row, ids_of, is_int, seeds_of, settings_of
 from dadlm.decode.settings import DecodeSettings
 from dadlm.errors import ConfigError
@@ -33,6 +34,13 @@ class Generated:
     """Passes that only wrote keys and values of a finished block."""
     seeds: list[int]
     """The seed of each sample; giving it again gives the same text again."""
+    cycles: list[int]
+    """Mode lossless: drafts that were verified, steps without a draft included; else 0."""
+
+    @property
+    def tokens_per_cycle(self) -> list[float]:
+        """Mode lossless."""
+        return [len(ids) / max(1, cycles) for ids, cycles in zip(self.tokens, self.cycles, strict=True)]
 
     @property
     def tokens_per_forward(self) -> list[float]:
@@ -69,16 +77,26 @@ def generate(
     seed: int | Sequence[int] | None = None,
     batch_size: int = 32,
     cache: bool = True,
+    draft: Model | None = None,
     settings: DecodeSettings | None = None,
     **options,
 ) -> Generated:
-    """Complete each prompt. Options are those of `DecodeSettings`; `cache=False` is the slow twin."""
+    """Complete each prompt. Options are those of `DecodeSettings`; `cache=False` is the slow twin.
+
+    `draft` is the model that drafts in mode lossless; None: the model itself, if it has a causal context, and
+    for an AR model what stood in the text before.
+    """
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
     settings = settings_of(settings, options)
-    model = in_mode(model, settings.mode)
+    if settings.mode == "lossless":
+        model, draft = target_and_draft(model, draft)
+        engines = borrow_lossless(model, draft)
+    else:
+        model = in_mode(model, settings.mode)
+        engines = borrow_engine(model, cache)
     rows = completions(model, _as_list(prompts), settings, seed)
-    with borrow_engine(model, cache) as engine:
+    with engines as engine:
         for first in range(0, len(rows), batch_size):
             _run(engine, rows[first : first + batch_size])
     return Generated(
@@ -87,6 +105,7 @@ def generate(
         forward_passes=[row.forward_passes for row in rows],
         cache_passes=[row.cache_passes for row in rows],
         seeds=[row.seed for row in rows],
+        cycles=[row.cycles for row in rows],
     )
 
 
@@ -166,16 +185,27 @@ def decode_steps(model: Model, rows: Sequence[Row]) -> Iterator[StepResult]:
             yield engine.step()
 
 
-@contextmanager
-def borrow_engine(model: Model, cached: bool = True) -> Iterator[Engine]:
+def borrow_engine(model: Model, cached: bool = True) -> AbstractContextManager[Engine]:
     """The engine that stays with the model between calls, captured graphs included, or another if it is in
     use."""
-    engine = None
-    if cached:
-        with suppress(IndexError):
-            engine = model.engines.pop()
-    if engine is None or engine.device != model.device:
-        engine = Engine(model, cached=cached)
+    kept = model.engines if cached else []
+    return _borrowed(kept, lambda one: one.device == model.device, lambda: Engine(model, cached=cached))
+
+
+def borrow_lossless(target: Model, draft: Model | None) -> AbstractContextManager[Engine]:
+    """The same for the lossless mode: an engine for each draft model."""
+
+    def fits(one: LosslessEngine) -> bool:
+        return one.device == target.device and one.drafts_with(draft)
+
+    return _borrowed(target.drafted_engines, fits, lambda: LosslessEngine(target, draft))
+
+
+@contextmanager
+def _borrowed(kept: list, fits: Callable[..., bool], make: Callable[[], Engine]) -> Iterator[Engine]:
+    engine = next((one for one in kept if fits(one)), None)
+    kept.clear()  # no more than one is kept: what another call puts back meanwhile stays there
+    engine = make() if engine is None else engine
     try:
         yield engine
     except torch.OutOfMemoryError:
@@ -183,17 +213,18 @@ def borrow_engine(model: Model, cached: bool = True) -> Iterator[Engine]:
         raise
     finally:
         engine.clear()
-        if cached and not model.engines:
-            model.engines.append(engine)
+        if not kept:
+            kept.append(engine)
 
 
 def release_engine(model: Model) -> None:
     """Give back the memory that decoding holds between calls: keys and values, and captured graphs."""
     for view in model.views:
         release_engine(view)
-    for engine in model.engines:
-        engine.release()
-    model.engines.clear()
+    for kept in (model.engines, model.drafted_engines):
+        for engine in kept:
+            engine.release()
+        kept.clear()
     model.drop_constants()
 
 

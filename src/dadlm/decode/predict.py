@@ -71,9 +71,15 @@ def predict(model: Model, block: Block, text: Tensor, context: Context | None) -
         # Shorter rows must not see the padding behind their window.
         window = block.in_window.sum(1, keepdim=True).expand_as(noisy)
         return _single(model.read(noisy, visible=window))
+    return predict_blocks(model, block.ids, block.masked, first, context)
+
+
+def predict_blocks(
+    model: Model, ids: Tensor, masked: Tensor, first: Tensor, context: Context | None
+) -> Prediction:
+    """The graphs of blocks ids [B, N] that begin at positions first [B, 1] (bd3lm, dadlm)."""
     # On CUDA one block fills less than a tile: packing would make it larger and wait for a count.
-    blocks = block.ids[:, None], block.masked[:, None], first
-    denoised = model.denoise(*blocks, context, packed=not block.ids.is_cuda)
+    denoised = model.denoise(ids[:, None], masked[:, None], first, context, packed=not ids.is_cuda)
     nodes = denoised.nodes
     hidden = nodes.groups(nodes.to_slots(denoised.hidden))[:, 0]
     before = None if model.head.edge is None else denoised.before[:, 0]

@@ -61,7 +61,7 @@ class Row:
             (self.gaps[0][0], sum(self.gaps[-1])) if self.gaps else (self.prompt, self.length)
         )
         self.start = self.first = 0 if self.family == "mdlm" else first_open // self.block * self.block
-        self.forward_passes = self.cache_passes = 0
+        self.forward_passes = self.cache_passes = self.cycles = 0
         self.finished: Literal["stop", "length"] | None = None
         self.rewind()
 

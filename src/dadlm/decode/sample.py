@@ -42,9 +42,20 @@ def draw_each(logits: Tensor, uniform: Tensor, settings: BatchedSettings, row: T
         flat = (logits.contiguous(), uniform.contiguous())
         drawn = draw_fused(*flat, settings.inverse_temperature[row], top_p, standard)
     else:
-        weight = ((logits - logits.amax(-1, keepdim=True)) / settings.temperature[row, None]).exp()
-        drawn = draw(_nucleus(weight, top_p[:, None], standard[:, None] != 0), uniform)
+        drawn = draw(weights(logits, settings, row), uniform)
     return torch.where(settings.cold[row], most_probable(logits), drawn) if cold else drawn
+
+
+def weights(logits: Tensor, settings: BatchedSettings, row: Tensor) -> Tensor:
+    """What `draw_each` draws from where the temperature is not 0: fp32 [n, V], at most 1, not normalised."""
+    return cut(
+        ((logits - logits.amax(-1, keepdim=True)) / settings.temperature[row, None]).exp(), settings, row
+    )
+
+
+def cut(weight: Tensor, settings: BatchedSettings, row: Tensor) -> Tensor:
+    """Set to zero what lies outside the nucleus of weight [n, V] in [0, 1], by the settings of its rows."""
+    return _nucleus(weight, settings.top_p[row, None], settings.standard[row, None] != 0)
 
 
 def nucleus(weight: Tensor, top_p: float, rule: str = "standard") -> Tensor:

@@ -1,11 +1,14 @@
 """How to decode: every option of `generate`, checked where it is born."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeGuard, get_args
 
 from dadlm.decode.samplers import SAMPLERS, SamplerName
 from dadlm.errors import ConfigError
 from dadlm.model import Mode, ModelConfig
+
+MOST_NODES = 256
+"""Of a draft's tree."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +19,8 @@ class DecodeSettings:
     """Tokens to write after the prompt; None: 128, or what the context leaves if that is less."""
     mode: Mode = "diffusion"
     """diffusion: block by block, as the options below say. ar: token by token, which AR models always do, and
-    models with `causal_context` can; of the options below path, top_p, temperature and nucleus are read."""
+    models with `causal_context` can; of the options below path, top_p, temperature and nucleus are read.
+    lossless: the text of mode ar in fewer passes, tokens drafted by diffusion and verified."""
     sampler: SamplerName = "first-hitting"
     """Which predictions a step keeps: one at random, a random share, all that are sure enough, or as many as
     an entropy bound allows."""
@@ -52,6 +56,11 @@ class DecodeSettings:
     successors of the token to its left. None: from the whole vocabulary. Best paths and nucleus="position"
     look at all of it in any case."""
 
+    tree: int | None = None
+    """Mode lossless: nodes of the tree of drafted tokens that a cycle verifies; the text is then that of mode
+    ar with the same seed. 0: a chain that is drawn, and accepted with min(1, p/q): a text as likely as in
+    mode ar. None: as many nodes as are fastest here, none where drafting does not pay."""
+
     def __post_init__(self) -> None:
         _choice("mode", self.mode, get_args(Mode))
         _choice("sampler", self.sampler, tuple(SAMPLERS))
@@ -67,6 +76,10 @@ class DecodeSettings:
         for name in ("max_new_tokens", "steps", "shortlist"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
+        if self.tree is not None and self.mode != "lossless":
+            raise ConfigError(f"tree belongs to mode lossless, and the mode is {self.mode}: leave it out")
+        if self.tree is not None and (not _is_whole(self.tree) or not 0 <= self.tree <= MOST_NODES):
+            raise ConfigError(f"tree must be a whole number from 0 to {MOST_NODES}, got {self.tree!r}")
         if self.steps is not None and "steps" not in SAMPLERS[self.sampler].options:
             owners = " and ".join(name for name, sampler in SAMPLERS.items() if "steps" in sampler.options)
             raise ConfigError(
@@ -96,12 +109,13 @@ class DecodeSettings:
                 f"shortlist is {self.shortlist}, but this model has {config.mask_id} tokens to draw from; "
                 "take fewer, or leave shortlist out to draw from all"
             )
-        if self.mode == "ar" and config.family != "ar":
+        if self.mode != "diffusion" and config.family != "ar":
             raise ConfigError(
-                f"mode ar is not decoded by a {config.family} model itself: pass in_mode(model, 'ar')"
+                f"mode {self.mode} is not decoded by a {config.family} model itself: pass "
+                f"in_mode(model, {self.mode!r})"
             )
-        if self.steps is not None and self.mode == "ar":
-            raise ConfigError("steps has no meaning with mode ar, which writes token by token: leave it out")
+        if self.steps is not None and self.mode != "diffusion":
+            raise ConfigError(f"steps has no meaning with mode {self.mode}: leave it out")
         if self.steps is not None and self.steps > config.block:
             raise ConfigError(
                 f"steps is {self.steps}, but a block of this {config.family} model has {config.block} tokens "
@@ -131,8 +145,12 @@ def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
 
 
 def _at_least_one(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not _is_whole(value) or value < 1:
         raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _within(name: str, value: float, low: float, high: float, open_low: bool = False) -> None:

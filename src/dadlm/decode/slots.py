@@ -6,6 +6,7 @@ for all of them at once: launching an operation takes as long as computing dozen
 S slots of a pass, n rows, N block size.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -34,6 +35,7 @@ class Slots:
         """By slot; None: nobody any more."""
         self.features: Features
         self.memory: tuple[State, Cache | None] | None = None
+        self.make_cache: Callable[[Model, int, int], Cache] = Cache
         self._buffers: dict[int, Tensor] = {}
 
     @property
@@ -66,7 +68,7 @@ class Slots:
         grain = 1 if config.family == "mdlm" else config.block
         positions = -(-positions // grain) * grain
         state = State(config, slots, positions, padded_length(model, positions), model.device)
-        cache = None if config.family == "mdlm" or not self.cached else Cache(model, slots, positions)
+        cache = None if config.family == "mdlm" or not self.cached else self.make_cache(model, slots, positions)
         if old is not None:
             state.copy_from(old)
             if cache is not None and self.cache is not None:
@@ -178,14 +180,8 @@ class Slots:
     def _read(
         self, model: Model, slots: slice | Tensor, start: Tensor, take: Tensor, width: int, used: int
     ) -> None:
-        """Read `take` tokens [n] of some rows from `start` [n] on; padding goes to the spare block."""
-        if self.cache is None:
-            return
-        offset = torch.arange(width, device=start.device)
-        position = torch.where(offset < take[:, None], start[:, None] + offset, self.cache.spare)
-        ids = self.state.text[slots].gather(1, position)
-        view = self.cache.view(slots, self.state.text, used)
-        model.read(ids, view, position=position, only_context=True)
+        if self.cache is not None:
+            read_text(model, self.cache, self.state.text, slots, start, take, width, used)
 
     def context(self, model: Model, rows: slice, ahead: int) -> Context | None:
         """What blocks see of the text before them; `ahead`: tokens since `Row.first` was looked at."""
@@ -197,3 +193,21 @@ class Slots:
         context = Context()
         model.read(self.state.text[rows, : self.state.positions], context, only_context=True)
         return context
+
+
+def read_text(
+    model: Model,
+    cache: Cache,
+    text: Tensor,
+    slots: slice | Tensor,
+    start: Tensor,
+    take: Tensor,
+    width: int,
+    used: int,
+) -> None:
+    """Read `take` tokens [n] of the texts in some slots from `start` [n] on; padding goes to the spare
+    block."""
+    offset = torch.arange(width, device=start.device)
+    position = torch.where(offset < take[:, None], start[:, None] + offset, cache.spare)
+    ids = text[slots].gather(1, position)
+    model.read(ids, cache.view(slots, text, used), position=position, only_context=True)

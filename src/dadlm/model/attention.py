@@ -77,6 +77,21 @@ def attend_nodes(
     return inside[0] if seen is None else merge(seen, inside)
 
 
+def attend_tree(
+    q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor], visible: Tensor, sees: Tensor
+) -> Tensor:
+    """Queries [B, C, H, E] of nodes of trees over the first visible [B, C] positions of their prefix and over
+    the nodes that `sees` [B, C, C] allows, each itself among them. Without gradients."""
+    if kernels.attends(q, False):
+        from dadlm.model.kernels.attend import attend
+
+        before = attend(q, *prefix, visible, normaliser=True)
+    else:
+        before = _over_prefix(q, *prefix, visible)
+    out, lse = softmax_average(*(x.transpose(1, 2) for x in (q, k, v)), sees[:, None])
+    return merge(before, (out.transpose(1, 2), lse.transpose(1, 2)))  # type: ignore[arg-type]
+
+
 def merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
     """Join two softmax averages [.., E] by their log normalisers [..]; a part that saw nothing has -inf. `b`
     must have seen something: every node sees its own block."""
@@ -113,8 +128,12 @@ def _prefix(q: Tensor, k: Tensor, v: Tensor, nodes: Nodes, grad: bool) -> tuple[
         from dadlm.model.kernels.attend import attend
 
         return attend(q, k, v, nodes.visible, normaliser=True)  # type: ignore[return-value]
+    return _over_prefix(q, k, v, nodes.visible)
+
+
+def _over_prefix(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    allowed = torch.arange(k.shape[2], device=k.device) < nodes.visible[:, None, :, None]
+    allowed = torch.arange(k.shape[2], device=k.device) < visible[:, None, :, None]
     out, lse = softmax_average(q, k, v, allowed)
     return out.transpose(1, 2), lse.transpose(1, 2)
 

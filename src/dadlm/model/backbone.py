@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dadlm.model.attention import NodeAttention, attend_nodes, attend_read, softmax_average
+from dadlm.model.attention import NodeAttention, attend_nodes, attend_read, attend_tree, softmax_average
 from dadlm.model.config import ModelConfig
 from dadlm.model.layer import Attend, Condition, Layer, Modulation, Norm, Shared, refreshed, rotation
 from dadlm.nodes import Nodes, expand
@@ -104,6 +104,22 @@ class Backbone(nn.Module):
 
             x = self._pass(layer, x, shared, attend)
         return self._finish(x, shared.condition, shared.grad)
+
+    def read_tree(
+        self, ids: Tensor, context: Context, *, position: Tensor, visible: Tensor, sees: Tensor
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Run trees of tokens ids [B, C] that follow clean text, leaving nothing in `context`.
+
+        A node stands at `position` [B, C] and sees the first visible [B, C] positions of the text and the
+        nodes that `sees` [B, C, C] allows: its ancestors and itself. Returns the final hidden states
+        [B, C, D], and the keys and values [B, C, H, E] of each layer, for `Context.store`.
+        """
+        shared, x, kept = self._shared(position), self._embed(ids), list[tuple[Tensor, Tensor]]()
+        for index, layer in enumerate(self._layers()):
+            q, k, v = layer.project(x, shared)
+            kept.append((k, v))
+            x = layer.finish(x, attend_tree(q, k, v, context[index], visible, sees), shared)
+        return self._finish(x, shared.condition, shared.grad), kept
 
     def denoise(
         self,

@@ -10,7 +10,7 @@ from dadlm.model.edge import EDGES, EdgeName
 from dadlm.model.transition import TRANSITIONS, TransitionName
 
 Family = Literal["ar", "mdlm", "bd3lm", "dadlm"]
-Mode = Literal["diffusion", "ar"]
+Mode = Literal["diffusion", "ar", "lossless"]
 
 # Every number has a least and a largest value: a configuration may come from a stranger's file.
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -186,7 +186,10 @@ class ModelConfig:
         """The ways in which the model can decode, the usual one first."""
         if self.family == "ar":
             return ("ar",)
-        return ("diffusion", "ar") if self.causal_context else ("diffusion",)
+        both = self.causal_context and self.family != "mdlm"
+        if both and self.denoises_blocks:
+            return ("diffusion", "ar", "lossless")
+        return ("diffusion", "ar") if both else ("diffusion",)
 
     @property
     def denoises_blocks(self) -> bool:

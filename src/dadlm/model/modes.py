@@ -13,12 +13,13 @@ from dadlm.model.network import Model
 
 
 def in_mode(model: Model, mode: Mode) -> Model:
-    """The model itself, or as an AR model that shares its weights (for as long as the model is there)."""
+    """The model itself, or as an AR model that shares its weights (for as long as the model is there), which
+    also decides the texts of mode lossless."""
     if model.config.family == "ar" or mode == "diffusion":
         return model
     if mode not in model.config.modes:
         raise ConfigError(
-            "mode ar needs clean text that is read token by token, and this "
+            f"mode {mode} needs clean text that is read token by token, and this "
             f"{model.config.family} model does not read it so; train one that does: "
             "dadlm train lab-bd3lm --model.causal-context --train.ar-weight 1"
         )

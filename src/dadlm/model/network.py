@@ -50,7 +50,7 @@ class Model(nn.Module):
         """`attend_nodes` may be the slow twin, `attention_dense.attend_nodes`."""
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
-        self.engines, self.views = Engines(), Engines()
+        self.engines, self.drafted_engines, self.views = Engines(), Engines(), Engines()
         self.backbone = Backbone(config, attend_nodes)
         self.head = Head(config, self.backbone.embedding)
         self.graph = Graph(config) if config.family == "dadlm" else None

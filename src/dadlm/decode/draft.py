@@ -1,0 +1,155 @@
+"""Drafts of the lossless mode: tokens that are likely to follow a text, as a tree, from one denoising pass.
+
+The candidates of a position are summed out by a filter, so every token has its exact probability after the
+tokens drafted before it. Whatever is drafted, the text is the target's (`verify`); a better draft is sooner
+there.
+
+B rows, N block size, L positions ahead, K candidates, M nodes of a tree expanded together, C nodes of a tree,
+V vocabulary without the mask, D width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dadlm.decode.batched_settings import BatchedSettings
+from dadlm.decode.predict import Prediction
+from dadlm.decode.sample import cut, draw, most_probable
+from dadlm.model import Model
+from dadlm.model.edge import Left
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tree of tokens for each row; parents come before their children."""
+
+    tokens: Tensor
+    """[B, C]: node 0 is the last token of the text."""
+    parent: Tensor
+    """[B, C]: index of a node's parent; 0 for node 0."""
+    depth: Tensor
+    """[B, C]: 0 for node 0."""
+    exists: Tensor
+    """[B, C]: False in the padding of smaller trees."""
+    drawn_from: Tensor | None = None
+    """[B, C - 1, V]: the distributions that the tokens of a chain were drawn from; None: the tree is a
+    function of the text."""
+
+    @classmethod
+    def chain(cls, tokens: Tensor, exists: Tensor, drawn_from: Tensor | None = None) -> "Draft":
+        """Each token of tokens [B, C] follows the one before it."""
+        depth = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        return cls(tokens, (depth - 1).clamp(min=0), depth, exists, drawn_from)
+
+    def sees(self) -> Tensor:
+        """[B, C, C]: the ancestors of each node, and itself."""
+        C = self.tokens.shape[1]
+        seen = torch.eye(C, dtype=torch.bool, device=self.tokens.device).expand(len(self.tokens), C, C)
+        above = self.parent
+        for _ in range(int(self.depth.max())):
+            seen = seen | F.one_hot(above, C).bool()
+            above = self.parent.gather(1, above)
+        return seen
+
+
+class Filter:
+    """What a block model says of the positions after a text, given tokens for some of them.
+
+    `masked` [B, N] are the open positions of the blocks in which the texts end: known tokens come first, and
+    the last of them is a single node, so the candidates before it do not matter.
+    """
+
+    def __init__(
+        self, model: Model, prediction: Prediction, masked: Tensor, length: int, temperature: Tensor
+    ) -> None:
+        B, N, K, _ = prediction.hidden.shape
+        self.head, self.temperature = model.head, temperature[:, None, None, None]
+        at = (~masked).sum(1, keepdim=True) + torch.arange(length, device=masked.device)
+        self.exists, rows = at < N, torch.arange(B, device=masked.device)[:, None]
+        at = at.clamp(max=N - 1)
+        self.hidden, self.links = prediction.hidden[rows, at], prediction.transition_logp[rows, at]
+        self.start = F.one_hot(torch.zeros(B, dtype=torch.int64, device=masked.device), K).log()
+        self.candidate = torch.arange(K, device=masked.device)
+        edge, weight = self.head.edge, self.head.linear.weight[: self.head.mask_id]
+        self.columns = None if edge is None else edge.columns(weight)[: self.head.mask_id]
+
+    def __call__(self, depth: int, reached: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [B, M, V] of the token `depth` positions ahead, and together with each candidate
+        [B, M, K, V], where candidates before it were `reached` [B, M, K] with the last `token` [B, M]."""
+        prior = (reached[..., None] + self.links[:, depth, None]).logsumexp(2)
+        hidden = self.hidden[:, depth]
+        logits = self.head.token_logits(hidden, self.candidate)[:, None]  # [B, 1, K, V]
+        if self.columns is not None and self.head.edge is not None:
+            token = token[..., None].expand(*token.shape, len(self.candidate))
+            left = Left(token, torch.full_like(token, depth > 0, dtype=torch.bool))
+            inputs = self.head.inputs(hidden, self.candidate)[:, None].expand(*token.shape, -1)
+            logits = logits + (self.head.edge.factors(inputs, left) @ self.columns.T).to(logits.dtype)
+        joint = prior[..., None] + (logits / self.temperature).log_softmax(-1)
+        return joint.logsumexp(2), joint
+
+
+def draft_chain(
+    ahead: Filter, last: Tensor, uniform: Tensor, settings: BatchedSettings, greedy: Tensor
+) -> Draft:
+    """Tokens after `last` [B], each drawn given those before it, or the likeliest where `greedy` [B]; with
+    uniform numbers [B, L] and the nucleus of each row."""
+    B, rows = len(last), torch.arange(len(last), device=last.device)
+    tokens, drawn_from, reached = [last], list[Tensor](), ahead.start
+    for depth in range(uniform.shape[1]):
+        logp, joint = (x[:, 0] for x in ahead(depth, reached[:, None], tokens[-1][:, None]))
+        weight = cut((logp - logp.amax(-1, keepdim=True)).exp(), settings, rows)
+        best = F.one_hot(most_probable(logp), logp.shape[-1]).to(weight.dtype)
+        weight = torch.where(greedy[:, None], best, weight)
+        drawn_from.append(weight / weight.sum(-1, keepdim=True))
+        tokens.append(draw(weight, uniform[:, depth]))
+        reached = joint[rows, :, tokens[-1]].log_softmax(-1)
+    known = torch.ones(B, 1, dtype=torch.bool, device=last.device)
+    exists = torch.cat([known, ahead.exists[:, : uniform.shape[1]]], 1)
+    return Draft.chain(torch.stack(tokens, 1), exists, torch.stack(drawn_from, 1))
+
+
+def draft_tree(ahead: Filter, last: Tensor, nodes: int, room: Tensor) -> Draft:
+    """The `nodes` likeliest beginnings of what follows `last` [B], at most room [B] tokens long.
+
+    Level by level: a beginning is never likelier than its own beginnings, so those that are among the
+    likeliest found so far are all that can have children among the likeliest of all.
+    """
+    B, K, V = len(last), len(ahead.candidate), ahead.head.mask_id
+    rows = torch.arange(B, device=last.device)[:, None]
+    token, parent, depth = last[:, None], torch.zeros_like(last)[:, None], torch.zeros_like(last)[:, None]
+    score, reached = torch.zeros(B, 1, device=last.device), ahead.start[:, None]
+    for level in range(min(nodes, ahead.hidden.shape[1])):
+        leaf = (depth == level) & (score > -torch.inf)
+        leaf = leaf & ahead.exists[:, level, None] & (level < room[:, None])
+        if not (M := int(leaf.sum(1).max())):
+            break
+        source = leaf.sort(dim=1, descending=True, stable=True).indices[:, :M]
+        logp, joint = ahead(level, reached[rows, source], token[rows, source])
+        total = (score[rows, source] + torch.where(leaf[rows, source], 0.0, -torch.inf))[..., None] + logp
+        best, at = total.nan_to_num(nan=-torch.inf).flatten(1).topk(min(nodes, M * V))
+        which, new = at // V, at % V
+        after = joint[rows, which, :, new].log_softmax(-1)
+        token = torch.cat([token, new], 1)
+        parent = torch.cat([parent, source[rows, which]], 1)
+        depth = torch.cat([depth, torch.full_like(new, level + 1)], 1)
+        score, reached = torch.cat([score, best], 1), torch.cat([reached, after], 1)
+        kept = score.sort(dim=1, descending=True, stable=True).indices[:, : nodes + 1].sort(1).values
+        place = torch.zeros_like(token).scatter(1, kept, torch.arange(kept.shape[1]).expand_as(kept).to(kept))
+        parent = place.gather(1, parent).gather(1, kept)
+        token, depth, score = (x.gather(1, kept) for x in (token, depth, score))
+        reached = reached.gather(1, kept[..., None].expand(*kept.shape, K))
+    return Draft(token, parent, depth, score > -torch.inf)
+
+
+def look_up(ids: Sequence[int], length: int, longest: int = 3) -> list[int]:
+    """What followed the last tokens of a text, at most `longest` of them, where they stood before (prompt
+    lookup): a draft without a model."""
+    for size in range(min(longest, len(ids) - 1), 0, -1):
+        tail = list(ids[-size:])
+        for first in range(len(ids) - size - 1, -1, -1):
+            if ids[first : first + size] == tail:
+                return list(ids[first + size : first + size + length])
+    return []

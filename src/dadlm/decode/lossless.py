@@ -1,0 +1,265 @@
+"""The lossless mode: a block model drafts, a causal model decides; the text is the causal model's, sooner.
+
+A cycle is draft → verify → commit. One denoising pass of the draft model says what may follow each text, a
+tree of it goes through the target in one pass (`Backbone.read_tree`), and what the target agrees with is
+committed, with one token of its own (`verify`). A model with a causal context is both at once: its clean
+stream is the target, and the keys and values that verifying leaves are the context of the next draft.
+
+B rows of a cycle, N block size, C nodes of a tree, L positions ahead.
+"""
+
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from dadlm import counter
+from dadlm.decode.cache import Cache
+from dadlm.decode.draft import Draft, Filter, draft_chain, draft_tree, look_up
+from dadlm.decode.engine import Committed, Engine, StepResult
+from dadlm.decode.pace import Pace
+from dadlm.decode.predict import predict_blocks
+from dadlm.decode.request import Row
+from dadlm.decode.sample import draw_each, most_probable, weights
+from dadlm.decode.samplers.base import block_uniform
+from dadlm.decode.slots import read_text
+from dadlm.decode.verify import Verified, accept, follow
+from dadlm.errors import ConfigError
+from dadlm.model import Model, eval_mode, in_mode
+
+LOOKUP = "lookup"
+"""In place of a draft model: what followed the last tokens where they stood before."""
+_CHAIN = 8  # tokens of a chain: the chance that more are accepted does not pay for them
+
+
+def target_and_draft(model: Model, draft: Model | None) -> tuple[Model, Model | None]:
+    """Who decides and who drafts: a model with a causal context is both; None drafts by looking up."""
+    if draft is None and not model.config.denoises_blocks:
+        return model, None
+    draft, target = draft or model, in_mode(model, "lossless")
+    if not draft.config.denoises_blocks:
+        raise ConfigError(f"a {draft.config.family} model cannot draft: name a bd3lm or dadlm model")
+    if draft.config.vocab_size != target.config.vocab_size or draft.tokenizer != target.tokenizer:
+        raise ConfigError("the draft model has another tokenizer than the model whose text is wanted")
+    if draft.device != target.device:
+        raise ConfigError(f"the draft model is on {draft.device}, the other on {target.device}")
+    return target, draft
+
+
+class PairCache(Cache):
+    """Keys and values of the target, and of a draft model with weights of its own."""
+
+    def __init__(self, target: Model, draft: Model, slots: int, positions: int) -> None:
+        super().__init__(target, slots, positions)
+        self.draft = Cache(draft, slots, positions)
+
+    def copy_from(self, other: "PairCache") -> None:  # type: ignore[override]
+        super().copy_from(other)
+        self.draft.copy_from(other.draft)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        super().move(source, target, length)
+        self.draft.move(source, target, length)
+
+
+class LosslessEngine(Engine):
+    """An engine whose step is a cycle; `draft` None looks up. See the module's text."""
+
+    def __init__(self, target: Model, draft: Model | None, *, lockstep: bool = True) -> None:
+        super().__init__(target, lockstep=lockstep, graphs=False)
+        self._draft = None if draft is None else weakref.ref(draft)
+        self._is_both = draft is not None and draft.backbone is target.backbone
+        self._read: weakref.WeakKeyDictionary[Row, int] = weakref.WeakKeyDictionary()
+        """Tokens whose keys and values a draft model of its own has."""
+        self.pace = Pace()
+        if draft is not None and not self._is_both:
+            self.slots.make_cache = lambda target, *size: PairCache(target, self._drafting(), *size)
+
+    def drafts_with(self, draft: Model | None) -> bool:
+        return draft is (None if self._draft is None else self._draft())
+
+    def _drafting(self) -> Model:
+        draft = None if self._draft is None else self._draft()
+        assert draft is not None, "an engine is used while its models are there"
+        return draft
+
+    def remove(self, row: Row) -> None:
+        super().remove(row)
+        self._read.pop(row, None)
+
+    @torch.inference_mode()
+    def step(self, only: Row | None = None) -> StepResult:
+        """One cycle of all rows, or of `only` one."""
+        target = self.model
+        with ExitStack() as stack:
+            stack.enter_context(torch.autocast(target.device.type, enabled=False))
+            stack.enter_context(eval_mode(target, *([] if self._draft is None else [self._drafting()])))
+            self._admit(target, only)
+            self._begun = False
+            ready = [row for row in self.slots.rows if row and row.ready and only in (None, row)]
+            committed = list[Committed]()
+            for nodes in {row.settings.tree for row in ready}:
+                committed += self._cycle([row for row in ready if row.settings.tree == nodes], nodes)
+            for row in [one.row for one in committed if one.row.finished]:
+                self._drop(row)
+            if not self.rows:
+                self.clear()
+            return StepResult(None, dict(enumerate(ready)), committed)
+
+    def _cycle(self, rows: Sequence[Row], nodes: int | None) -> list[Committed]:
+        """Draft, verify and commit, with trees of so many nodes; 0: drawn chains; None: as fast as it was."""
+        start, paced = time.perf_counter(), nodes is None
+        nodes = self.pace.nodes(len(rows)) if nodes is None else nodes
+        slots = [self.slots.rows.index(row) for row in rows]
+        every = slots == [*range(len(self.slots.rows))]
+        where = slice(0, len(slots)) if every else torch.tensor(slots, device=self.device)
+        first = torch.tensor([row.first for row in rows], device=self.device)
+        drafted = self._propose(rows, where, first, None if paced and not nodes else nodes)
+        verified = self._verify(where, first, drafted)
+        passes = 1 + (drafted.tokens.shape[1] > 1 and self._draft is not None)
+        committed = [
+            Committed(row, self._take(row, tokens[:count], passes))
+            for row, tokens, count in zip(
+                rows, verified.tokens.tolist(), verified.count.tolist(), strict=True
+            )
+        ]
+        if paced:
+            new = sum(len(one.positions) for one in committed)
+            self.pace.record(len(rows), nodes, time.perf_counter() - start, new)
+        return committed
+
+    def _take(self, row: Row, tokens: list[int], passes: int) -> list[int]:
+        """Commit tokens to a row, up to end-of-text."""
+        if row.eot_id in tokens:
+            tokens = tokens[: tokens.index(row.eot_id) + 1]
+        over = tokens[-1] == row.eot_id or row.first + len(tokens) >= row.end
+        row.cycles += 1
+        return row.commit(row.first + len(tokens) - over, over, tokens, row.forward_passes + passes)
+
+    # --- draft
+
+    def _propose(
+        self, rows: Sequence[Row], where: slice | Tensor, first: Tensor, nodes: int | None
+    ) -> Draft:
+        """What may follow; None: nothing, the target goes on by itself."""
+        state = self.slots.state
+        last = state.text[where].gather(1, first[:, None] - 1)
+        room = torch.tensor([row.end - row.first for row in rows], device=self.device)
+        if nodes is None or not bool((room > 1).any()):
+            return Draft.chain(last, torch.ones_like(last, dtype=torch.bool))
+        if self._draft is None:
+            return self._looked_up(rows, last, nodes)
+        settings = state.settings[where]
+        greedy = settings.cold | settings.best
+        draft = self._drafting()
+        length = min(draft.config.block_size - self._is_both, int(room.max()) - 1, nodes or _CHAIN)
+        ahead = self._ahead(rows, where, first, length, torch.where(greedy, 1.0, settings.temperature))
+        if nodes:
+            return draft_tree(ahead, last[:, 0], nodes, room - 1)
+        place = first[:, None] + torch.arange(length, device=first.device)
+        uniform = counter.uniform(state.block.seed[where][:, None], place, 0, 0, counter.DRAFT)
+        chain = draft_chain(ahead, last[:, 0], uniform, settings, greedy)
+        return Draft.chain(chain.tokens, chain.exists & (chain.depth < room[:, None]), chain.drawn_from)
+
+    def _ahead(
+        self, rows: Sequence[Row], where: slice | Tensor, first: Tensor, length: int, temperature: Tensor
+    ) -> Filter:
+        """One denoising pass over the blocks in which the texts end.
+
+        With a causal context a block may begin anywhere: it begins with the last token, whose keys and values
+        are still missing. Other models know blocks at their places only.
+        """
+        draft, state, cache = self._drafting(), self.slots.state, self.slots.cache
+        N = draft.config.block_size
+        begin = first - 1 if self._is_both else first // N * N
+        if isinstance(cache, PairCache):
+            self._read_blocks(rows, cache)
+            cache = cache.draft
+        assert cache is not None
+        position = begin[:, None] + torch.arange(N, device=first.device)
+        ids = state.text[where].gather(1, position.clamp(max=state.text.shape[1] - 1))
+        masked = position >= first[:, None]
+        view = cache.view(where, state.text, max(row.first for row in rows))
+        return Filter(
+            draft, predict_blocks(draft, ids, masked, begin[:, None], view), masked, length, temperature
+        )
+
+    def _read_blocks(self, rows: Sequence[Row], cache: PairCache) -> None:
+        """Let a draft model of its own read the blocks that are complete."""
+        draft = self._drafting()
+        N = draft.config.block_size
+        behind = [(row, 0 if row.first == row.start else self._read.get(row, 0)) for row in rows]
+        behind = [(row, read) for row, read in behind if read < row.first // N * N]
+        if not behind:
+            return
+        columns = [[self.slots.rows.index(row), read, row.first // N * N - read] for row, read in behind]
+        slot, start, take = torch.tensor(columns, device=self.device).unbind(1)
+        used = max(row.first for row, _ in behind)
+        width = max(column[2] for column in columns)
+        read_text(draft, cache.draft, self.slots.state.text, slot, start, take, width, used)
+        for row, _ in behind:
+            self._read[row] = row.first // N * N
+            row.cache_passes += 1
+
+    def _looked_up(self, rows: Sequence[Row], last: Tensor, nodes: int) -> Draft:
+        found = [look_up(row.ids[: row.first], min(nodes or 8, row.end - row.first - 1)) for row in rows]
+        width = max(map(len, found))
+        tokens = torch.tensor([one + [0] * (width - len(one)) for one in found], dtype=torch.int64)
+        lengths = torch.tensor([[len(one)] for one in found], device=last.device)
+        exists = torch.arange(width + 1, device=last.device) <= lengths
+        return Draft.chain(torch.cat([last, tokens.to(last)], 1), exists)
+
+    # --- verify
+
+    def _verify(self, where: slice | Tensor, first: Tensor, drafted: Draft) -> Verified:
+        """Let the target decide, and write the tokens, and the keys and values of those before them."""
+        target, state, cache = self.model, self.slots.state, self.slots.cache
+        assert cache is not None
+        view = cache.view(where, state.text, int(first.max()))
+        known = first[:, None] - 1
+        hidden, kept = target.backbone.read_tree(
+            drafted.tokens,
+            view,
+            position=known + drafted.depth,
+            visible=known.expand_as(drafted.tokens),
+            sees=drafted.sees(),
+        )
+        rows, settings, seed = torch.arange(len(first)), state.settings[where], state.block.seed[where]
+        rows, greedy = rows.to(first), settings.cold | settings.best
+        draws, cold = not bool(greedy.all()), bool(greedy.any())
+
+        def logits(node: Tensor) -> Tensor:
+            return target.head.token_logits(hidden[rows, node])
+
+        def draw_after(node: Tensor, depth: int) -> Tensor:
+            said = logits(node)
+            if not draws:
+                return most_probable(said)
+            uniform = block_uniform(seed, first + depth, torch.zeros_like(first), 1, counter.TOKEN)[:, 0]
+            drawn = draw_each(said, uniform, settings, rows, False)
+            return torch.where(greedy, most_probable(said), drawn) if cold else drawn
+
+        def weight_after(node: Tensor, depth: int) -> Tensor:
+            said = logits(node)
+            best = torch.zeros_like(said).scatter(1, most_probable(said)[:, None], 1.0)
+            return torch.where(greedy[:, None], best, weights(said, settings, rows))
+
+        if drafted.drawn_from is None:
+            verified = follow(drafted, draw_after)
+        else:
+            place = first[:, None] + torch.arange(drafted.tokens.shape[1], device=first.device)
+            uniform = [
+                counter.uniform(seed[:, None], place, 0, 0, use) for use in (counter.ACCEPT, counter.TOKEN)
+            ]
+            verified = accept(drafted, weight_after, torch.stack(uniform))
+        place = torch.arange(verified.tokens.shape[1], device=first.device)
+        used = place < verified.count[:, None]
+        for layer, (k, v) in enumerate(kept):
+            own = (x[rows[:, None], verified.path] for x in (k, v))
+            view.store(layer, *own, torch.where(used, known + place, cache.spare))
+        slots = view.index
+        state.text[slots, torch.where(used, first[:, None] + place, cache.spare)] = verified.tokens
+        return verified
