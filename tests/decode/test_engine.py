@@ -19,7 +19,8 @@ from tests.decode.tiny import FAMILIES, silence_eot, tiny
 
 from dadlm.decode import DecodeSettings, Generated, generate, pass_plan, release_engine, stream
 from dadlm.decode.engine import Engine
-from dadlm.decode.generate import borrow_engine, completions, decode_steps
+from dadlm.decode.engines import borrow_engine
+from dadlm.decode.generate import completions, decode_steps
 from dadlm.decode.request import Request
 from dadlm.errors import ConfigError
 from dadlm.model import Model

@@ -47,9 +47,10 @@ def test_another_model_may_draft(kind: str):
     for tree in (1, 7):
         found = generate(target, PROMPTS, mode="lossless", draft=draft, tree=tree, **how)
         assert found.tokens == truth.tokens and sum(found.cache_passes) > 0
-        assert generate(
-            target, PROMPTS, mode="lossless", draft=draft, tree=tree, batch_size=2, **how
-        ).tokens == found.tokens
+        assert (
+            generate(target, PROMPTS, mode="lossless", draft=draft, tree=tree, batch_size=2, **how).tokens
+            == found.tokens
+        )
     assert generate(target, PROMPTS, mode="lossless", tree=3, **how).tokens == truth.tokens  # looked up
 
 

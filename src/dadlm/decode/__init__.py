@@ -1,7 +1,8 @@
 """One denoising step → text: path, remask, infill, commit, for all families."""
 
+from dadlm.decode.engines import release_engine
 from dadlm.decode.events import StepEvent
-from dadlm.decode.generate import Filled, Generated, fill_gaps, generate, release_engine, stream
+from dadlm.decode.generate import Filled, Generated, fill_gaps, generate, stream
 from dadlm.decode.settings import DecodeSettings
 
 __all__ = [

@@ -62,7 +62,7 @@ class BatchedSettings:
             )
         )
 
-    def __getitem__(self, rows: slice) -> "BatchedSettings":
+    def __getitem__(self, rows: slice | Tensor) -> "BatchedSettings":
         return BatchedSettings(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 

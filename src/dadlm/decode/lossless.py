@@ -23,10 +23,8 @@ from dadlm.decode.engine import Committed, Engine, StepResult
 from dadlm.decode.pace import Pace
 from dadlm.decode.predict import predict_blocks
 from dadlm.decode.request import Row
-from dadlm.decode.sample import draw_each, most_probable, weights
-from dadlm.decode.samplers.base import block_uniform
 from dadlm.decode.slots import read_text
-from dadlm.decode.verify import Verified, accept, follow
+from dadlm.decode.verify import Verified, decide
 from dadlm.errors import ConfigError
 from dadlm.model import Model, eval_mode, in_mode
 
@@ -141,9 +139,7 @@ class LosslessEngine(Engine):
 
     # --- draft
 
-    def _propose(
-        self, rows: Sequence[Row], where: slice | Tensor, first: Tensor, nodes: int | None
-    ) -> Draft:
+    def _propose(self, rows: Sequence[Row], where: slice | Tensor, first: Tensor, nodes: int | None) -> Draft:
         """What may follow; None: nothing, the target goes on by itself."""
         state = self.slots.state
         last = state.text[where].gather(1, first[:, None] - 1)
@@ -227,39 +223,12 @@ class LosslessEngine(Engine):
             visible=known.expand_as(drafted.tokens),
             sees=drafted.sees(),
         )
-        rows, settings, seed = torch.arange(len(first)), state.settings[where], state.block.seed[where]
-        rows, greedy = rows.to(first), settings.cold | settings.best
-        draws, cold = not bool(greedy.all()), bool(greedy.any())
-
-        def logits(node: Tensor) -> Tensor:
-            return target.head.token_logits(hidden[rows, node])
-
-        def draw_after(node: Tensor, depth: int) -> Tensor:
-            said = logits(node)
-            if not draws:
-                return most_probable(said)
-            uniform = block_uniform(seed, first + depth, torch.zeros_like(first), 1, counter.TOKEN)[:, 0]
-            drawn = draw_each(said, uniform, settings, rows, False)
-            return torch.where(greedy, most_probable(said), drawn) if cold else drawn
-
-        def weight_after(node: Tensor, depth: int) -> Tensor:
-            said = logits(node)
-            best = torch.zeros_like(said).scatter(1, most_probable(said)[:, None], 1.0)
-            return torch.where(greedy[:, None], best, weights(said, settings, rows))
-
-        if drafted.drawn_from is None:
-            verified = follow(drafted, draw_after)
-        else:
-            place = first[:, None] + torch.arange(drafted.tokens.shape[1], device=first.device)
-            uniform = [
-                counter.uniform(seed[:, None], place, 0, 0, use) for use in (counter.ACCEPT, counter.TOKEN)
-            ]
-            verified = accept(drafted, weight_after, torch.stack(uniform))
+        verified = decide(target, hidden, drafted, first, state.settings[where], state.block.seed[where])
+        rows = torch.arange(len(first), device=first.device)[:, None]
         place = torch.arange(verified.tokens.shape[1], device=first.device)
         used = place < verified.count[:, None]
         for layer, (k, v) in enumerate(kept):
-            own = (x[rows[:, None], verified.path] for x in (k, v))
-            view.store(layer, *own, torch.where(used, known + place, cache.spare))
-        slots = view.index
-        state.text[slots, torch.where(used, first[:, None] + place, cache.spare)] = verified.tokens
+            path = rows, verified.path
+            view.store(layer, k[path], v[path], torch.where(used, known + place, cache.spare))
+        state.text[view.index, torch.where(used, first[:, None] + place, cache.spare)] = verified.tokens
         return verified

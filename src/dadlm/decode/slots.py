@@ -68,7 +68,9 @@ class Slots:
         grain = 1 if config.family == "mdlm" else config.block
         positions = -(-positions // grain) * grain
         state = State(config, slots, positions, padded_length(model, positions), model.device)
-        cache = None if config.family == "mdlm" or not self.cached else self.make_cache(model, slots, positions)
+        cache = (
+            None if config.family == "mdlm" or not self.cached else self.make_cache(model, slots, positions)
+        )
         if old is not None:
             state.copy_from(old)
             if cache is not None and self.cache is not None:

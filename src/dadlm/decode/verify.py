@@ -15,8 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dadlm import counter
+from dadlm.decode.batched_settings import BatchedSettings
 from dadlm.decode.draft import Draft
-from dadlm.decode.sample import draw
+from dadlm.decode.sample import draw, draw_each, most_probable, weights
+from dadlm.decode.samplers.base import block_uniform
+from dadlm.model import Model
 
 
 class Verified(NamedTuple):
@@ -26,6 +30,38 @@ class Verified(NamedTuple):
     """[B]: how many of them, at least one."""
     path: Tensor
     """[B, n]: the node that each token follows: node 0 and those that were accepted."""
+
+
+def decide(
+    target: Model, hidden: Tensor, draft: Draft, first: Tensor, settings: BatchedSettings, seed: Tensor
+) -> Verified:
+    """What the target says of drafts, of whose nodes it has the final states hidden [B, C, D]; the tokens
+    after node 0 stand at positions first [B]."""
+    rows, greedy = torch.arange(len(first), device=first.device), settings.cold | settings.best
+    draws, some_greedy = not bool(greedy.all()), bool(greedy.any())
+
+    def logits(node: Tensor) -> Tensor:
+        return target.head.token_logits(hidden[rows, node])
+
+    def draw_after(node: Tensor, depth: int) -> Tensor:
+        """The token that the target alone draws there: the same random number gives the same one."""
+        said = logits(node)
+        if not draws:
+            return most_probable(said)
+        uniform = block_uniform(seed, first + depth, torch.zeros_like(first), 1, counter.TOKEN)[:, 0]
+        drawn = draw_each(said, uniform, settings, rows, False)
+        return torch.where(greedy, most_probable(said), drawn) if some_greedy else drawn
+
+    def weight_after(node: Tensor, depth: int) -> Tensor:
+        said = logits(node)
+        best = torch.zeros_like(said).scatter(1, most_probable(said)[:, None], 1.0)
+        return torch.where(greedy[:, None], best, weights(said, settings, rows))
+
+    if draft.drawn_from is None:
+        return follow(draft, draw_after)
+    at = seed[:, None], first[:, None] + torch.arange(draft.tokens.shape[1], device=first.device), 0, 0
+    uniform = [counter.uniform(*at, purpose) for purpose in (counter.ACCEPT, counter.TOKEN)]
+    return accept(draft, weight_after, torch.stack(uniform))
 
 
 def follow(draft: Draft, draw_after: Callable[[Tensor, int], Tensor]) -> Verified:

@@ -3,6 +3,7 @@
 What these need of other packages is imported when it is used: training comes through here too.
 """
 
+from dadlm.evaluate.acceptance import AcceptanceSettings, acceptance
 from dadlm.evaluate.generation import GenerationSettings, generation
 from dadlm.evaluate.intervals import Interval, bootstrap, wilson
 from dadlm.evaluate.judge import judge
@@ -15,10 +16,12 @@ from dadlm.evaluate.summarisation import summarisation
 from dadlm.evaluate.text import rows_of
 
 __all__ = [
+    "AcceptanceSettings",
     "GenerationSettings",
     "Interval",
     "LatencySettings",
     "RowScores",
+    "acceptance",
     "bootstrap",
     "generation",
     "judge",

@@ -18,7 +18,8 @@ import torch
 
 from dadlm import counter
 from dadlm.decode import DecodeSettings
-from dadlm.decode.generate import completions, decode_steps, release_engine
+from dadlm.decode.engines import release_engine
+from dadlm.decode.generate import completions, decode_steps
 from dadlm.decode.slots import ONCE_PER_BLOCK
 from dadlm.errors import ConfigError
 from dadlm.evaluate.presets import Configuration, default_prompt_tokens

@@ -88,7 +88,8 @@ def attend_tree(
         before = attend(q, *prefix, visible, normaliser=True)
     else:
         before = _over_prefix(q, *prefix, visible)
-    out, lse = softmax_average(*(x.transpose(1, 2) for x in (q, k, v)), sees[:, None])
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out, lse = softmax_average(q, k, v, sees[:, None])
     return merge(before, (out.transpose(1, 2), lse.transpose(1, 2)))  # type: ignore[arg-type]
 
 

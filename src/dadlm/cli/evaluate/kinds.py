@@ -7,12 +7,13 @@ from typing import Any
 from dadlm import evaluate
 from dadlm.cli.evaluate.common import Common, OneModel, OnText, load_model, load_models, names_of
 from dadlm.cli.evaluate.judge import Judge
+from dadlm.decode.lossless import LOOKUP
 from dadlm.errors import ConfigError
-from dadlm.evaluate import GenerationSettings, LatencySettings
+from dadlm.evaluate import AcceptanceSettings, GenerationSettings, LatencySettings
 from dadlm.evaluate.documents import read_documents
 from dadlm.evaluate.reconstruction import check_tokenizers
 from dadlm.evaluate.summarisation import summary_settings
-from dadlm.model import Mode
+from dadlm.model import Mode, Model
 from dadlm.train.finetune import learned_lengths, lengths_as_learned
 
 
@@ -152,9 +153,40 @@ class Latency(Common, LatencySettings):
         return evaluate.latency(models, options, out=folder, quiet=self.json)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Acceptance(OnText, OneModel, AcceptanceSettings):
+    """Tokens per cycle of the lossless mode, for each draft model."""
+
+    model: str = "ar"
+    """Whose text it is: an AR model, or one with `causal_context`, which also drafts for itself."""
+    draft: tuple[str, ...] = ()
+    """Models that draft, by name or folder, and lookup (no model: what stood in the text before); none: the
+    model itself, or bd3lm, dadlm and lookup for an AR model."""
+    batch_size: int = 32
+    """Texts side by side; changes speed, not results."""
+
+    def measure(self, folder: Path) -> dict[str, Any]:
+        model = load_model(self.model, self)
+        own = names_of([self.model])[0]
+        names = list(self.draft) or (
+            ["bd3lm", "dadlm", LOOKUP] if model.config.family == "ar" else [own, LOOKUP]
+        )
+        others = [name for name in names if name not in (LOOKUP, own)]
+        loaded = load_models(others, self)
+        drafts: dict[str, Model | None] = dict(loaded)
+        if own in names and own not in drafts:
+            drafts = {own: model} | drafts
+        if LOOKUP in names:
+            drafts[LOOKUP] = None
+        rows, data = self.rows(model)
+        return evaluate.acceptance(
+            model, drafts, rows, self, name=own, out=folder, quiet=self.json, data=data
+        )
+
+
 # In the order of the report. A kind is also a function of `dadlm.evaluate`, and a module of
 # `dadlm.evaluate.report` with its tables.
 OPTIONS = {
     kind.__name__.lower(): kind
-    for kind in (Reconstruction, Perplexity, Generation, Judge, Summarisation, Latency)
+    for kind in (Reconstruction, Perplexity, Generation, Judge, Summarisation, Latency, Acceptance)
 }

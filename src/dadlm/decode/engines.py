@@ -1,0 +1,53 @@
+"""Engines that stay with their models between calls, captured graphs included."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+
+from dadlm.decode.engine import Engine
+from dadlm.decode.lossless import LosslessEngine
+from dadlm.model import Model
+
+
+def borrow_engine(model: Model, cached: bool = True) -> AbstractContextManager[Engine]:
+    """The engine that stays with the model between calls, captured graphs included, or another if it is in
+    use."""
+    kept = model.engines if cached else []
+    return _borrowed(kept, lambda one: one.device == model.device, lambda: Engine(model, cached=cached))
+
+
+def borrow_lossless(target: Model, draft: Model | None) -> AbstractContextManager[Engine]:
+    """The same for the lossless mode: an engine for each draft model."""
+
+    def fits(one: LosslessEngine) -> bool:
+        return one.device == target.device and one.drafts_with(draft)
+
+    return _borrowed(target.drafted_engines, fits, lambda: LosslessEngine(target, draft))
+
+
+@contextmanager
+def _borrowed(kept: list, fits: Callable[..., bool], make: Callable[[], Engine]) -> Iterator[Engine]:
+    engine = next((one for one in kept if fits(one)), None)
+    kept.clear()  # no more than one is kept: what another call puts back meanwhile stays there
+    engine = make() if engine is None else engine
+    try:
+        yield engine
+    except torch.OutOfMemoryError:
+        engine.release()
+        raise
+    finally:
+        engine.clear()
+        if not kept:
+            kept.append(engine)
+
+
+def release_engine(model: Model) -> None:
+    """Give back the memory that decoding holds between calls: keys and values, and captured graphs."""
+    for view in model.views:
+        release_engine(view)
+    for kept in (model.engines, model.drafted_engines):
+        for engine in kept:
+            engine.release()
+        kept.clear()
+    model.drop_constants()

@@ -1,0 +1,129 @@
+"""How many tokens a cycle of the lossless mode gives: what different models' drafts are worth to one target.
+
+Every draft completes the same prompts with the same seeds. The texts are the target's whoever drafts, so the
+drafts are compared on equal ground; prompt lookup, which needs no model, stands beside them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dadlm.decode import DecodeSettings, generate
+from dadlm.decode.lossless import LOOKUP
+from dadlm.errors import ConfigError
+from dadlm.evaluate.intervals import bootstrap, caution
+from dadlm.evaluate.samples import PromptSet, prompt_set
+from dadlm.evaluate.subject import describe
+from dadlm.evaluate.text import about
+from dadlm.evaluate.work import Work
+from dadlm.model import Model
+from dadlm.tokens import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptanceSettings:
+    """What is written, and how it is drafted."""
+
+    trees: Sequence[int] = (0, 16, 64)
+    """Nodes of the drafts' trees; 0: a drawn chain."""
+    temperatures: Sequence[float] = (0.0, 1.0)
+    """Of the target and its drafts; 0 is greedy. Nothing is cut off (top_p 1)."""
+    samples: int = 64
+    """Prompts for each draft."""
+    prompt_tokens: int | None = None
+    """Tokens of a row that are given; None: 64, or half a context below 128."""
+    new_tokens: int | None = 64
+    """Tokens to write; None: to the end of the context."""
+    seed: int = 0
+    batch_size: int = 32
+
+
+def acceptance(
+    target: Model,
+    drafts: Mapping[str, Model | None],
+    rows: Rows,
+    settings: AcceptanceSettings | None = None,
+    *,
+    name: str = "target",
+    out: str | Path | None = None,
+    quiet: bool = True,
+    data: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Tokens per cycle of each draft model (None: prompt lookup), with intervals over prompts.
+
+    `data` is what `rows_of` says of the rows; `options` are fields of the settings.
+    """
+    settings = replace(settings or AcceptanceSettings(), **options)
+    if not drafts or not settings.trees or not settings.temperatures:
+        raise ConfigError("nothing to measure: name at least one draft, one tree and one temperature")
+    data = dict(data or about(rows))
+    models = {"target": target} | {one: model for one, model in drafts.items() if model is not None}
+    wanted = (settings.prompt_tokens, settings.new_tokens, settings.samples, settings.seed)
+    prompts = prompt_set(models, rows, data.get("source"), *wanted)
+    ways = [
+        DecodeSettings(
+            mode="lossless", tree=tree, temperature=heat, top_p=1.0, max_new_tokens=prompts.new_tokens
+        )
+        for heat in settings.temperatures
+        for tree in settings.trees
+    ]
+    subject = {
+        "model": describe(target, name),
+        "drafts": [
+            {"name": one, "family": LOOKUP} if model is None else describe(model, one)
+            for one, model in drafts.items()
+        ],
+        "data": data,
+        "seed": settings.seed,
+        "samples": settings.samples,
+        "prompt_tokens": prompts.prompt_tokens,
+        "new_tokens": prompts.new_tokens,
+    }
+    lines = []
+    with Work("acceptance", subject, out, quiet) as work:
+        for how in ways:
+            for one, draft in drafts.items():
+                if draft is None and how.tree != max(settings.trees):
+                    continue  # what is looked up is a chain of any length
+                made = _measure(work, prompts, target, one, draft, how, settings.batch_size)
+                lines.append({"draft": one, "temperature": how.temperature, "tree": how.tree, **made})
+        documents = len(set(prompts.documents.tolist()))
+        return work.finish({"rows": lines, "notes": caution(documents, "documents")})
+
+
+def _measure(
+    work: Work,
+    prompts: PromptSet,
+    target: Model,
+    name: str,
+    draft: Model | None,
+    how: DecodeSettings,
+    batch_size: int,
+) -> dict[str, Any]:
+    label = f"{name}, {'chain' if how.tree == 0 else f'tree of {how.tree}'}, temperature {how.temperature:g}"
+    keys = [f"{name}|{how.tree}|{how.temperature:g}|{index}" for index in prompts.indices]
+    for batch in work.batches(keys, batch_size, label):
+        indices = [int(key.rpartition("|")[2]) for key in batch]
+        given = [prompts.prompt(index) for index in indices]
+        seeds = [prompts.seed + index for index in indices]
+        made = generate(target, given, seed=seeds, batch_size=batch_size, draft=draft, settings=how)
+        counts = zip(made.tokens, made.cycles, made.forward_passes, strict=True)
+        work.add(
+            (key, {"tokens": len(tokens), "cycles": cycles, "forward_passes": passes})
+            for key, (tokens, cycles, passes) in zip(batch, counts, strict=True)
+        )
+    columns = {
+        field: torch.tensor([float(one[field]) for one in work.values(keys)])
+        for field in ("tokens", "cycles", "forward_passes")
+    }
+    tokens = columns.pop("tokens")
+    return {
+        f"tokens_per_{field.removesuffix('_passes').removesuffix('s')}": asdict(
+            bootstrap(tokens, prompts.documents, per=count)
+        )
+        for field, count in columns.items()
+    }
