@@ -164,6 +164,33 @@ def test_training_on_lowers_both_bounds(lora, tmp_path):
     assert dadlm.load(tmp_path / "dadlm").config.lora == lora
 
 
+def test_gated_adapters_draft_for_the_original(cli, tmp_path):
+    """Trained to denoise, the model still writes what transformers writes with the original, and sooner."""
+    folder = saved(tmp_path / "causal")
+    words = ["--from-causal", folder, "--block-size", 4, "--lora", 4, "--gated", "--out", "start"]
+    assert cli("convert", *words).code == 0
+    run = RunConfig(
+        model=dadlm.load(tmp_path / "start").config,
+        data=DataConfig(train=str(tmp_path / "text.txt"), cache=str(tmp_path / "cache")),
+        train=TrainConfig(steps=30, batch_size=8, lr=5e-3, warmup=5, ema=0.9, device="cpu", valid_rows=16),
+        out=str(tmp_path / "run"),
+        init_from=str(tmp_path / "start"),
+    )
+    train(run, quiet=True)
+    model, original = dadlm.load(tmp_path / "run"), causal_model()
+    ids = model.tokenizer.encode("".join(LINES))[:12]
+    theirs = original.generate(
+        input_ids=torch.tensor([ids]),
+        max_new_tokens=20,
+        do_sample=False,
+        suppress_tokens=[model.config.eot_id],
+    )
+    out = dadlm.generate(model, [ids], mode="lossless", tree=8, temperature=0.0, max_new_tokens=20)
+    found = out.tokens[0][: -1 if out.tokens[0][-1] == model.config.eot_id else None]
+    assert found and found == theirs[0, 12 : 12 + len(found)].tolist()
+    assert cli("convert", *words[:-2], "--gated", "--lora", 0, "--out", "x").code == 2
+
+
 def test_the_shape_can_be_told_on_the_command_line(cli, tmp_path):
     """As docs/causal.md has it: every number of the original's configuration, and nothing that follows."""
     assert cli("convert", "--from-causal", saved(tmp_path / "causal"), "--out", "start").code == 0

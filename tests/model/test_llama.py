@@ -11,7 +11,7 @@ from torch import Tensor
 
 import dadlm
 from dadlm.errors import ConfigError
-from dadlm.model import Context, Model, ModelConfig
+from dadlm.model import Context, Model, ModelConfig, in_mode
 from dadlm.model.checkpoint import merged, set_weights, weights, write_model
 from dadlm.noise import Noise
 from dadlm.objective import losses
@@ -186,3 +186,25 @@ def test_adapters_begin_as_nothing_learn_alone_and_merge(architecture, tmp_path)
     write_model(tmp_path / "kept", model)
     kept = dadlm.load(tmp_path / "kept")
     assert kept.config.lora == 3 and torch.equal(losses(kept, ids, noise).train, after)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "lean"])
+def test_gated_adapters_leave_the_causal_mode_as_it_was(architecture, tmp_path):
+    shape = (LLAMA if architecture == "llama" else {}) | {"causal_context": True}
+    plain = tiny_model("dadlm", **shape).eval()
+    model = Model(replace(plain.config, lora=3, lora_gated=True)).eval()
+    own = weights(model)
+    set_weights(model, {name: weights(plain).get(name, own[name]) for name in own}, "plain")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    ids, noise = random_ids(model.config), random_noise(model)
+    assert (losses(model, ids, noise).train - losses(plain, ids, noise).train).abs().max() > 0.1
+    dadlm.save(model, tmp_path / "saved")
+    for one in (model, dadlm.load(tmp_path / "saved")):
+        assert one.config.lora_gated
+        with torch.inference_mode():
+            assert torch.equal(in_mode(one, "ar").read(ids), in_mode(plain, "ar").read(ids))
+    with pytest.raises(ConfigError, match="lora_gated"):
+        replace(plain.config, lora_gated=True)

@@ -32,6 +32,9 @@ class Options(JsonOption):
     """SOURCE is a Llama-like causal model: make it a block-diffusion model, to be trained further."""
     lora: int = 0
     """With --from-causal: train only additions of this rank; 0 trains everything."""
+    gated: bool = False
+    """With --lora: the additions act on masked blocks only, and in mode ar the model stays the original, to
+    draft for itself (mode lossless)."""
     moments: bool = False
     """SOURCE is a training run: its optimiser's moments come along in bf16, so that training can go on from
     the folder elsewhere as it would from the run."""
@@ -53,6 +56,8 @@ def run(words: list[str]) -> int:
         raise ConfigError("--private belongs to --push")
     if options.lora and not options.from_causal:
         raise ConfigError("--lora belongs to --from-causal")
+    if options.gated and not options.lora:
+        raise ConfigError("--gated belongs to --lora R")
     if options.moments and (options.to or options.push or options.from_causal or options.family):
         raise ConfigError("--moments keeps a training run as it is: use it with --out alone")
     with tempfile.TemporaryDirectory() as scratch:
@@ -85,6 +90,6 @@ def _convert(options: Options, out: Path) -> Model:
 
         chosen = {"family": options.family, "block_size": options.block_size}
         chosen = {name: value for name, value in chosen.items() if value is not None}
-        return convert_causal(options.source, out, lora=options.lora, **chosen)
+        return convert_causal(options.source, out, lora=options.lora, gated=options.gated, **chosen)
     to = options.to or ("transformers" if options.push else "dadlm")
     return convert(options.source, out, to, options.family, options.block_size)

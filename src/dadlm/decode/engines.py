@@ -1,7 +1,7 @@
 """Engines that stay with their models between calls, captured graphs included."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import torch
 
@@ -28,9 +28,11 @@ def borrow_lossless(target: Model, draft: Model | None) -> AbstractContextManage
 
 @contextmanager
 def _borrowed(kept: list, fits: Callable[..., bool], make: Callable[[], Engine]) -> Iterator[Engine]:
-    engine = next((one for one in kept if fits(one)), None)
-    kept.clear()  # no more than one is kept: what another call puts back meanwhile stays there
-    engine = make() if engine is None else engine
+    engine = None
+    with suppress(IndexError):  # in one act: another thread may want it too
+        engine = kept.pop()
+    if engine is None or not fits(engine):
+        engine = make()
     try:
         yield engine
     except torch.OutOfMemoryError:

@@ -39,11 +39,13 @@ def from_causal(
     block_size: int = 16,
     context: int = 1024,
     lora: int = 0,
+    gated: bool = False,
 ) -> Model:
     """Our model from the model and the tokenizer of `transformers`.
 
     `context` is cut to what the original was made for; `lora` is the rank of adapters that learn in place of
-    its weights, 0 for none.
+    its weights, 0 for none; `gated` adapters act on masked blocks only, and the model stays the original in
+    mode ar.
     """
     if family not in ("ar", "bd3lm"):
         raise ConfigError(f"a causal model becomes ar or bd3lm, not {family}; train a dadlm from the bd3lm")
@@ -53,7 +55,8 @@ def from_causal(
         raise CheckpointError("the model's tokenizer has no tokenizer.json form, which ours are kept in")
     ours = Tokenizer(tokenizers.Tokenizer.from_str(backend.to_str()))  # a copy: ours changes its settings
     shape = _shape(original.config, family, block_size, context)
-    config = ModelConfig(**shape, vocab_size=ours.vocab_size + 1, eot_id=ours.eot_id, lora=lora)
+    adapters = {"lora": lora, "lora_gated": gated, "causal_context": gated}
+    config = ModelConfig(**shape, vocab_size=ours.vocab_size + 1, eot_id=ours.eot_id, **adapters)
     model = Model(config, ours).eval()
     tensors = _tensors(original.state_dict(), model.config)
     own = weights(model)

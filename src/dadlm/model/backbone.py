@@ -90,7 +90,7 @@ class Backbone(nn.Module):
             visible = visible.clamp(max=ids.shape[1]) if whole else visible  # the last block may be short
         if self.config.asks_before:
             context.remember(ids, position)
-        shared = self._shared(position)
+        shared = self._shared(position, clean=True)
         x = self._embed(ids)
         for index, layer in enumerate(self._layers()):
             if only_context and index == len(self.layers) - 1:
@@ -114,7 +114,7 @@ class Backbone(nn.Module):
         nodes that `sees` [B, C, C] allows: its ancestors and itself. Returns the final hidden states
         [B, C, D], and the keys and values [B, C, H, E] of each layer, for `Context.store`.
         """
-        shared, x, kept = self._shared(position), self._embed(ids), list[tuple[Tensor, Tensor]]()
+        shared, x, kept = self._shared(position, clean=True), self._embed(ids), list[tuple[Tensor, Tensor]]()
         for index, layer in enumerate(self._layers()):
             q, k, v = layer.project(x, shared)
             kept.append((k, v))
@@ -193,10 +193,12 @@ class Backbone(nn.Module):
     def _layers(self) -> list[Layer]:
         return [layer for layer in self.layers if isinstance(layer, Layer)]
 
-    def _shared(self, position: Tensor) -> Shared:
-        """Here, once for a pass, the gradient mode decides which algorithms are used."""
+    def _shared(self, position: Tensor, clean: bool = False) -> Shared:
+        """Here, once for a pass, the gradient mode decides which algorithms are used, and whose text it is
+        whether adapters take part."""
         turn = rotation(position, self.config.query_width, self.config.rope_theta)
-        return Shared(turn, self._condition(), torch.is_grad_enabled())
+        adapted = not (clean and self.config.lora_gated)
+        return Shared(turn, self._condition(), torch.is_grad_enabled(), adapted)
 
     def _embed(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)

@@ -99,8 +99,9 @@ def save(model: Model, folder: str | Path, *, bits: int = 32) -> None:
 
 
 def merged(model: Model) -> Model:
-    """The model without low-rank adapters: what they have learned becomes part of its weights."""
-    if not model.config.lora:
+    """The model without low-rank adapters: what they have learned becomes part of its weights. Adapters that
+    act on some of the text only stay apart."""
+    if not model.config.lora or model.config.lora_gated:
         return model
     plain = Model(replace(model.config, lora=0), model.tokenizer)
     set_weights(plain, merge(weights(model)), "the merged model")

@@ -75,6 +75,9 @@ class ModelConfig:
     """What the norms of llama add under the root."""
     lora: int = 0
     """Rank of the adapters that learn in place of the backbone's frozen weights; 0: no adapters."""
+    lora_gated: bool = False
+    """The adapters act on masked blocks only: clean text is read as before, and with `causal_context` mode ar
+    stays the model that it was, bit for bit."""
     dropout: float = 0.0
     """Dropout on both residual branches."""
     candidates: int = 4
@@ -120,6 +123,10 @@ class ModelConfig:
         if self.causal_context and self.family == "mdlm":
             raise ConfigError(
                 "causal_context: mdlm reads no clean text; leave it out, or choose the family bd3lm or dadlm"
+            )
+        if self.lora_gated and not (self.lora and self.family in ("bd3lm", "dadlm")):
+            raise ConfigError(
+                "lora_gated keeps adapters from clean text: it needs lora (a rank) and family bd3lm or dadlm"
             )
         if self.dropout == 1:
             raise ConfigError("dropout must be below 1")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dadlm.model import kernels
 from dadlm.model.config import ModelConfig
-from dadlm.model.lora import linear
+from dadlm.model.lora import apply, linear
 
 Rotation = tuple[Tensor, Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -42,6 +42,8 @@ class Shared(NamedTuple):
     condition: Tensor | None
     grad: bool
     """Whether gradients are wanted: kernels that have none are left out."""
+    adapted: bool = True
+    """Whether low-rank adapters take part."""
 
 
 class Norm(nn.Module):
@@ -135,7 +137,7 @@ class Layer(nn.Module):
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values [B, C, H, E] of the layer's input x [B, C, D]."""
         shift, scale = self.modulation(shared.condition)[:2]
-        qkv = self.qkv(self.norm_attention(x, shift, scale, shared.grad))
+        qkv = apply(self.qkv, self.norm_attention(x, shift, scale, shared.grad), shared.adapted)
         q, k, v = qkv.unflatten(-1, (sum(self.heads), -1)).split(self.heads, -2)
         q, k = (rotate(turned, shared.rotation, shared.grad) for turned in (q, k))
         return q, self._for_all(k), self._for_all(v)
@@ -151,9 +153,9 @@ class Layer(nn.Module):
     def finish(self, x: Tensor, attended: Tensor, shared: Shared) -> Tensor:
         """Add what was attended to [B, C, H, E], then the MLP, to the residual stream x [B, C, D]."""
         _, _, gate_attention, shift, scale, gate_mlp = self.modulation(shared.condition)
-        x = self._add(x, self.out(attended.flatten(-2)), gate_attention, shared.grad)
-        hidden = self.up(self.norm_mlp(x, shift, scale, shared.grad))
-        return self._add(x, self.down(self.activate(hidden)), gate_mlp, shared.grad)
+        x = self._add(x, apply(self.out, attended.flatten(-2), shared.adapted), gate_attention, shared.grad)
+        hidden = apply(self.up, self.norm_mlp(x, shift, scale, shared.grad), shared.adapted)
+        return self._add(x, apply(self.down, self.activate(hidden), shared.adapted), gate_mlp, shared.grad)
 
     def _add(self, x: Tensor, branch: Tensor, gate: Tensor | None, grad: bool) -> Tensor:
         branch = F.dropout(branch, self.dropout, self.training)

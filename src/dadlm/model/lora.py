@@ -27,6 +27,11 @@ class LoraLinear(nn.Linear):
         return super().forward(input) + _SCALE * change
 
 
+def apply(layer: nn.Linear, x: Tensor, adapted: bool) -> Tensor:
+    """A linear layer with its adapter, if it has one, or as it was before."""
+    return layer(x) if adapted or not isinstance(layer, LoraLinear) else F.linear(x, layer.weight, layer.bias)
+
+
 def linear(inputs: int, outputs: int, *, bias: bool = False, rank: int = 0) -> nn.Linear:
     """A linear layer, with an adapter if it has a rank."""
     return LoraLinear(inputs, outputs, bias, rank) if rank else nn.Linear(inputs, outputs, bias=bias)

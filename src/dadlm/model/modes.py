@@ -29,7 +29,7 @@ def in_mode(model: Model, mode: Mode) -> Model:
 
 
 def _as_ar(model: Model) -> Model:
-    config = replace(model.config, family="ar", edge="none", expand_at=0)
+    config = replace(model.config, family="ar", edge="none", expand_at=0, lora_gated=False)
     with torch.device("meta"):  # takes no memory, and draws no random numbers
         view = Model(config, model.tokenizer)
     view.backbone, view.head.linear = model.backbone, model.head.linear

@@ -1,0 +1,66 @@
+"""Tokens per cycle of drafts: counted by hand, the same in any batch, resumed, shown."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.commands import Cli, refused
+from tests.decode.tiny import tiny
+
+import dadlm
+from dadlm import generate
+from dadlm.errors import ConfigError
+from dadlm.evaluate import acceptance, rows_of
+from dadlm.evaluate.samples import prompt_set
+from dadlm.model import save
+from dadlm.tokens.vocabularies import word_level
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    words = [f"w{number}" for number in range(28)]
+    (tmp_path / "text.txt").write_text(" ".join(words[at * at % 27] for at in range(1200)))
+    size = {"tokenizer": word_level(words), "context": 32}
+    save(tiny("ar", **size), tmp_path / "target")
+    save(tiny("bd3lm", **size), tmp_path / "draft")
+    return tmp_path
+
+
+def test_tokens_per_cycle_are_counted(folder: Path) -> None:
+    target, draft = dadlm.load(folder / "target"), dadlm.load(folder / "draft")
+    rows, data = rows_of(target, str(folder / "text.txt"), cache=str(folder / "cache"), quiet=True)
+    how = {"trees": (0, 4), "samples": 6, "prompt_tokens": 8, "new_tokens": 12, "temperatures": (1.0,)}
+    drafts = {"draft": draft, "lookup": None}
+    result = acceptance(target, drafts, rows, data=data, out=folder / "out", **how)
+    assert [(row["draft"], row["tree"]) for row in result["rows"]] == [
+        ("draft", 0),
+        ("draft", 4),
+        ("lookup", 4),
+    ]
+    prompts = prompt_set({"target": target}, rows, None, 8, 12, 6, 0)
+    made = generate(
+        target,
+        [prompts.prompt(index) for index in prompts.indices],
+        seed=[*prompts.indices],
+        mode="lossless",
+        tree=4,
+        top_p=1.0,
+        max_new_tokens=12,
+        draft=draft,
+    )
+    expected = sum(map(len, made.tokens)) / sum(made.cycles)
+    assert result["rows"][1]["tokens_per_cycle"]["mean"] == pytest.approx(expected)
+    again = acceptance(target, drafts, rows, data=data, out=folder / "out", batch_size=2, **how)
+    assert again["rows"] == result["rows"]
+    with pytest.raises(ConfigError, match="nothing to measure"):
+        acceptance(target, {}, rows)
+
+
+def test_the_command(cli: Cli, folder: Path) -> None:
+    words = ["evaluate", "acceptance", "--model", "target", "--data", "text.txt", "--samples", 4]
+    words += ["--prompt-tokens", 8, "--new-tokens", 8, "--trees", 0, 4, "--out", "out"]
+    shown = cli(*words, "--draft", "draft", "lookup")
+    assert shown.code == 0 and "Tokens per cycle" in shown.out and "tree of 4" in shown.out
+    result = json.loads((folder / "out" / "acceptance.json").read_text())
+    assert {row["draft"] for row in result["rows"]} == {"draft", "lookup"}
+    refused(cli(*words[:-1], "other", "--draft", "target"), "cannot draft")
