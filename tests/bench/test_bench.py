@@ -41,6 +41,16 @@ def test_kernels(tmp_path: Path) -> None:
     assert len(result["pieces"]) == 4 and all(row["ms"] > 0 for row in result["pieces"])
 
 
+def test_lossless(tmp_path: Path) -> None:
+    words = ["--draft", "bd3lm", "--trees", "4", "--tokens", "12", "--batches", "2"]
+    result = bench("lossless", tmp_path, *words)
+    rows = {row["system"]: row for row in result["texts"]}
+    assert list(rows) == ["ar", "tree of 4", "chosen"]
+    assert rows["ar"]["ratio_to_ar"] == 1 and rows["tree of 4"]["tokens_per_cycle"] > 1.3
+    assert all(row["tokens_per_second"] > 0 for row in rows.values())
+    assert rows["tree of 4"]["draft_ms"] > 0 < rows["tree of 4"]["verify_ms"]
+
+
 def test_flops_of_a_step_by_hand() -> None:
     """Two layers, width 64, 32 tokens a row, vocabulary 34; one row."""
     layer, head = 12 * 64 * 64, 34 * 64
@@ -55,4 +65,4 @@ def test_flops_of_a_step_by_hand() -> None:
 def test_usage(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *words]) == (0 if words == ["--help"] else 2)
     said = capfd.readouterr()
-    assert "decode|train|kernels" in said.out + said.err
+    assert "decode|train|kernels|lossless" in said.out + said.err

@@ -2,6 +2,7 @@
 
 from dadlm.bench.decode import bench_decode
 from dadlm.bench.kernels import bench_kernels
+from dadlm.bench.lossless import bench_lossless
 from dadlm.bench.train import bench_train
 
-__all__ = ["bench_decode", "bench_kernels", "bench_train"]
+__all__ = ["bench_decode", "bench_kernels", "bench_lossless", "bench_train"]

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 from rich.console import Console
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dadlm.cli.options import JsonOption, subcommand, usage_of
 from dadlm.evaluate.work import write_result
-from dadlm.model import find_device
+from dadlm.model import find_device, load
 from dadlm.recipes import recipe
 
 
@@ -61,8 +61,26 @@ class _Kernels(_Common):
     """Rows decoded side by side."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Lossless(_Common):
+    """mode lossless beside mode ar: tokens a second, tokens per cycle, the time of a cycle"""
+
+    model: str = "ar"
+    """Whose text it is: an AR model, or one with causal_context, which also drafts."""
+    draft: str = ""
+    """The model that drafts for an AR model; empty: what stood in the text before."""
+    batches: tuple[int, ...] = ()
+    """Batch sizes; empty: 1 32, on cpu 1."""
+    trees: tuple[int, ...] = (0, 16, 64)
+    """Nodes of trees beside the size that it chooses itself; 0: a drawn chain."""
+    tokens: int = 128
+    """Tokens of a text."""
+    temperature: float = 0.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
 def run(words: list[str]) -> int:
-    kinds = {"decode": _Decode, "train": _Train, "kernels": _Kernels}
+    kinds = {"decode": _Decode, "train": _Train, "kernels": _Kernels, "lossless": _Lossless}
     kind = subcommand(words, kinds, usage_of("bench", kinds), "say what to measure")
     if kind is None:
         return 0
@@ -80,12 +98,17 @@ def run(words: list[str]) -> int:
 
 
 def _measure(options: _Common) -> dict[str, Any]:
-    from dadlm.bench import bench_decode, bench_kernels, bench_train
+    from dadlm.bench import bench_decode, bench_kernels, bench_lossless, bench_train
 
     place = str(find_device(options.device))
     on_gpu = place.startswith("cuda")
     if isinstance(options, _Kernels):
         return bench_kernels(options.rows, device=place)
+    if isinstance(options, _Lossless):
+        model = load(options.model, place, options.dtype)
+        draft = load(options.draft, place, options.dtype) if options.draft else None
+        batches = options.batches or ((1, 32) if on_gpu else (1,))
+        return bench_lossless(model, draft, batches, options.trees, options.tokens, options.temperature)
     assert isinstance(options, _Decode | _Train)
     scale = options.scale or ("paper" if on_gpu else "small")
     if isinstance(options, _Decode):

@@ -10,8 +10,9 @@ B rows of a cycle, N block size, C nodes of a tree, L positions ahead.
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from dadlm.decode.verify import Verified, decide
 from dadlm.errors import ConfigError
 from dadlm.model import Model, eval_mode, in_mode
 
+Result = TypeVar("Result")
 LOOKUP = "lookup"
 """In place of a draft model: what followed the last tokens where they stood before."""
 _CHAIN = 8  # tokens of a chain: the chance that more are accepted does not pay for them
@@ -115,8 +117,9 @@ class LosslessEngine(Engine):
         every = slots == [*range(len(self.slots.rows))]
         where = slice(0, len(slots)) if every else torch.tensor(slots, device=self.device)
         first = torch.tensor([row.first for row in rows], device=self.device)
-        drafted = self._propose(rows, where, first, None if paced and not nodes else nodes)
-        verified = self._verify(where, first, drafted)
+        size = None if paced and not nodes else nodes
+        drafted = self.phase("draft", lambda: self._propose(rows, where, first, size))
+        verified = self.phase("verify", lambda: self._verify(where, first, drafted))
         passes = 1 + (drafted.tokens.shape[1] > 1 and self._draft is not None)
         committed = [
             Committed(row, self._take(row, tokens[:count], passes))
@@ -128,6 +131,11 @@ class LosslessEngine(Engine):
             new = sum(len(one.positions) for one in committed)
             self.pace.record(len(rows), nodes, time.perf_counter() - start, new)
         return committed
+
+    def phase(self, name: str, work: Callable[[], Result]) -> Result:
+        """Do a part of a cycle; a benchmark puts one that takes the time in its place."""
+        del name
+        return work()
 
     def _take(self, row: Row, tokens: list[int], passes: int) -> list[int]:
         """Commit tokens to a row, up to end-of-text."""

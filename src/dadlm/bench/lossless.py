@@ -1,0 +1,109 @@
+"""The lossless mode beside its own target: whole texts, alternating, and where the time of a cycle goes."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dadlm.bench.machine import Machine, log
+from dadlm.decode import DecodeSettings, Generated, generate
+from dadlm.decode.engines import borrow_lossless
+from dadlm.decode.generate import completions
+from dadlm.decode.lossless import LosslessEngine, target_and_draft
+from dadlm.model import Model
+
+_PROMPT = 32
+_PHASES = ("draft", "verify")
+Prompts = list[list[int]]
+
+
+def bench_lossless(
+    model: Model,
+    draft: Model | None = None,
+    batches: tuple[int, ...] = (1, 32),
+    trees: tuple[int, ...] = (0, 16, 64),
+    tokens: int = 128,
+    temperature: float = 0.0,
+    rounds: int = 3,
+) -> dict[str, Any]:
+    """Tokens a second of mode ar and of mode lossless, each size of tree and the one it chooses itself.
+
+    Prompts are texts that the model has written.
+    """
+    machine, rows = Machine(model.device, model.backbone.embedding.weight.dtype), list[dict[str, Any]]()
+    plain = DecodeSettings(mode="ar", max_new_tokens=tokens, temperature=temperature)
+    ways = {"ar": plain}
+    for tree in (*trees, None):
+        name = {0: "chain", None: "chosen"}.get(tree, f"tree of {tree}")
+        ways[name] = replace(plain, mode="lossless", tree=tree)
+    for batch in batches:
+        first = generate(model, [[model.config.eot_id]] * batch, seed=1, mode="ar", max_new_tokens=_PROMPT)
+        prompts = [ids[:-1] or [model.config.eot_id] for ids in first.tokens]
+        for row in _texts(model, draft, prompts, ways, rounds, machine):
+            rows.append({"system": row["system"], "batch": batch} | row)
+            log(rows[-1])
+    return {"kind": "lossless", **machine.describe(), "new_tokens": tokens, "texts": rows}
+
+
+def _texts(
+    model: Model,
+    draft: Model | None,
+    prompts: Prompts,
+    ways: Mapping[str, DecodeSettings],
+    rounds: int,
+    machine: Machine,
+) -> list[dict[str, Any]]:
+    """Every way in turn, and again; the first round warms up."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    made: dict[str, Generated] = {}
+
+    def write(name: str) -> None:
+        how = ways[name]
+        drafted = {"draft": draft} if how.mode == "lossless" else {}
+        made[name] = generate(model, prompts, seed=0, batch_size=len(prompts), settings=how, **drafted)
+
+    for turn in range(rounds + 1):
+        for name in ways:
+            took = machine.timed_ms(lambda name=name: write(name)) / 1e3
+            if turn:
+                seconds[name].append(took)
+    written = {name: sum(map(len, made[name].tokens)) for name in ways}
+    speed = {name: written[name] / statistics.median(seconds[name]) for name in ways}
+    return [
+        {
+            "system": name,
+            "tokens_per_second": speed[name],
+            "ratio_to_ar": speed[name] / speed["ar"],
+            "tokens_per_cycle": written[name] / (sum(made[name].cycles) or written[name]),
+            **_phases(model, draft, prompts, how, machine),
+        }
+        for name, how in ways.items()
+    ]
+
+
+def _phases(
+    model: Model, draft: Model | None, prompts: Prompts, how: DecodeSettings, machine: Machine
+) -> dict[str, float | None]:
+    """Milliseconds of a cycle for each of its phases, measured in a run of its own."""
+    if how.mode != "lossless":
+        return {f"{name}_ms": None for name in (*_PHASES, "rest")}
+    spent, cycles = defaultdict[str, float](float), 0
+    target, drafting = target_and_draft(model, draft)
+
+    def phase(name: str, work: Callable[[], Any]) -> Any:
+        found: list[Any] = []
+        spent[name] += machine.timed_ms(lambda: found.append(work()))
+        return found[0]
+
+    with borrow_lossless(target, drafting) as engine:
+        assert isinstance(engine, LosslessEngine)
+        engine.phase = phase
+        for row in completions(target, prompts, how, 0):
+            engine.add(row)
+        while engine.rows:
+            spent["all"] += machine.timed_ms(engine.step)
+            cycles += 1
+        del engine.phase
+    spent["rest"] = spent["all"] - sum(spent[name] for name in _PHASES)
+    return {f"{name}_ms": spent[name] / cycles for name in (*_PHASES, "rest")}
