@@ -286,6 +286,8 @@ def test_refusals():
         generate(target, [[1]], mode="lossless", draft=tiny("bd3lm", vocab=20))
     with pytest.raises(ConfigError, match="cannot draft"):
         generate(target, [[1]], mode="lossless", draft=tiny("mdlm"))
+    with pytest.raises(ConfigError, match="draft belongs to mode lossless"):
+        generate(target, [[1]], draft=tiny("bd3lm"))
     with pytest.raises(ConfigError, match="tree belongs to mode lossless"):
         DecodeSettings(tree=4)
     for tree in (-1, 257, 1.5, True):

@@ -60,8 +60,8 @@ def _texts(
 
     def write(name: str) -> None:
         how = ways[name]
-        drafted = {"draft": draft} if how.mode == "lossless" else {}
-        made[name] = generate(model, prompts, seed=0, batch_size=len(prompts), settings=how, **drafted)
+        by = draft if how.mode == "lossless" else None
+        made[name] = generate(model, prompts, seed=0, batch_size=len(prompts), draft=by, settings=how)
 
     for turn in range(rounds + 1):
         for name in ways:

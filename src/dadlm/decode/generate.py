@@ -89,6 +89,8 @@ def generate(
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
     settings = settings_of(settings, options)
+    if draft is not None and settings.mode != "lossless":
+        raise ConfigError(f"draft belongs to mode lossless, and the mode is {settings.mode}: leave it out")
     if settings.mode == "lossless":
         model, draft = target_and_draft(model, draft)
         engines = borrow_lossless(model, draft)
