@@ -146,6 +146,22 @@ def test_few_lengths_of_lists_have_graphs_of_their_own(monkeypatch):
     assert [generate(model, prompts, shortlist=M, **how).tokens for M in (3, 5, 9, 17)] == rounded
 
 
+def test_the_first_list_leaves_captured_graphs_alone(as_on_cuda):
+    """And a table at another place does not: graphs have seen the old one."""
+    model, prompt = edge_model(N=4, vocab=30), prompt_of(6)
+    generate(model, prompt, max_new_tokens=6)
+    [engine] = model.engines
+    graphs, memory = dict(engine.graphs.callables), engine.slots.memory
+    assert graphs
+    generate(model, prompt, max_new_tokens=6, shortlist=4)
+    generate(model, prompt, max_new_tokens=6)
+    assert engine.slots.memory is memory
+    assert all(engine.graphs.callables[key] is graph for key, graph in graphs.items())
+    model.head.successors = None
+    generate(model, [prompt] * 2, max_new_tokens=6, shortlist=4)
+    assert not {*graphs.values()} & {*engine.graphs.callables.values()}
+
+
 @pytest.mark.parametrize(
     ("model", "shortlist", "message"),
     [
