@@ -294,6 +294,19 @@ def test_a_checkpoint_of_another_vocabulary(cli: Cli, trained: Trained, tmp_path
     assert cli(*words, "--data.tokenizer", own).code == 0  # the very one it was trained with
 
 
+def test_a_run_goes_on_when_the_model_it_started_from_is_gone(cli: Cli, trained: Trained) -> None:
+    """The same command, whose other options took their values from that model."""
+    shutil.copytree((trained.runs["mdlm"] / "best").resolve(), "origin")
+    words = ["train", "small-bd3lm", "--data.train", trained.text, "--data.cache", trained.cache, *SHORT]
+    words += ["--init-from", "origin", "--out", "run", "--json"]
+    first = cli(*words).json
+    shutil.rmtree("origin")
+    again = cli(*words, "--train.steps", first["step"] + 1)
+    assert again.code == 0, again.err
+    assert again.json["step"] == first["step"] + 1
+    refused(cli(*words[:-3], "--out", "another"), "there is no folder origin")
+
+
 # Damaged models
 
 
