@@ -110,7 +110,7 @@ def test_another_network_is_refused_by_name(
         ({"edge": "mlp"}, r"has edge bilinear \(this model mlp\): leave --model.edge out"),
         (
             {"edge": "bilinear", "edge_rank": 2},
-            r"has edge_rank 4 \(this model 2\): leave --model.edge-rank out, and dadlm train RECIPE --init-from",
+            r"has edge_rank 4 \(this model 2\): leave --model.edge-rank out, and dadlm train RECIPE",
         ),
     ],
 )
