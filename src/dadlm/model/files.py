@@ -85,7 +85,11 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 def open_tensors(file: Path) -> Iterator[Any]:
     """A safetensors file open for reading; what is missing or damaged is refused."""
     if not file.is_file():  # a pipe would be waited for
-        raise CheckpointError(f"{file} does not exist")
+        raise CheckpointError(f"{file} {'is no regular file' if file.exists() else 'does not exist'}")
+    try:
+        open(file, "rb").close()  # what cannot be opened `safe_open` takes for missing
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
     try:
         with safe_open(file, "pt") as opened:
             yield opened

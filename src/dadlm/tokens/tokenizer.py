@@ -18,6 +18,7 @@ import tokenizers
 
 from dadlm.errors import DataError
 from dadlm.tokens.pipeline import check_pipeline, without_panic
+from dadlm.tokens.readers import check_regular
 
 EOT = "<|endoftext|>"
 _EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")  # how tokenizers on the hub call it
@@ -106,8 +107,7 @@ class Tokenizer:
                 raise DataError(f"folder {path.parent} holds no tokenizer.json")
         elif not path.exists():
             path = from_hub(os.fspath(source), "tokenizer.json")
-        if not path.is_file():
-            raise DataError(f"{path} is no regular file")  # a pipe would be waited for
+        check_regular(path)
         try:
             with without_panic():
                 inner = tokenizers.Tokenizer.from_file(str(path))
