@@ -279,6 +279,22 @@ def test_an_unknown_recipe_is_answered_with_the_list(words: str, cli: Cli) -> No
     refused(cli(*words.split()), *map(re.escape, RECIPES))
 
 
+def test_torch_waits_for_a_command() -> None:
+    """It takes seconds, in which a Ctrl-C would end in a traceback: those of commands are caught."""
+    code = "import sys, dadlm.cli; assert 'torch' not in sys.modules; print(dadlm.load.__module__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "dadlm.model.checkpoint\n"
+
+
+def test_ctrl_c_in_the_imports_of_a_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dadlm.cli.import_module", interrupted)
+    told = cli("generate", "x")
+    assert (told.code, told.out, told.err) == (130, "", "interrupted\n")
+
+
 @pytest.mark.parametrize("words", ["trian", "data", "data fetch", "--json"])
 def test_an_unknown_command_is_answered_with_those_there_are(words: str, cli: Cli) -> None:
     refused(cli(*words.split()), "usage", "prepare" if "data" in words else "tour")

@@ -17,8 +17,8 @@ from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import lines_of, object_of, text_of
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
-from dadlm.evaluate.work import whole_file
 from dadlm.model import Model
+from dadlm.model.files import whole_file
 from dadlm.tokens.readers import check_regular
 from dadlm.train.finetune import learned_lengths, lengths_as_learned
 

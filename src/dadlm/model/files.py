@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -38,13 +38,27 @@ def whole_folder(target: Path, may_replace: Collection[str] = ()) -> Iterator[Pa
         yield temporary
         _finish(temporary)
         _replace(temporary, target)
-    except OSError as error:
-        raise CheckpointError(
-            f"could not write {target}: {error.strerror or error}; nothing was replaced"
-        ) from error
+    except (OSError, SafetensorError) as error:  # of a full disk, the second
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"could not write {target}: {reason}; nothing was replaced") from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def whole_file(file: Path) -> Iterator[BinaryIO]:
+    """A file that is there whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}")
+    try:
+        with open(temporary, "wb") as handle:
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _replace(temporary: Path, target: Path) -> None:
