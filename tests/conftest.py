@@ -2,7 +2,8 @@
 
 import os
 import random
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Tensors are tiny: threads would wait for each other, on a busy machine for minutes. Programs that tests
@@ -43,6 +44,15 @@ def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     with_graphs = lambda self, model, **how: start(self, model, **{**how, "graphs": True})  # noqa: E731
     monkeypatch.setattr(Engine, "__init__", with_graphs)
     monkeypatch.setattr(GraphedCallable, "__call__", lambda self, function, capture: function())
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """Files may not grow beyond 4 kB."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture

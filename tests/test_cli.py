@@ -279,6 +279,31 @@ def test_an_unknown_recipe_is_answered_with_the_list(words: str, cli: Cli) -> No
     refused(cli(*words.split()), *map(re.escape, RECIPES))
 
 
+def test_torch_waits_for_a_command() -> None:
+    """It takes seconds, in which a Ctrl-C would end in a traceback: those of commands are caught."""
+    code = "import sys, dadlm.cli; assert 'torch' not in sys.modules; print(dadlm.load.__module__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "dadlm.model.checkpoint\n"
+
+
+def test_ctrl_c_while_a_command_is_imported() -> None:
+    """Torch lets no exception through: the process ends on the spot, without it."""
+    code = """if True:
+        import signal, dadlm.cli
+
+        def importing(name):
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except BaseException:
+                print("aborted")
+
+        dadlm.cli.import_module = importing
+        dadlm.cli.main(["generate"])
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 @pytest.mark.parametrize("words", ["trian", "data", "data fetch", "--json"])
 def test_an_unknown_command_is_answered_with_those_there_are(words: str, cli: Cli) -> None:
     refused(cli(*words.split()), "usage", "prepare" if "data" in words else "tour")
@@ -292,6 +317,19 @@ def test_a_checkpoint_of_another_vocabulary(cli: Cli, trained: Trained, tmp_path
     assert not (tmp_path / "run").exists()
     own = (trained.runs["mdlm"] / "best").resolve()
     assert cli(*words, "--data.tokenizer", own).code == 0  # the very one it was trained with
+
+
+def test_a_run_goes_on_when_the_model_it_started_from_is_gone(cli: Cli, trained: Trained) -> None:
+    """The same command, whose other options took their values from that model."""
+    shutil.copytree((trained.runs["mdlm"] / "best").resolve(), "origin")
+    words = ["train", "small-bd3lm", "--data.train", trained.text, "--data.cache", trained.cache, *SHORT]
+    words += ["--init-from", "origin", "--out", "run", "--json"]
+    first = cli(*words).json
+    shutil.rmtree("origin")
+    again = cli(*words, "--train.steps", first["step"] + 1)
+    assert again.code == 0, again.err
+    assert again.json["step"] == first["step"] + 1
+    refused(cli(*words[:-3], "--out", "another"), "there is no folder origin")
 
 
 # Damaged models

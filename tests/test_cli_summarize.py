@@ -122,11 +122,13 @@ def test_what_is_refused(cli: Cli, summarize: Cli, tmp_path: Path) -> None:
     text, lines = files(tmp_path)
     latin = tmp_path / "latin.txt"
     latin.write_bytes(b"caf\xe9")
+    os.mkfifo(pipe := tmp_path / "pipe.txt")
     refused(cli("summarize", text), "dadlm finetune makes it")
     for words, told in (
         ([latin], "latin.txt: not UTF-8"),
         ([text, lines, "--strict"], "line 2: the document is empty"),
         (["gone.txt"], "No such file"),
+        ([pipe], "pipe.txt is no regular file"),
         ([text, "--summary-tokens", 40], "must fit into the context of 32"),
         ([text, "--json", "--pairs", "pairs.jsonl"], "not both"),
         ([text, "--pairs", tmp_path], "needs the name of a .jsonl file"),

@@ -10,11 +10,12 @@ from torch.testing import assert_close
 
 from dadlm import DecodeSettings, Model, dag, generate, stream
 from dadlm.decode import fill_gaps
-from dadlm.decode.chain import search
-from dadlm.decode.predict import predict
+from dadlm.decode.chain import _highest, search
+from dadlm.decode.predict import Choice, Prediction, predict
+from dadlm.decode.sample import entropy_of
 from dadlm.decode.samplers import Block
 from dadlm.model import Context
-from dadlm.model.edge import on_the_way
+from dadlm.model.edge import Left, on_the_way
 from dadlm.noise import Noise
 
 SAMPLES = 8_000
@@ -129,6 +130,77 @@ def test_viterbi_over_nodes_and_tokens_is_the_best_of_all(masked):
     assert found.path[0].tolist() == path[best].tolist()
     emission = scores.emission_logp[best, -1].gather(1, path[best][:, None]).squeeze(1)
     assert_close(found.probability[0], emission.exp() * torch.tensor(masked), atol=1e-5, rtol=1e-5)
+
+
+def slow_search(model: Model, prediction: Prediction, ids, masked, beam: int) -> Choice:
+    """`search` with the whole head for every state of the beam, and a sort of all."""
+    B, N, K, _ = prediction.hidden.shape
+    V, row = model.config.mask_id, torch.arange(B)[:, None]
+    node, token = torch.zeros_like(prediction.before)[:, None], prediction.before[:, None]
+    score, found = torch.zeros(B, 1), []
+    for i in range(N):
+        M, known = node.shape[1], ~masked[:, i, None, None, None]
+        link = prediction.transition_logp[:, i].gather(1, node[..., None].expand(B, M, K))
+        is_open = masked[:, i - 1, None, None] if i else known[..., 0] & False
+        left = Left(token[..., None].expand(B, M, K), is_open.expand(B, M, K))
+        hidden = prediction.hidden[:, i, None].expand(B, M, K, -1)
+        logp = model.head.token_logits(hidden, torch.arange(K).expand(B, M, K), left).log_softmax(-1)
+        anchor = torch.full((B, V), -torch.inf).scatter(1, ids[:, i, None], 0.0)
+        logp = torch.where(known, anchor[:, None, None], logp)
+        best, source = ((score[..., None] + link)[..., None] + logp).max(1)
+        order = best.flatten(1).sort(dim=1, descending=True, stable=True)
+        score, state = order.values[:, :beam], order.indices[:, :beam]
+        source, node, token = source.flatten(1).gather(1, state), state // V, state % V
+        chosen = logp[row, source, node]
+        found.append((source, node, token, chosen.gather(2, token[..., None])[..., 0], entropy_of(chosen)))
+    state, steps = torch.zeros_like(prediction.before)[:, None], []
+    for source, *step in reversed(found):
+        steps.append([x.gather(1, state).squeeze(1) for x in step])
+        state = source.gather(1, state)
+    path, tokens, logp, entropy = (torch.stack(x, 1) for x in zip(*steps[::-1], strict=True))
+    return Choice(path, tokens, logp.exp() * masked, entropy * masked)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("beam", [1, 8])
+@pytest.mark.parametrize("form", ["bilinear", "mlp"])
+@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
+@torch.no_grad()
+def test_a_search_adds_the_edges_to_what_the_head_says_of_each_node_once(
+    family, form, beam, kept, monkeypatch
+):
+    """Same paths and tokens as with the whole head for every state; the head runs for nodes alone."""
+    model = edge_model(family, form, N=6, vocab=90)
+    B, N, K = 5, 6, model.config.nodes_per_mask
+    hidden = 2 * torch.randn(B, N, K, model.config.width)
+    links = torch.randn(B, N, K, K).log_softmax(-1)
+    prediction = Prediction(hidden, torch.ones(B, N, K) > 0, links, torch.arange(B))
+    ids, masked = torch.randint(89, (B, N)), torch.rand(B, N) < 0.6
+    masked[:, 2] = False  # known in all rows
+    slow = slow_search(model, prediction, ids, masked, beam)
+    if kept:
+        model.keep_constants()
+    rows, token_logits = [], model.head.token_logits
+    monkeypatch.setattr(
+        model.head,
+        "token_logits",
+        lambda h, *more: (rows.append(h[..., 0].numel()), token_logits(h, *more))[1],
+    )
+    fast = search(model, prediction, ids, masked, beam)
+    assert sum(rows) == B * N * K + B * N  # every node once, then those on the path
+    for name in ("path", "tokens"):
+        assert torch.equal(getattr(fast, name), getattr(slow, name))
+    for name in ("probability", "entropy"):
+        assert_close(getattr(fast, name), getattr(slow, name), atol=1e-4, rtol=1e-4)
+
+
+def test_the_highest_are_how_a_stable_sort_begins():
+    values = torch.randint(4, (50, 40)).float()
+    values[values == 0] = -torch.inf
+    for count in (1, 7, 25, 40, 60):
+        order = values.sort(dim=1, descending=True, stable=True)
+        highest, index = _highest(values, count)
+        assert torch.equal(highest, order.values[:, :count]) and torch.equal(index, order.indices[:, :count])
 
 
 def test_gaps_may_hold_the_mask_and_a_search_goes_by_parts_of_the_batch(monkeypatch):

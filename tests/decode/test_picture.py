@@ -103,3 +103,13 @@ def test_the_same_step_gives_the_same_picture(tmp_path):
     for name in ("a.png", "b.png"):
         draw_step(step(), tmp_path / name)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["step.svg", "step.png"])
+def test_a_full_disk_leaves_the_old_picture(name: str, tmp_path, request):
+    (tmp_path / name).write_text("old")
+    event = step()
+    request.getfixturevalue("full_disk")
+    with pytest.raises(ConfigError, match="cannot write"):
+        draw_step(event, tmp_path / name)
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]

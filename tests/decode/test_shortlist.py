@@ -8,6 +8,8 @@ from tests.decode.tiny import prompt_of, tiny
 from torch.testing import assert_close
 
 from dadlm import ConfigError, DecodeSettings, generate
+from dadlm.decode import batched_settings
+from dadlm.decode.batched_settings import Features
 from dadlm.decode.shortlist import Shortlist
 from dadlm.model import successors
 from dadlm.model.edge import Left
@@ -122,6 +124,42 @@ def test_rows_of_any_list_are_decoded_side_by_side(fixed, monkeypatch, request):
     while engine.rows:
         engine.step()
     assert [row.ids[6 : 6 + len(own)] for row, own in zip(rows, alone, strict=True)] == alone
+
+
+def test_few_lengths_of_lists_have_graphs_of_their_own(monkeypatch):
+    """And the texts are those of lists exactly as long as asked for."""
+    model = edge_model(N=4, vocab=30)
+
+    def length(*asked: int | None) -> int:
+        settings = [DecodeSettings(shortlist=one) for one in asked]
+        return Features.of(settings, model.config, 4, False).shortlist
+
+    assert [length(one) for one in (1, 5, 8, 9, 700, 1024, 1025)] == [1, 8, 8, 16, 1024, 1024, 2048]
+    assert [length(one) for one in (2049, 3072, 3073)] == [3072, 3072, 4096]  # 3,072 go in one launch
+    assert (length(None), length(None, 3, 9)) == (0, 16)
+
+    monkeypatch.setattr(successors, "SUCCESSORS", 3)
+    how = {"max_new_tokens": 12, "seed": 2, "sampler": "random", "steps": 2}
+    prompts = [prompt_of(n) for n in (4, 6, 9)]
+    rounded = [generate(model, prompts, shortlist=M, **how).tokens for M in (3, 5, 9, 17)]
+    monkeypatch.setattr(batched_settings, "_rounded", lambda number: number)
+    assert [generate(model, prompts, shortlist=M, **how).tokens for M in (3, 5, 9, 17)] == rounded
+
+
+def test_the_first_list_leaves_captured_graphs_alone(as_on_cuda):
+    """And a table at another place does not: graphs have seen the old one."""
+    model, prompt = edge_model(N=4, vocab=30), prompt_of(6)
+    generate(model, prompt, max_new_tokens=6)
+    [engine] = model.engines
+    graphs, memory = dict(engine.graphs.callables), engine.slots.memory
+    assert graphs
+    generate(model, prompt, max_new_tokens=6, shortlist=4)
+    generate(model, prompt, max_new_tokens=6)
+    assert engine.slots.memory is memory
+    assert all(engine.graphs.callables[key] is graph for key, graph in graphs.items())
+    model.head.successors = None
+    generate(model, [prompt] * 2, max_new_tokens=6, shortlist=4)
+    assert not {*graphs.values()} & {*engine.graphs.callables.values()}
 
 
 @pytest.mark.parametrize(

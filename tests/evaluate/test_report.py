@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import os
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -348,8 +349,11 @@ def test_strange_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "latin.json").write_bytes(b'{"kind": "\xe9"}')
     (tmp_path / ".half.json").write_text('{"kind"')
     (tmp_path / "folder.json").mkdir()
+    os.mkfifo(tmp_path / "pipe.json")
     told = {Path(one["file"]).name: one["why"] for one in report([tmp_path], tmp_path / "out")["skipped"]}
-    assert told.keys() == {"list.json", "later.json", "short.json", "nan.json", "latin.json", "folder.json"}
+    named = {"list.json", "later.json", "short.json", "nan.json", "latin.json", "folder.json", "pipe.json"}
+    assert told.keys() == named
+    assert "no regular file" in told["pipe.json"]
     assert told["later.json"] == "unknown kind 'telepathy'"
     assert told["short.json"] == "not a latency that can be shown (KeyError: 'batch_size')"
 

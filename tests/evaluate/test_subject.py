@@ -1,11 +1,16 @@
 """What a result says of its model, and that the hash tells models apart."""
 
+import hashlib
+import json
+from dataclasses import asdict
+
 import pytest
 import torch
 from tests.model.tiny import tiny_model
 
 from dadlm import __version__
-from dadlm.evaluate.subject import describe, fingerprint
+from dadlm.decode import DecodeSettings
+from dadlm.evaluate.subject import describe, described, fingerprint
 from dadlm.model import load, save
 from dadlm.model.checkpoint import set_weights, weights
 from dadlm.tokens import word_level
@@ -56,3 +61,21 @@ def test_tokenizer_type_and_version_are_told():
     facts = describe(model)
     assert (facts["device"], facts["dtype"], facts["version"]) == ("cpu", "float32", __version__)
     assert describe(model.to(torch.bfloat16))["dtype"] == "bfloat16"
+
+
+def test_what_came_later_and_changes_nothing_is_not_part_of_a_subject():
+    """An evaluation that was begun before there were such settings can go on."""
+    later = ("mode", "bound", "shortlist")
+    plain = described(DecodeSettings(max_new_tokens=4))
+    assert not plain.keys() & {*later} and plain["max_new_tokens"] == 4
+    asked = described(DecodeSettings(mode="ar", sampler="entropy", bound=0.1, shortlist=7))
+    assert [asked[name] for name in later] == ["ar", 0.1, 7]
+
+    model = tiny_model()
+    shape = asdict(model.config)
+    for name in ("edge", "edge_rank", "causal_context"):
+        del shape[name]
+    as_before = hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+    assert describe(model)["config"] == as_before
+    others = [tiny_model(causal_context=True), tiny_model(edge="mlp"), tiny_model(edge="mlp", edge_rank=2)]
+    assert len({describe(one)["config"] for one in (model, *others)}) == 4

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from dadlm import Model
 from dadlm.decode import generate
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import Documents, read_documents
+from dadlm.evaluate.subject import described
 from dadlm.evaluate.summarisation import (
     lead_sentence,
     paper_settings,
@@ -162,7 +163,7 @@ def test_how_summaries_are_decoded() -> None:
     ours = summary_settings("dadlm", threshold=0.7, infill=(2, 0.5))
     assert (ours.path, ours.padded, ours.threshold, ours.infill) == ("lookahead", True, 0.7, (2, 0.5))
     default = summarisation(model_of("dadlm"), Documents(pairs=TEXTS))
-    assert default["settings"] == asdict(replace(summary_settings("dadlm"), max_new_tokens=8))
+    assert default["settings"] == described(replace(summary_settings("dadlm"), max_new_tokens=8))
 
 
 def test_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from tests.decode.tiny import FAMILIES, prompt_of, tiny
 from tests.interop import published
 
 import dadlm
-from dadlm.errors import ConfigError
+from dadlm.errors import CheckpointError, ConfigError
 from dadlm.interop.convert import convert
 from dadlm.model import Model
 from dadlm.noise import Noise
@@ -201,3 +201,12 @@ def test_without_transformers_the_message_says_what_to_install(monkeypatch: pyte
     monkeypatch.delitem(sys.modules, "dadlm.interop.transformers")
     with pytest.raises(ConfigError, match=r"pip install 'dadlm\[transformers\]'"):
         import dadlm.interop.transformers  # noqa: F401
+
+
+def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The writer of the weights has errors of its own."""
+    dadlm.save(tiny("dadlm"), tmp_path / "model")
+    request.getfixturevalue("full_disk")
+    with pytest.raises(CheckpointError, match=r"could not write .*out: .*nothing was replaced"):
+        convert(tmp_path / "model", tmp_path / "out", "transformers")
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]

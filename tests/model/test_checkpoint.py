@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import re
 import resource
 from collections.abc import Iterator
@@ -217,6 +218,22 @@ def test_absent_and_incomplete_folders_are_refused(folder, tmp_path):
         (folder / missing).rename(folder / "aside")
         assert "is not a model folder" in refusal(folder)
         (folder / "aside").rename(folder / missing)
+
+
+def test_weights_that_cannot_be_opened_are_not_told_as_missing(folder, monkeypatch):
+    unlocked = open
+
+    def locked(file, *how, **more):
+        if Path(file).name == "model.safetensors":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return unlocked(file, *how, **more)
+
+    monkeypatch.setattr("builtins.open", locked)
+    assert "model.safetensors cannot be read: Permission denied" in refusal(folder)
+    monkeypatch.undo()
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    assert "model.safetensors is no regular file" in refusal(folder)
 
 
 def test_a_name_that_the_hub_does_not_give_is_refused(monkeypatch):

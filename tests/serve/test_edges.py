@@ -8,6 +8,7 @@ from tests.serve.company import alone, drain, events_of, gap_requests, requests,
 from tests.serve.running import letter_model, running, settings
 
 from dadlm import DecodeSettings, Model, StepEvent, generate, stream
+from dadlm.model import successors
 from dadlm.serve import Committed, Request, Scheduler
 from dadlm.serve.service import Service
 
@@ -72,3 +73,21 @@ def test_over_http() -> None:
     steps = [chunk["dadlm"]["step"] for chunk in chunks if "step" in chunk.get("dadlm", {})]
     assert steps and all({"drawn", "probability", "alone"} <= step.keys() for step in steps)
     assert any(step["probability"] != step["alone"] for step in steps)
+
+
+@every_family
+def test_successors_are_found_before_there_are_rows(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """V² scores take their time, and would hold up whoever is being answered."""
+    found, table = [], successors._table
+    monkeypatch.setattr(successors, "_table", lambda *parts: found.append(1) or table(*parts))
+    model = model_of(family)
+    scheduler = Scheduler(model, max_rows=4)
+    assert len(found) == 1
+    for shortlist in (None, 5, 9, None, 5):
+        how = DecodeSettings(max_new_tokens=9, shortlist=shortlist)
+        job = scheduler.submit(Request(ids=tuple(prompt_of(5)), settings=how, seed=4))
+        if shortlist != 5:  # so that some lists come while others are in work
+            drain(scheduler)
+            assert truth_of(job) == alone(model, job.request)
+    drain(scheduler)
+    assert len(found) == 1

@@ -6,6 +6,7 @@ import os
 import sys
 import tracemalloc
 import types
+from pathlib import Path
 
 import datasets
 import pyarrow
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 
 from dadlm.errors import DataError
-from dadlm.tokens import describe, hub, pieces, read_pieces, read_texts, sources
+from dadlm.tokens import describe, hub, pieces, read_pieces, read_texts, readers, sources
 
 TEXTS = ["Eins.\nZwei.", "  東京 \r\n", "a" * 70_000 + " b", "{}"]
 
@@ -166,6 +167,41 @@ def test_bad_input_is_named(tmp_path, name):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         list(read_texts(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
+def test_a_line_without_end_is_refused_before_it_fills_memory(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(readers, "LONGEST", 1 << 20)
+    content = jsonl(["ok"]) + b'{"text": "' + b"x" * (64 << 20)
+    pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(name[-4:].lstrip("l"), bytes)
+    (tmp_path / name).write_bytes(pack(content))
+    del content
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"line 2: longer than 1 MiB; split it.*or make it a \.txt file"):
+        list(read_texts(tmp_path / name))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_a_text_without_end_in_parquet_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "LONGEST", 1 << 20)
+    long = "x" * (3 << 20)
+    write_parquet(tmp_path / "a.parquet", ["ok"] * 40 + [long])  # one of many, in a group of a usual size
+    with pytest.raises(DataError, match="row 41: longer than 1 MiB"):
+        list(read_texts(tmp_path / "a.parquet"))
+    write_parquet(tmp_path / "a.parquet", [long])
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile.iter_batches", None)  # nothing is unpacked
+    with pytest.raises(DataError, match="row group 1: longer than 1 MiB"):
+        list(read_texts(tmp_path / "a.parquet"))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataError, match=r"pipe\.jsonl is no regular file"):
+        list(read_texts(tmp_path / "pipe.jsonl"))
+    for name in ("/dev/stdin", "/dev/fd/0"):
+        readers.check_regular(Path(name))
 
 
 def test_bad_parquet_columns(tmp_path):

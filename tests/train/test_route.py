@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.train.runs import WORDS, assert_same_bits, before_step, config, shape, state_tensors, tokenizer
 
-from dadlm.errors import ConfigError
+from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import load, save
 from dadlm.recipes import ROUTES, route
 from dadlm.train import Finished, RunConfig, train, train_route, trainer
@@ -85,6 +85,18 @@ def test_a_route_starts_from_a_model_of_another_shape(shared: RouteConfig, tmp_p
         done = train_route(stages, shared.out, quiet=True)
         assert load(done[-1].folder).config.width == 24
         shutil.rmtree(shared.out)
+
+
+def test_a_route_goes_on_when_the_model_it_started_from_is_gone(shared: RouteConfig, tmp_path: Path) -> None:
+    save(fresh_model(shape("ar", layers=3), tokenizer(), 0), tmp_path / "origin")
+    route = replace(shared, init_from=str(tmp_path / "origin"))
+    stages = stages_of(route, recipes())
+    train(stages[0], quiet=True)
+    shutil.rmtree(tmp_path / "origin")
+    assert stages_of(route, recipes()) == stages
+    shutil.rmtree(shared.out)
+    with pytest.raises(CheckpointError, match="origin"):
+        stages_of(route, recipes())
 
 
 @pytest.mark.parametrize("scale", ROUTES)

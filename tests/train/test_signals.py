@@ -104,9 +104,23 @@ def test_killed_at_random_moments_every_resume_works(
 def test_a_second_ctrl_c_does_not_wait() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(KeyboardInterrupt), stop_on_signal() as stop:
-        assert not stop.is_set()
+        assert not stop.asked
         signal.raise_signal(signal.SIGTERM)
-        assert stop.is_set()
+        assert stop.asked
         signal.raise_signal(signal.SIGTERM)  # only Ctrl-C is impatient
         signal.raise_signal(signal.SIGINT)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_the_handler_takes_no_lock() -> None:
+    """A second signal may come while it runs, and would wait for what the first one holds."""
+    called = []
+    with stop_on_signal() as stop:
+        handler = signal.getsignal(signal.SIGTERM)
+        assert callable(handler)
+        sys.setprofile(
+            lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None
+        )
+        handler(signal.SIGTERM, None)
+        sys.setprofile(None)
+    assert stop.asked and called == [handler.__name__]

@@ -103,6 +103,25 @@ def test_another_network_is_refused_by_name(
         model_from(stages[family], changed, 0)
 
 
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({}, r"has edge bilinear \(this model none\): leave --model.edge out"),
+        ({"edge": "mlp"}, r"has edge bilinear \(this model mlp\): leave --model.edge out"),
+        (
+            {"edge": "bilinear", "edge_rank": 2},
+            r"has edge_rank 4 \(this model 2\): leave --model.edge-rank out, and dadlm train RECIPE",
+        ),
+    ],
+)
+def test_other_edges_are_refused_by_name(own: dict[str, Any], told: str, tmp_path: Path) -> None:
+    edges = {"edge": "bilinear", "edge_rank": 4}
+    save(fresh_model(shape("bd3lm", **edges), tokenizer(), 0), tmp_path / "model")
+    with pytest.raises(CheckpointError, match=told):
+        model_from(tmp_path / "model", shape("dadlm", **own), 0)
+    assert model_from(tmp_path / "model", shape("dadlm", **edges), 0).head.edge is not None
+
+
 def test_vocabulary_and_tokenizer_come_from_the_stage_before(stages: dict[str, Path], tmp_path: Path) -> None:
     other = with_model(config("bd3lm", tmp_path), vocab_size=999, eot_id=5)
     model = model_from(stages["mdlm"], other.model, 0)

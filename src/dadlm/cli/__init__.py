@@ -1,8 +1,11 @@
 """The commands. Thin: each reads its options, calls one function of the package and prints what came back."""
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 
 from dadlm.errors import ConfigError, DadlmError
@@ -45,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if words[0] not in COMMANDS:
             raise ConfigError(f"unknown command {words[0]!r}\n{USAGE}")
-        return import_module(f"dadlm.cli.{words[0]}").run(words[1:])
+        with _impatient():
+            command = import_module(f"dadlm.cli.{words[0]}")
+        return command.run(words[1:])
     except DadlmError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -59,3 +64,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """While torch is imported, a Ctrl-C ends the process on the spot: its own code aborts at an exception,
+    and there is nothing yet to be saved."""
+    if "torch" in sys.modules or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave(*_: object) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(130)

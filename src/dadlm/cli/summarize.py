@@ -17,8 +17,9 @@ from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import lines_of, object_of, text_of
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
-from dadlm.evaluate.work import whole_file
 from dadlm.model import Model
+from dadlm.model.files import whole_file
+from dadlm.tokens.readers import check_regular
 from dadlm.train.finetune import learned_lengths, lengths_as_learned
 
 _STDIN, _LINES = "-", (".jsonl", ".jsonl.zst")
@@ -125,7 +126,9 @@ def _contents(name: str) -> Iterator[tuple[str, bytes]]:
         if sys.stdin.isatty():
             print("a document; Ctrl-D ends it", file=sys.stderr)
         yield "standard input", sys.stdin.buffer.read()
-    elif name.endswith(_LINES):
+        return
+    check_regular(Path(name))
+    if name.endswith(_LINES):
         yield from ((f"{shown}, line {number}", line) for number, line in lines_of(Path(name)))
     else:
         yield shown, Path(name).read_bytes()

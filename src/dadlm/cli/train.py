@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dadlm.errors import CheckpointError, ConfigError
-from dadlm.model.checkpoint import count_parameters, locate, read_config
+from dadlm.model.checkpoint import count_parameters
 from dadlm.recipes import RECIPES, ROUTES, recipe, route
 from dadlm.train import Finished, RunConfig, train, train_route
-from dadlm.train.origin import shape_from
+from dadlm.train.origin import begun_from, shape_from
 from dadlm.train.route import stages_of
 
 
@@ -46,17 +46,19 @@ def _stages(name: str, words: list[str]) -> list[RunConfig]:
         shared, runs = route(name)
         return stages_of(tyro.cli(type(shared), args=words, default=shared, prog=f"dadlm train {name}"), runs)
     start = recipe(name)
-    if (origin := _origin(words)) is not None:
-        with suppress(CheckpointError):  # a run that is resumed has no need of it; for others, training tells
-            start = replace(start, model=shape_from(start.model, read_config(locate(origin))))
+    # The shape of the model to start from is the default of the other options, so it must be known first.
+    if (origin := _value(words, "--init-from")) is not None:
+        with suppress(CheckpointError):  # training tells
+            shape = begun_from(origin, _value(words, "--out") or start.out)
+            start = replace(start, model=shape_from(start.model, shape))
     return [tyro.cli(type(start), args=words, default=start, prog=f"dadlm train {name}")]
 
 
-def _origin(words: list[str]) -> str | None:
-    """The model to start from: its shape is the default of the other options, so it must be known first."""
+def _value(words: list[str], name: str) -> str | None:
+    """What an option is given, if it is."""
     for index, word in enumerate(words):
         option, _, value = word.partition("=")
-        if option.replace("_", "-") == "--init-from":
+        if option.replace("_", "-") == name:
             return value or next(iter(words[index + 1 :]), None)
     return None
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dadlm.decode.samplers import SAMPLERS
 from dadlm.decode.settings import DecodeSettings
+from dadlm.decode.shortlist import IN_ONE_LAUNCH
 from dadlm.model import ModelConfig
 
 
@@ -100,7 +101,7 @@ class Features:
     vocabulary: bool
     """Some of these from the whole vocabulary."""
     shortlist: int
-    """The longest shortlist that some of these draw from; 0: none."""
+    """The longest shortlist that some of these draw from, or somewhat more; 0: none."""
     position: bool
     """Some row draws from the nucleus of positions, for which all candidates go through the head."""
     viterbi: bool
@@ -119,16 +120,17 @@ class Features:
         cls, settings: Sequence[DecodeSettings], config: ModelConfig, steps: int, gaps: bool
     ) -> "Features":
         """`steps`: the most that the random sampler takes for a block of these rows."""
-        most_steps = 1 << (steps - 1).bit_length()  # few different numbers: each has its own captured graphs
         position = [config.nodes_per_mask > 1 and one.of_position for one in settings]
         drawn = [one for one, p in zip(settings, position, strict=True) if one.path == "sample" and not p]
         names = {one.sampler for one in settings}
+        longest = max((one.shortlist or 0 for one in drawn), default=0)
+        in_one_launch = longest <= IN_ONE_LAUNCH < _rounded(longest)  # and is to stay so
         return cls(
             samplers=tuple(name for name in SAMPLERS if name in names),
-            most_steps=most_steps if any("steps" in SAMPLERS[name].options for name in names) else 0,
+            most_steps=_rounded(steps) if any("steps" in SAMPLERS[name].options for name in names) else 0,
             drawn=bool(drawn),
             vocabulary=any(one.shortlist is None for one in drawn),
-            shortlist=max((one.shortlist or 0 for one in drawn), default=0),
+            shortlist=IN_ONE_LAUNCH if in_one_launch else _rounded(longest),
             position=any(position),
             viterbi=any(one.path == "viterbi" for one in settings),
             lookahead=any(one.path == "lookahead" for one in settings),
@@ -166,3 +168,8 @@ class Features:
     def most_kept(self, positions: int) -> int:
         """The most positions of a block of so many that a step keeps."""
         return positions if self.infill else max(SAMPLERS[name].most(positions) for name in self.samplers)
+
+
+def _rounded(number: int) -> int:
+    """One of few numbers: each has its own captured graphs."""
+    return 1 << (number - 1).bit_length() if number > 0 else 0

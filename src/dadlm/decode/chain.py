@@ -7,6 +7,7 @@ B rows, N block size, K candidates, V vocabulary without the mask, D width, M st
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dadlm import dag
@@ -15,11 +16,10 @@ from dadlm.decode.places import places
 from dadlm.decode.predict import Choice, Prediction, at_path
 from dadlm.decode.sample import draw_each, draw_tokens, entropy_of, in_nucleus
 from dadlm.decode.samplers import Block
-from dadlm.decode.shortlist import Shortlist
+from dadlm.decode.shortlist import IN_ONE_LAUNCH, Shortlist
 from dadlm.model import Model
-from dadlm.model.edge import Bilinear, Left, on_the_way
+from dadlm.model.edge import Bilinear, Left, left_of, on_the_way
 from dadlm.model.kernels import takes
-from dadlm.model.successors import SUCCESSORS
 
 _BEAM = 32
 _AT_ONCE = 1 << 26  # log-probabilities that a search holds
@@ -57,7 +57,7 @@ def draw_chains(
 
 def in_one_launch(hidden: Tensor, shortlist: int) -> bool:
     """Whether the kernel takes these states and lists that long."""
-    return takes(hidden) and shortlist + SUCCESSORS <= 4096
+    return takes(hidden) and shortlist <= IN_ONE_LAUNCH
 
 
 def draw_chain(
@@ -171,38 +171,65 @@ def best_chain(
 
 def search(model: Model, prediction: Prediction, ids: Tensor, masked: Tensor, beam: int = _BEAM) -> Choice:
     """A beam over (node, token): exact where it holds all of them."""
-    before = prediction.before
-    assert before is not None
+    before, edge = prediction.before, model.head.edge
+    assert before is not None and edge is not None
     B, N, K, _ = prediction.hidden.shape
     device, V = before.device, model.config.mask_id
-    if (rows := max(1, _AT_ONCE // (beam * K * V))) < B:  # what a row takes is known, so many rows must not
+    rows = max(1, _AT_ONCE // (max(beam, N) * K * V))
+    if rows < B:  # what a row takes is known, so many rows must not
         parts = [slice(first, first + rows) for first in range(0, B, rows)]
         found = [search(model, prediction[part], ids[part], masked[part], beam) for part in parts]
         return Choice(*map(torch.cat, zip(*found, strict=True)))
-    node, token = torch.zeros_like(before)[:, None], before[:, None]  # [B, M]
+    head, node, token = model.head, torch.zeros_like(before)[:, None], before[:, None]  # [B, M]
     score = torch.zeros(B, 1, device=device)
-    candidate, found = torch.arange(K, device=device), list[tuple[Tensor, ...]]()
+    candidate, columns = torch.arange(K, device=device), head.edge_columns()
+    inputs, base = head.inputs(prediction.hidden, candidate), head.token_logits(prediction.hidden, candidate)
+    found = list[tuple[Tensor, Tensor, Tensor]]()
     for i in range(N):
-        M, known = node.shape[1], ~masked[:, i, None, None, None]
+        M, known = node.shape[1], ~masked[:, i, None, None]
         link = prediction.transition_logp[:, i].gather(1, node[..., None].expand(B, M, K))
-        is_open = masked[:, i - 1, None, None] if i else known[..., 0] & False
-        left = Left(token[..., None].expand(B, M, K), is_open.expand(B, M, K))
-        hidden = prediction.hidden[:, i, None].expand(B, M, K, -1)
-        logp = model.head.token_logits(hidden, candidate.expand(B, M, K), left).log_softmax(-1)
-        here = ids[:, i, None].clamp(max=V - 1)  # where masked it may be the mask, and is not looked at
-        anchor = torch.full((B, V), -torch.inf, device=device).scatter(1, here, 0.0)
-        logp = torch.where(known, anchor[:, None, None], logp)
-        best, source = ((score[..., None] + link)[..., None] + logp).max(1)  # [B, K, V]
-        order = best.flatten(1).sort(dim=1, descending=True, stable=True)
-        score, state = order.values[:, :beam], order.indices[:, :beam]
-        source = source.flatten(1).gather(1, state)
-        node, token = state // V, state % V
-        chosen = logp[torch.arange(B, device=device)[:, None], source, node]  # [B, M, V]
-        said = chosen.gather(2, token[..., None]).squeeze(2)
-        found.append((source, node, token, said, entropy_of(chosen)))
-    state, steps = torch.zeros_like(before)[:, None], list[tuple[Tensor, ...]]()
-    for source, *step in reversed(found):
-        steps.append(tuple(x.gather(1, state).squeeze(1) for x in step))
+        reached, here = score[..., None] + link, ids[:, i].clamp(max=V - 1)
+        best, source = reached.max(1)  # [B, K]
+        if device.type == "cpu" and not masked[:, i].any():  # a device would have to be waited for
+            score, node = _highest(best, beam)
+            source, token = source.gather(1, node), here[:, None].expand_as(node)
+        else:
+            # Of a node's logits [V] all but a product of rank R is the same after every state.
+            is_open = masked[:, i - 1, None, None] if i else torch.zeros_like(known)
+            factors = edge.factors(inputs[:, i, None], Left(token[..., None], is_open.expand(B, M, 1)))
+            logp = (F.linear(factors, columns)[..., :V] + base[:, i, None]).log_softmax(-1)  # [B, M, K, V]
+            every, which = logp.add_(reached[..., None]).max(1)  # [B, K, V]
+            anchor = torch.full((B, V), -torch.inf, device=device).scatter(1, here[:, None], 0.0)
+            every = torch.where(known, best[..., None] + anchor[:, None], every)
+            score, state = _highest(every.flatten(1), beam)
+            source = torch.where(known, source[..., None], which).flatten(1).gather(1, state)
+            node, token = state // V, state % V
+        found.append((source, node, token))
+    return _traced(model, prediction, found, masked)
+
+
+def _highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """How a stable sort of values [B, n] in descending order begins, without sorting the rest."""
+    n, count = values.shape[1], min(count, values.shape[1])
+    top, index = values.topk(count)
+    is_least = values == top[:, -1:]  # which of these `topk` takes is not known
+    first = torch.where(is_least, torch.arange(n, device=values.device), n).topk(count, largest=False).values
+    index = torch.cat([torch.where(top > top[:, -1:], index, n), first], 1).sort(1).values
+    order = F.pad(values, (0, 1), value=-torch.inf).gather(1, index).sort(dim=1, descending=True, stable=True)
+    return order.values[:, :count], index.gather(1, order.indices[:, :count])
+
+
+def _traced(
+    model: Model, prediction: Prediction, found: list[tuple[Tensor, Tensor, Tensor]], masked: Tensor
+) -> Choice:
+    """The choice that ends in the first state of the last beam; each state knows which one it comes from."""
+    assert prediction.before is not None
+    state, steps = torch.zeros_like(prediction.before)[:, None], list[tuple[Tensor, Tensor]]()
+    for source, node, token in reversed(found):
+        steps.append((node.gather(1, state).squeeze(1), token.gather(1, state).squeeze(1)))
         state = source.gather(1, state)
-    path, tokens, logp, entropy = (torch.stack(x, 1) for x in zip(*steps[::-1], strict=True))
-    return Choice(path, tokens, logp.exp() * masked, entropy * masked)
+    path, tokens = (torch.stack(x, 1) for x in zip(*steps[::-1], strict=True))
+    left = left_of(tokens, masked, prediction.before)
+    logp = model.head.token_logits(at_path(prediction.hidden, path), path, left).log_softmax(-1)
+    said = logp.gather(2, tokens[..., None]).squeeze(2).exp()
+    return Choice(path, tokens, said * masked, entropy_of(logp) * masked)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from dadlm.decode.batched_settings import Features
+from dadlm.decode.constants import Constants
 from dadlm.decode.pass_plan import PassPlan
 from dadlm.decode.predict import predict
 from dadlm.decode.request import Request, Row
@@ -27,7 +27,6 @@ from dadlm.decode.state import LAST_TOKENS
 from dadlm.decode.step import Step, denoise_step
 from dadlm.model import Model, eval_mode
 from dadlm.model.capture import Graphs
-from dadlm.model.successors import keep_successors
 
 _MOST_GRAPHS = 96  # kept between calls; with more, all are captured anew
 
@@ -67,9 +66,7 @@ class Engine:
         enabled = (self.device.type == "cuda" and cached) if graphs is None else graphs
         self.graphs = Graphs(enabled, self.device)
         self.slots = Slots(lockstep, cached, self.graphs)
-        self._keeps_constants = self._keeps_successors = False
-        self._addresses: tuple[int, ...] = ()
-        self._held_constants: list[Tensor] = []
+        self._constants = Constants()
         self._plan = PassPlan(self.slots)
         self._begun = False  # lockstep: the rows are inside their blocks
         self._unseen = 0  # lockstep, AR: tokens since `_look`
@@ -83,14 +80,17 @@ class Engine:
     def add(self, request: Request | Row) -> Row:
         """Let a request, or a row that was made of one before, join at the next step."""
         row = request if isinstance(request, Row) else Row(self.model, request)
+        if row.settings.shortlist is not None:
+            self.prepare_shortlists()
         if not self.rows and not self.slots.rows:
             self._start()
-        if row.settings.shortlist is not None and not self._keeps_successors:
-            with eval_mode(self.model):
-                keep_successors(self.model)
-            self._keeps_successors = True
         self.rows.append(row)
         return row
+
+    def prepare_shortlists(self) -> None:
+        """Find what rows with a shortlist need: V² scores, so that a server does it before there are rows."""
+        if self._constants.keep_successors(self.model):
+            self.graphs.clear()
 
     def remove(self, row: Row) -> None:
         """Let a row go. It may join again, and does its block again then."""
@@ -111,9 +111,7 @@ class Engine:
     def clear(self) -> None:
         """Let all rows go. Where graphs are captured, they and their memory stay for the next ones."""
         self.rows, self.slots.rows, self._begun, self._unseen = [], [], False, 0
-        if self._keeps_constants:
-            self.model.release_constants()
-            self._keeps_constants = self._keeps_successors = False
+        self._constants.release(self.model)
         if not self.graphs.enabled:
             self.slots.release()
         elif self.slots.memory is not None:
@@ -142,16 +140,7 @@ class Engine:
     @torch.inference_mode()
     def _start(self) -> None:
         """The first row comes: see whether the weights are where captured graphs look for them."""
-        model = self.model
-        if not self._keeps_constants:
-            with torch.autocast(model.device.type, enabled=False):
-                model.keep_constants()
-            self._keeps_constants = True
-        # Held, so that nothing else takes their place.
-        self._held_constants = model.kept_constants()
-        before, tensors = self._addresses, (*model.parameters(), *self._held_constants)
-        self._addresses = tuple(tensor.data_ptr() for tensor in tensors)
-        if before and (before != self._addresses or len(self.graphs.callables) > _MOST_GRAPHS):
+        if self._constants.keep(self.model) or len(self.graphs.callables) > _MOST_GRAPHS:
             self.graphs.clear()
             self.slots.release()
 

@@ -6,6 +6,7 @@ from typing import BinaryIO
 
 from dadlm.decode.events import StepEvent
 from dadlm.errors import ConfigError
+from dadlm.model.files import whole_file
 
 _ANCHOR, _NODE, _PATH, _EDGE = "#0b7285", "#f1f3f5", "#f08c00", "#495057"
 _DECIDED, _INFILLED = "#2b8a3e", "#862e9c"
@@ -57,6 +58,9 @@ def save_figure(figure, to: str | Path | BinaryIO, ending: str | None = None, dp
 
     A script that the font lacks is drawn as boxes.
     """
+    if not hasattr(to, "write"):
+        with whole_file(Path(to)) as handle:  # type: ignore[arg-type]
+            return save_figure(figure, handle, ending or Path(to).suffix[1:].lower(), dpi)  # type: ignore[arg-type]
     import matplotlib
 
     vector = (ending or str(to)).lower().endswith("svg")

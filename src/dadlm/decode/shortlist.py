@@ -14,6 +14,10 @@ from torch import Tensor
 
 from dadlm.model.edge import Left
 from dadlm.model.emission import Head
+from dadlm.model.successors import SUCCESSORS
+
+IN_ONE_LAUNCH = 4096 - SUCCESSORS
+"""The longest list that the kernel takes."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from dadlm.decode.picture import new_figure, save_figure
 from dadlm.errors import DataError
 from dadlm.evaluate.subject import NAMES
-from dadlm.evaluate.work import whole_file
+from dadlm.model.files import whole_file
 
 Quality = Literal["mauve", "judge_perplexity"]
 _AXIS = {"mauve": "MAUVE", "judge_perplexity": "judge perplexity (lower is better)"}

@@ -8,13 +8,14 @@ A word is a way to denoise, `FH` (first-hitting), `T=8` (random remasking in 8 s
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from dadlm.decode import DecodeSettings
 from dadlm.errors import ConfigError
 from dadlm.evaluate.paper import GENERATION
+from dadlm.evaluate.subject import described
 from dadlm.model import ModelConfig
 
 PRESETS = ("quick", "paper", *(f"paper-{size}" for size in GENERATION))
@@ -71,14 +72,8 @@ class Configuration:
 
     def described(self) -> dict[str, Any]:
         """The settings as JSON; how long a text becomes is the evaluation's business."""
-        settings = asdict(self.settings) | {"infill": self.infill}
+        settings = described(self.settings) | {"infill": self.infill}
         del settings["max_new_tokens"]
-        if self.settings.sampler != "entropy":
-            del settings["bound"]  # what was made before there was one keeps its fingerprint
-        if self.settings.mode == "diffusion":  # as before there were modes
-            del settings["mode"]
-        if self.settings.shortlist is None:  # as before there were shortlists
-            del settings["shortlist"]
         return settings
 
 

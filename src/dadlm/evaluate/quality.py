@@ -24,7 +24,7 @@ from dadlm.errors import ConfigError
 from dadlm.evaluate.intervals import bootstrap
 from dadlm.evaluate.language_models import LanguageModel, Scored, open_language_model
 from dadlm.evaluate.mauve import mauve
-from dadlm.evaluate.work import whole_file
+from dadlm.model.files import whole_file
 
 _CHUNK = 256  # texts that share a file
 

@@ -20,8 +20,9 @@ from dadlm.errors import ConfigError
 from dadlm.evaluate.presets import Configuration, default_prompt_tokens
 from dadlm.evaluate.subject import essence
 from dadlm.evaluate.text import documents_of, pick
-from dadlm.evaluate.work import Work, whole_file
+from dadlm.evaluate.work import Work
 from dadlm.model import Model
+from dadlm.model.files import whole_file
 from dadlm.tokens import Rows, Tokenizer
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from dadlm import __version__
-from dadlm.model import Model
+from dadlm.decode import DecodeSettings
+from dadlm.model import Model, ModelConfig
 from dadlm.model.checkpoint import weights
 
 NAMES = {"ar": "AR", "mdlm": "MDLM", "bd3lm": "BD3LM", "dadlm": "DA-DLM"}
@@ -28,12 +29,30 @@ def describe(model: Model, name: str = "") -> dict[str, Any]:
         "context": config.context,
         "parameters": parameters,
         "weights": fingerprint(model),
-        "config": hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode()).hexdigest()[:16],
+        "config": hashlib.sha256(json.dumps(_shape(config), sort_keys=True).encode()).hexdigest()[:16],
         "tokenizer": None if model.tokenizer is None else model.tokenizer.fingerprint[:16],
         "device": model.device.type,
         "dtype": str(model.backbone.embedding.weight.dtype).removeprefix("torch."),
         "version": __version__,
     }
+
+
+def described(settings: DecodeSettings) -> dict[str, Any]:
+    """Settings as an evaluation keeps them. Those that came later are left out where they change nothing:
+    what was begun before there were any can go on."""
+    idle = {
+        "mode": settings.mode == "diffusion",
+        "bound": settings.sampler != "entropy",
+        "shortlist": settings.shortlist is None,
+    }
+    return {name: value for name, value in asdict(settings).items() if not idle.get(name)}
+
+
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    """The same of a model's settings."""
+    no_edges = config.edge == "none"
+    idle = {"edge": no_edges, "edge_rank": no_edges, "causal_context": not config.causal_context}
+    return {name: value for name, value in asdict(config).items() if not idle.get(name)}
 
 
 def essence(metadata: Mapping[str, Any]) -> dict[str, Any]:

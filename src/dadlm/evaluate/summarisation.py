@@ -17,7 +17,7 @@ from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError
 from dadlm.evaluate.documents import Documents
 from dadlm.evaluate.intervals import bootstrap
-from dadlm.evaluate.subject import describe
+from dadlm.evaluate.subject import describe, described
 from dadlm.evaluate.work import Work
 from dadlm.model import Model
 
@@ -46,7 +46,7 @@ def summarisation(
             "fingerprint": documents.fingerprint,
         },
         "seed": seed,
-        "settings": asdict(settings),
+        "settings": described(settings),
         "document_tokens": document_tokens,
         "summary_tokens": summary_tokens,
     }

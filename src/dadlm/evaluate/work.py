@@ -9,7 +9,7 @@ is refused.
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dadlm.errors import ConfigError, DataError
-from dadlm.model.files import lock
+from dadlm.model.files import lock, whole_file
 
 
 class Work:
@@ -88,18 +88,6 @@ class Work:
 def write_result(file: Path, result: Mapping[str, Any]) -> None:
     with whole_file(file) as handle:
         handle.write((json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
-
-
-@contextmanager
-def whole_file(file: Path) -> Iterator[BinaryIO]:
-    """A file that is there whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}")
-    with open(temporary, "wb") as handle:
-        yield handle
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(file)
 
 
 def _line(value: Any) -> bytes:

@@ -63,6 +63,13 @@ class Head(nn.Module):
         weight, bias = self._weights()
         return weight[: self.mask_id], None if bias is None else bias[: self.mask_id]
 
+    def edge_columns(self) -> Tensor:
+        """[V, R]: times `edge.factors` of `inputs`, what left neighbours add to the logits; of as many rows
+        as `token_weights`."""
+        assert self.edge is not None
+        weight, D = self.token_weights()[0], self.linear.in_features
+        return self.edge.columns(weight[:, :D]) if weight.shape[1] == D else weight[:, D:]
+
     def _weights(self, edges: bool = True) -> tuple[Tensor, Tensor | None]:
         weight = self.linear.weight
         if edges and self.edge is not None and self.edge.right is not None:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -38,13 +38,27 @@ def whole_folder(target: Path, may_replace: Collection[str] = ()) -> Iterator[Pa
         yield temporary
         _finish(temporary)
         _replace(temporary, target)
-    except OSError as error:
-        raise CheckpointError(
-            f"could not write {target}: {error.strerror or error}; nothing was replaced"
-        ) from error
+    except (OSError, SafetensorError) as error:  # of a full disk, the second
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"could not write {target}: {reason}; nothing was replaced") from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def whole_file(file: Path) -> Iterator[BinaryIO]:
+    """A file that is there whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}")
+    try:
+        with open(temporary, "wb") as handle:
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _replace(temporary: Path, target: Path) -> None:
@@ -85,7 +99,11 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 def open_tensors(file: Path) -> Iterator[Any]:
     """A safetensors file open for reading; what is missing or damaged is refused."""
     if not file.is_file():  # a pipe would be waited for
-        raise CheckpointError(f"{file} does not exist")
+        raise CheckpointError(f"{file} {'is no regular file' if file.exists() else 'does not exist'}")
+    try:
+        open(file, "rb").close()  # what cannot be opened `safe_open` takes for missing
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
     try:
         with safe_open(file, "pt") as opened:
             yield opened

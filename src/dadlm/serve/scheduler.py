@@ -39,10 +39,11 @@ class Scheduler:
     ) -> None:
         if min(max_rows, max_queue) < 1:
             raise ConfigError(f"max_rows and max_queue must be at least 1, got {max_rows} and {max_queue}")
-        self.model, self.clock = model, clock
-        self.max_rows, self.max_queue = slots_that_fit(model, max_rows), max_queue
-        self._on_gpu = model.device.type == "cuda"
+        self.model, self.clock, self._on_gpu = model, clock, model.device.type == "cuda"
         self._engine, self._tasks = Engine(model, lockstep=False), dict[Row, Task]()
+        if model.config.edge != "none":
+            self._engine.prepare_shortlists()  # later it would hold up the rows in work
+        self.max_rows, self.max_queue = slots_that_fit(model, max_rows), max_queue
         self._reserve()
         self._waiting, self._stats = deque[Task](), Stats()
         self._changed = threading.Condition()  # guards `_waiting`, `_tasks`, `_stats` and `_stop_at`

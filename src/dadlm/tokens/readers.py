@@ -8,17 +8,22 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from dadlm.errors import DataError
 from dadlm.tokens.pieces import Piece, marked, split_text
 from dadlm.tokens.zstd import ZstdReader
 
 PACKINGS = (".gz", ".zst")
+LONGEST = 64 << 20
+"""Bytes of a line of .jsonl or a text of .parquet: a few bytes of a packed file may stand for any number, and
+memory takes several times as many."""
 _CHUNK = 1 << 18
-_ROWS = 64  # of a parquet file, in memory at once
+_ROWS = 16  # of a parquet file, in memory at once
+_STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 
 def file_format(path: Path) -> tuple[str, str]:
@@ -28,6 +33,12 @@ def file_format(path: Path) -> tuple[str, str]:
     form = endings[-1] if endings else ""
     known = form in (".txt", ".jsonl") or (form == ".parquet" and not packing)  # parquet packs by itself
     return (form, packing) if known else ("", "")
+
+
+def check_regular(path: Path) -> None:
+    """Refuse a pipe or a device, which would be waited for; standard input may be read by its name."""
+    if path.exists() and not path.is_file() and not str(path.absolute()).startswith(_STREAMS):
+        raise DataError(f"{path} is no regular file")
 
 
 def read_file(path: Path, text_field: str) -> Iterator[Piece]:
@@ -79,7 +90,9 @@ def _decoded(stream: BinaryIO, path: Path) -> Iterator[str]:
 def _jsonl(stream: BinaryIO, path: Path, text_field: str) -> Iterator[tuple[str, bool]]:
     """One JSON object a line; blank lines are passed over."""
     offset = 0
-    for number, line in enumerate(cast(Iterable[bytes], stream), 1):
+    for number, line in enumerate(iter(partial(stream.readline, LONGEST + 1), b""), 1):
+        if len(line) > LONGEST:
+            raise _too_long(f"{path}, line {number}")
         offset += len(line)
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -94,6 +107,12 @@ def _jsonl(stream: BinaryIO, path: Path, text_field: str) -> Iterator[tuple[str,
             start = text.strip()[:40]
             raise DataError(f"{where}: not valid JSON ({error}); it begins {start!r}") from error
         yield from marked(field_of(record, text_field, where))
+
+
+def _too_long(where: str) -> DataError:
+    return DataError(
+        f"{where}: longer than {LONGEST >> 20} MiB; split it into several documents, or make it a .txt file"
+    )
 
 
 def _not_utf8(path: Path, line: int, read: int, error: UnicodeDecodeError) -> DataError:
@@ -120,9 +139,13 @@ def _parquet(path: Path, text_field: str) -> Iterator[Piece]:
         with parquet.ParquetFile(path) as file:
             if text_field not in (names := file.schema_arrow.names):
                 field_of(dict.fromkeys(names), text_field, str(path))
+            _check_sizes(file.metadata, path, text_field)
             for batch in file.iter_batches(_ROWS, columns=[text_field]):
                 for value in batch.column(0):
                     row += 1
+                    stored = getattr(value, "as_buffer", lambda: None)()  # of a text that is there
+                    if stored is not None and stored.size > LONGEST:
+                        raise _too_long(f"{path}, row {row}")
                     document = field_of({text_field: value.as_py()}, text_field, f"{path}, row {row}")
                     for text, ends in marked(document):
                         yield Piece(text, ends, size * row // file.metadata.num_rows)
@@ -130,6 +153,16 @@ def _parquet(path: Path, text_field: str) -> Iterator[Piece]:
         raise DataError(f"{path} is not a readable parquet file: {error}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8: column {text_field!r} holds other bytes ({error})") from error
+
+
+def _check_sizes(metadata: Any, path: Path, text_field: str) -> None:
+    """Refuse what is too long on average, before anything is unpacked."""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        columns = map(group.column, range(group.num_columns))
+        size = sum(one.total_uncompressed_size for one in columns if one.path_in_schema == text_field)
+        if size > LONGEST * (group.num_rows + 1):
+            raise _too_long(f"{path}, row group {number + 1}")
 
 
 def field_of(record: object, text_field: str, where: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from dadlm.errors import DataError
 from dadlm.tokens import hub
 from dadlm.tokens.pieces import Piece
-from dadlm.tokens.readers import file_format, read_file
+from dadlm.tokens.readers import check_regular, file_format, read_file
 
 _HASH_ALL = 256 << 20  # a second of hashing; larger files are known by less than all of their content
 _HASH_END = 1 << 20
@@ -52,6 +52,7 @@ def find_files(source: str | os.PathLike[str]) -> list[Path]:
         found = sorted(p for p in _below(path) if p.is_file() and any(file_format(p)))
         missing = f"folder {path} holds no text: expected files ending in {_KNOWN}"
     elif path.exists():
+        check_regular(path)
         found, missing = [path], ""
     else:
         found = sorted(p for p in map(Path, glob.glob(str(source), recursive=True)) if p.is_file())

@@ -17,6 +17,8 @@ from typing import Any
 import tokenizers
 
 from dadlm.errors import DataError
+from dadlm.tokens.pipeline import check_pipeline, without_panic
+from dadlm.tokens.readers import check_regular
 
 EOT = "<|endoftext|>"
 _EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")  # how tokenizers on the hub call it
@@ -49,7 +51,8 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text; the texts are spread over the processor's cores."""
         try:
-            encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+            with without_panic():
+                encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # the library raises bare Exception and TypeError and does not say where
             raise DataError(self._why_not(texts, error)) from error
         return [encoding.ids for encoding in encodings]
@@ -57,7 +60,8 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; end-of-text, mask and ids outside the vocabulary leave nothing behind."""
         known = [i for i in map(int, ids) if 0 <= i < self.vocab_size and i != self.eot_id]
-        return self._inner.decode(known, skip_special_tokens=True)
+        with without_panic():
+            return self._inner.decode(known, skip_special_tokens=True)
 
     def token_text(self, token_id: int) -> str:
         """One id as a person should see it in a picture; always one line."""
@@ -103,10 +107,13 @@ class Tokenizer:
                 raise DataError(f"folder {path.parent} holds no tokenizer.json")
         elif not path.exists():
             path = from_hub(os.fspath(source), "tokenizer.json")
+        check_regular(path)
         try:
-            inner = tokenizers.Tokenizer.from_file(str(path))
+            with without_panic():
+                inner = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise DataError(f"{path} is not a tokenizer in the Hugging Face format: {error}") from error
+        check_pipeline(inner)
         return cls(inner)
 
     def _why_not(self, texts: Sequence[str], error: Exception) -> str:

@@ -122,7 +122,7 @@ class Loop(ABC):
             elif self.origin is not None:
                 self.validate(log)  # what later values are compared with
             saved_at, since, tokens = state.step, time.perf_counter(), 0
-            while not self.is_done() and not ranks.any(stop.is_set()):
+            while not self.is_done() and not ranks.any(stop.asked):
                 tokens += self.batches.tokens_read(state.step)
                 loss = self.step()
                 every = (train.log_every, train.valid_every, train.save_every)

@@ -10,7 +10,7 @@ import torch
 
 from dadlm.errors import CheckpointError
 from dadlm.model import Model, ModelConfig, load
-from dadlm.model.checkpoint import set_weights, weights
+from dadlm.model.checkpoint import locate, read_config, set_weights, weights
 from dadlm.tokens import Rows, Tokenizer
 from dadlm.train.checkpoint import read_progress
 from dadlm.train.config import RunConfig
@@ -46,6 +46,13 @@ def shape_from(own: ModelConfig, origin: ModelConfig) -> ModelConfig:
     return replace(own, **taken)
 
 
+def begun_from(origin: str | Path, out: str | Path) -> ModelConfig:
+    """The shape of a stage in `out` that starts from a model: of the stage itself if it was begun, since the
+    model may be gone by then."""
+    last = Path(out) / "last"
+    return read_config(last if last.exists() else locate(origin))
+
+
 def model_from(origin: str | Path, config: ModelConfig, seed: int) -> Model:
     """A model of `config` with the weights of `origin`; tokenizer and vocabulary come from there too."""
     earlier = load(origin)
@@ -72,6 +79,8 @@ def model_from(origin: str | Path, config: ModelConfig, seed: int) -> Model:
 def _compare(origin: str | Path, theirs: ModelConfig, own: ModelConfig) -> None:
     """Refuse settings that the weights do not allow, in one sentence that says how to do without them."""
     names = (*_MEANING, "candidates", "transition") if theirs.family == "dadlm" else _MEANING
+    if theirs.edge != "none":  # else they may be added
+        names += ("edge", "edge_rank") if theirs.edge == own.edge else ("edge",)
     differ = []
     for name in names:
         then, now = getattr(theirs, name), getattr(own, name)
@@ -81,7 +90,8 @@ def _compare(origin: str | Path, theirs: ModelConfig, own: ModelConfig) -> None:
         what = ", ".join(f"{name} {then} (this model {now})" for name, then, now in differ)
         options = " ".join("--model." + name.replace("_", "-") for name, *_ in differ)
         raise CheckpointError(
-            f"{origin} has {what}: leave {options} out and dadlm train --init-from {origin} takes its shape"
+            f"{origin} has {what}: leave {options} out, and dadlm train RECIPE --init-from {origin} takes "
+            "its shape"
         )
 
 

@@ -117,19 +117,27 @@ def alone_in(out: Path, ranks: Ranks) -> Iterator[None]:
                 out.rmdir()
 
 
+@dataclass
+class Stop:
+    """Whether training was asked to stop. A plain flag: a signal may come while a handler runs, which must
+    not wait for a lock that it holds itself."""
+
+    asked: bool = False
+
+
 @contextmanager
-def stop_on_signal(patient: bool = False) -> Iterator[threading.Event]:
+def stop_on_signal(patient: bool = False) -> Iterator[Stop]:
     """Ctrl-C and SIGTERM ask training to save and stop after the current step; a second Ctrl-C interrupts at
     once. Not if `patient`: torchrun passes on the Ctrl-C that its processes have got already."""
-    stop = threading.Event()
+    stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # Python delivers signals to the main thread only
         return
 
     def ask(number: int, _frame: object) -> None:
-        if stop.is_set() and number == signal.SIGINT and not patient:
+        if stop.asked and number == signal.SIGINT and not patient:
             raise KeyboardInterrupt
-        stop.set()
+        stop.asked = True
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dadlm.decode.picture import new_figure, save_figure
-from dadlm.errors import ConfigError
+from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model.checkpoint import locate, read_config
 from dadlm.train.config import DataConfig, RunConfig
 from dadlm.train.loop import Finished
-from dadlm.train.origin import STAGES, shape_from
+from dadlm.train.origin import STAGES, begun_from, shape_from
 from dadlm.train.processes import joined
 from dadlm.train.trainer import train_stage
 
@@ -51,17 +51,31 @@ class RouteConfig:
 
 def stages_of(route: RouteConfig, recipes: Sequence[RunConfig]) -> list[RunConfig]:
     """The runs of a route, each starting from the one before."""
-    origin = None if route.init_from is None else read_config(locate(route.init_from))
-    if origin is not None:
-        recipes = [run for run in recipes if origin.family in STAGES[run.model.family]]
-        recipes = [replace(run, model=shape_from(run.model, origin)) for run in recipes]
     stages, before = [], route.init_from
-    for run in recipes:
-        out = str(Path(route.out) / run.model.family)
+    for run in recipes if before is None else _shaped(route, before, recipes):
+        out = _folder(route, run)
         train = replace(run.train, **_settings(route, run))
         stages.append(replace(run, data=route.data, train=train, out=out, init_from=before))
         before = out
     return stages
+
+
+def _shaped(route: RouteConfig, origin: str, recipes: Sequence[RunConfig]) -> list[RunConfig]:
+    """The stages that may follow a model, in its shape; if it is gone, those of a route that was begun."""
+    try:
+        theirs = read_config(locate(origin))
+    except CheckpointError:
+        begun = [last for run in recipes if (last := Path(_folder(route, run), "last")).exists()]
+        if not begun:
+            raise
+        origin, theirs = str(begun[0]), read_config(begun[0])
+    runs = [run for run in recipes if theirs.family in STAGES[run.model.family]]
+    shapes = [shape_from(run.model, begun_from(origin, _folder(route, run))) for run in runs]
+    return [replace(run, model=model) for run, model in zip(runs, shapes, strict=True)]
+
+
+def _folder(route: RouteConfig, run: RunConfig) -> str:
+    return str(Path(route.out) / run.model.family)
 
 
 def _settings(route: RouteConfig, run: RunConfig) -> dict[str, Any]:

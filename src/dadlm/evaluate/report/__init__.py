@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.report.document import Found, Section, Table, in_short
 from dadlm.evaluate.untrusted import refuse_constant
-from dadlm.evaluate.work import whole_file
+from dadlm.model.files import whole_file
+from dadlm.tokens.readers import check_regular
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -75,6 +76,7 @@ def sections_of(found: list[Found]) -> list[Section]:
 def _read(file: Path) -> Found:
     """A result that can be shown; it may come from another version, or an editor. ValueError says why not."""
     try:
+        check_regular(file)
         if (size := file.stat().st_size) > LARGEST:
             raise ValueError(f"too large: {size:,} bytes, more than {LARGEST:,}")
         result = json.loads(file.read_text(encoding="utf-8"), parse_constant=refuse_constant)

@@ -1,0 +1,84 @@
+"""What a tokenizer.json may ask for: nothing by which a short text takes hours or all memory.
+
+Everything is allowed that the tokenizers of GPT-2, BERT, Llama, SmolLM2 and ours have. Refused are texts that
+grow from part to part, expressions that backtrack without end, and tables that nobody can look into.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tokenizers
+
+from dadlm.errors import DataError
+
+_MOST_PARTS, _MOST_GROWTH = 32, 16
+_LISTS = ("normalizers", "pretokenizers", "decoders", "processors")
+# A group that is repeated; escaped brackets and those of a character class are none.
+_REPEATED_GROUP = re.compile(r"(?:\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\\[)]|\)(?![*+{]))*\)[*+{]", re.DOTALL)
+
+
+def check_pipeline(inner: tokenizers.Tokenizer) -> None:
+    """Refuse a tokenizer that could do harm to who encodes or decodes with it."""
+    for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor"):
+        part = getattr(inner, name)
+        steps = [] if part is None else list(_steps(json.loads(part.__getstate__())))
+        growth = 1.0
+        for step in steps:
+            if step["type"] == "Precompiled":
+                raise DataError(f"the tokenizer's {name} has a precompiled table, which is not supported")
+            _check_pattern(step, name)
+            growth *= _growth(step)
+        if growth > _MOST_GROWTH or len(steps) > _MOST_PARTS:
+            raise DataError(
+                f"the tokenizer's {name} has {len(steps)} steps and makes a text {growth:.3g} times as long; "
+                f"at most {_MOST_PARTS} and {_MOST_GROWTH} are allowed"
+            )
+
+
+def _steps(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The steps of a part in order, those of a sequence one by one."""
+    if part["type"] != "Sequence":
+        yield part
+    for name in _LISTS:
+        for inner in part.get(name, ()):
+            yield from _steps(inner)
+
+
+def _check_pattern(step: dict[str, Any], name: str) -> None:
+    pattern = step.get("pattern")
+    if not isinstance(pattern, dict):
+        return
+    if pattern.get("String") == "":
+        raise DataError(f"the tokenizer's {name} looks for an empty text")
+    expression = pattern.get("Regex", "")
+    if expression and (step["type"] == "Replace" or _REPEATED_GROUP.match(expression)):
+        raise DataError(
+            f"the tokenizer's {name} has a regular expression that may take for ever or make a text grow: "
+            f"{expression[:80]!r}"
+        )
+
+
+def _growth(step: dict[str, Any]) -> float:
+    """How many times longer a text may become."""
+    if step["type"] == "Replace":
+        return max(1.0, len(step["content"].encode()) / len(step["pattern"]["String"].encode()))
+    if step["type"] == "Prepend":
+        return max(1.0, len(step["prepend"].encode()))  # of a text of one byte
+    if step["type"] == "TemplateProcessing":
+        return max(1.0, sum("Sequence" in piece for piece in step["single"]))
+    return 1.0
+
+
+@contextmanager
+def without_panic() -> Iterator[None]:
+    """The library panics where an expression takes too long: no `Exception`, so that it would go through
+    everything that holds others up."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(str(error).split("\n")[0]) from error
