@@ -6,13 +6,16 @@ A row's text depends on its prompt, seed and settings, never on the rows beside 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Unpack
 
 import torch
 
 from dadlm.decode.engine import Engine, StepResult
 from dadlm.decode.events import StepEvent, event_of
+from dadlm.decode.named import model_of
 from dadlm.decode.request import Gap, Prompt, Request, Row, ids_of, is_int, seeds_of, settings_of
-from dadlm.decode.settings import DecodeSettings
+from dadlm.decode.settings import DecodeOptions, DecodeSettings
 from dadlm.errors import ConfigError
 from dadlm.model import Model, in_mode
 from dadlm.model.capture import empty_cache
@@ -63,20 +66,24 @@ class Filled:
 
 
 def generate(
-    model: Model,
+    model: Model | str | Path,
     prompts: Prompt | Sequence[Prompt],
     *,
     seed: int | Sequence[int] | None = None,
     batch_size: int = 32,
     cache: bool = True,
     settings: DecodeSettings | None = None,
-    **options,
+    **options: Unpack[DecodeOptions],
 ) -> Generated:
-    """Complete each prompt. Options are those of `DecodeSettings`; `cache=False` is the slow twin."""
+    """Complete each prompt. Options are those of `DecodeSettings`; `cache=False` is the slow twin.
+
+    `model` may be a name or folder, as for `dadlm.load`: it is then loaded once in a process, on a GPU if
+    there is one.
+    """
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
     settings = settings_of(settings, options)
-    model = in_mode(model, settings.mode)
+    model = in_mode(model_of(model), settings.mode)
     rows = completions(model, _as_list(prompts), settings, seed)
     with borrow_engine(model, cache) as engine:
         for first in range(0, len(rows), batch_size):
@@ -91,32 +98,35 @@ def generate(
 
 
 def stream(
-    model: Model,
+    model: Model | str | Path,
     prompt: Prompt,
     *,
     seed: int | None = None,
     top_tokens: int = 3,
     settings: DecodeSettings | None = None,
-    **options,
+    **options: Unpack[DecodeOptions],
 ) -> Iterator[StepEvent]:
-    """Complete one prompt, giving each denoising step with its graph as it happens."""
+    """Complete one prompt, giving each denoising step with its graph as it happens.
+
+    `model` and options are those of `generate`.
+    """
     settings = settings_of(settings, options)
     if top_tokens < 1:
         raise ConfigError(f"top_tokens must be at least 1, got {top_tokens}")
-    model = in_mode(model, settings.mode)
+    model = in_mode(model_of(model), settings.mode)
     rows = completions(model, [prompt], settings, seed)  # wrong input fails here, not at the first step
     steps = (result.step for result in decode_steps(model, rows))
     return (event_of(model, step, top_tokens) for step in steps if step and bool(step.block.masked.any()))
 
 
 def fill_gaps(
-    model: Model,
+    model: Model | str | Path,
     ids: Sequence[int],
     gaps: Sequence[Gap],
     *,
     seed: int | None = None,
     settings: DecodeSettings | None = None,
-    **options,
+    **options: Unpack[DecodeOptions],
 ) -> Filled:
     """Fill the gaps (first, length) of a text `ids`, which may have anything there.
 
@@ -131,7 +141,7 @@ def fill_gaps(
         raise ConfigError(f"a gap is (first, length), two whole numbers; got {list(gaps)!r}")
     pairs = tuple((int(first), int(length)) for first, length in gaps)
     request = Request(ids=tuple(ids), gaps=pairs, settings=settings, seed=seeds_of(seed, 1)[0])
-    model = in_mode(model, settings.mode)
+    model = in_mode(model_of(model), settings.mode)
     row = Row(model, request)
     with borrow_engine(model) as engine:
         _run(engine, [row])

@@ -19,7 +19,7 @@ from dadlm.model import ModelConfig
 
 PRESETS = ("quick", "paper", *(f"paper-{size}" for size in GENERATION))
 
-DRAWING = ("top_p", "temperature", "nucleus")
+DRAWING = ("top_p", "top_k", "temperature", "nucleus")
 """Settings of how a token is drawn; the others say which tokens, and when."""
 
 
@@ -48,6 +48,7 @@ class Configuration:
             "infill",
             "path",
             "top_p",
+            "top_k",
             "temperature",
             "transition_weight",
             "nucleus",
@@ -77,8 +78,9 @@ class Configuration:
             del settings["bound"]  # what was made before there was one keeps its fingerprint
         if self.settings.mode == "diffusion":  # as before there were modes
             del settings["mode"]
-        if self.settings.shortlist is None:  # as before there were shortlists
-            del settings["shortlist"]
+        for name in ("shortlist", "top_k"):  # as before there were any
+            if settings[name] is None:
+                del settings[name]
         return settings
 
 
