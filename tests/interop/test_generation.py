@@ -52,8 +52,9 @@ shown = io.StringIO()
 with contextlib.redirect_stdout(shown):
     out = model.generate(**inputs, max_new_tokens=5, seed=3, do_sample=True, top_k=50, top_p=0.9,
         temperature=1.0, streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True))
+again = tokenizer.decode(out[0, 2:], skip_special_tokens=True)
 texts = [[one["generated_text"] for one in row] for row in batch]
-print(json.dumps([piped, texts, whole, empty, shown.getvalue(), tokenizer.decode(out[0, 2:], skip_special_tokens=True)]))
+print(json.dumps([piped, texts, whole, empty, shown.getvalue(), again]))
 """
 
 

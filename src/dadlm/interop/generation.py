@@ -63,7 +63,9 @@ def read_options(
     """
     given = {name: value for name, value in given.items() if value is not None}
     whole = {**defaults, **given}
-    options = {name: value for name, value in whole.items() if not _means_nothing(name, value)}
+    options: dict[str, Any] = {
+        name: value for name, value in whole.items() if not _means_nothing(name, value)
+    }
     options["max_new_tokens"] = _new_tokens(defaults, given, length, config.context - max(1, longest))
     options.pop("max_length", None)
     if not whole.get("do_sample", True):
