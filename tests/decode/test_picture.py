@@ -1,6 +1,7 @@
 """One step as a picture: files that open, odd tokens shown literally, and clear refusals."""
 
 import dataclasses
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -103,3 +104,10 @@ def test_the_same_step_gives_the_same_picture(tmp_path):
     for name in ("a.png", "b.png"):
         draw_step(step(), tmp_path / name)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_notebooks_draw_the_step_itself(tmp_path, monkeypatch):
+    draw_step(step(), tmp_path / "step.svg")
+    assert step()._repr_svg_() == (tmp_path / "step.svg").read_text()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert step()._repr_svg_() is None
