@@ -32,10 +32,8 @@ def main() -> None:
     print("\none block, step by step (· is still masked):")
     for event in model.stream(options.prompts[0], max_new_tokens=8, seed=1, sampler="random", steps=4):
         known = [a or f for a, f in zip(event.anchor, event.fixed, strict=True)]
-        print(
-            f"  step {event.step}:",
-            "".join(t if k else " ·" for t, k in zip(event.texts, known, strict=True)),
-        )
+        text = "".join(t if k else " ·" for t, k in zip(event.texts, known, strict=True))
+        print(f"  step {event.step}: {text}")
 
 
 if __name__ == "__main__":

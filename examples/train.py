@@ -1,6 +1,6 @@
 """Train a DA-DLM on a text file: AR first, then BD3LM, then DA-DLM, each from the weights of the one before.
 
-python examples/train.py --text book.txt --length 1       # some minutes on a CPU; the default is a few seconds
+python examples/train.py --text book.txt --length 1       # some minutes on a CPU; the default: seconds
 """
 
 import argparse

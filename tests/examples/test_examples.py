@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve.running import letter_model, running
+from tests.serve.running import letter_model, running, settings
 
 import dadlm
+from dadlm.serve.service import Service
 
 EXAMPLES = Path(dadlm.__file__).parents[2] / "examples"
 Example = Callable[..., str]
@@ -52,15 +53,14 @@ def test_sample(example: Example) -> None:
     out = example("sample.py", "The city", "--model", "dadlm", "--tokens", 8)
     assert out.count("tokens per forward pass") == out.count("'The city") + out.count('"The city') == 4
     *_, before, last = [line.partition(":")[2] for line in out.splitlines() if line.startswith("  step")]
-    assert "·" in before and "·" not in last and last.startswith(" The city")
+    assert "·" in before and "·" not in last and last.strip().startswith("The city")
 
 
 def test_evaluate(example: Example) -> None:
     out = example("evaluate.py", "--rows", 4)
     values = dict(re.findall(r"^(dadlm|bd3lm|difference) +(-?\d+\.\d+) \[", out, re.M))
-    assert float(values["dadlm"]) - float(values["bd3lm"]) == pytest.approx(
-        float(values["difference"]), abs=2e-3
-    )
+    ours, theirs, difference = (float(values[name]) for name in ("dadlm", "bd3lm", "difference"))
+    assert ours - theirs == pytest.approx(difference, abs=2e-3)
 
 
 def test_serve_client_starts_a_server(example: Example, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_serve_client_starts_a_server(example: Example, tmp_path: Path) -> None:
 
 def test_serve_client_takes_a_server(example: Example) -> None:
     pytest.importorskip("openai")
-    with running({"letters": letter_model("dadlm")}) as server:
+    with running(Service({"letters": letter_model("dadlm")}, settings())) as server:
         assert "letters: " in example("serve_client.py", "--url", f"{server.url}/v1")
 
 
