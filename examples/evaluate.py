@@ -11,7 +11,9 @@ from dadlm.evaluate import reconstruction, rows_of
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--text", help="a text file; default: the language reference of Python")
     parser.add_argument("--model", default="dadlm")
     parser.add_argument("--against", default="bd3lm")

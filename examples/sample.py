@@ -16,7 +16,9 @@ WAYS: dict[str, dadlm.DecodeOptions] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("prompts", nargs="*", default=["The city of", "In 1871"])
     parser.add_argument("--model", default="dadlm", help="a name that ships (dadlm, bd3lm) or a folder")
     parser.add_argument("--tokens", type=int, default=32, help="to write after each prompt")
@@ -24,7 +26,7 @@ def main() -> None:
 
     model = dadlm.load(options.model, device="auto")
     for name, way in WAYS.items():
-        out = model.generate(options.prompts, max_new_tokens=options.tokens, seed=1, **way)
+        out = model.generate(options.prompts, seed=1, **(way | {"max_new_tokens": options.tokens}))
         print(f"\n{name}: {out.mean_tokens_per_forward:.2f} tokens per forward pass")
         for prompt, text in zip(options.prompts, out.texts, strict=True):
             print(" ", repr(prompt + text))

@@ -44,7 +44,9 @@ def talk(url: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--url", help="of a server that runs; default: start one")
     parser.add_argument("--model", default="dadlm", help="for the server that is started")
     options = parser.parse_args()

@@ -14,7 +14,9 @@ from dadlm.train.route import stages_of
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--text", help=".txt, .jsonl or .parquet; default: the language reference of Python")
     parser.add_argument("--out", default="runs/example", help="folder of the three models")
     parser.add_argument("--length", type=float, default=0.02, help="share of the recipe's steps")

@@ -23,7 +23,9 @@ def stories(count: int) -> Dataset:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", default="runs/stories", help="folder of the model")
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
