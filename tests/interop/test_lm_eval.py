@@ -307,8 +307,9 @@ def test_half_of_the_context_is_for_the_prompt(adapter, monkeypatch):
         return SimpleNamespace(texts=[""] * len(ids))
 
     monkeypatch.setattr("dadlm.interop.lm_eval.generate", generate)
-    adapter.generate_until([asked("w1 " * 30, max_gen_toks=1024, do_sample=True)])
+    adapter.generate_until([asked("w1 " * 30, max_gen_toks=1024, do_sample=True, top_k=5)])
     assert (seen["max_new_tokens"], len(seen["ids"][0]), seen["temperature"]) == (16, 16, 1.0)
+    assert seen["top_k"] == 5
     for asked_for in (32, 40):
         with pytest.raises(ConfigError, match="32 together at most"):
             adapter._score([1] * 50, [1] * asked_for)
