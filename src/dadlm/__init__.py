@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dadlm import dag
-    from dadlm.decode import DecodeSettings, Generated, StepEvent, generate, stream
+    from dadlm import dag, evaluate
+    from dadlm.decode import DecodeOptions, DecodeSettings, Generated, StepEvent, generate, stream
     from dadlm.errors import CheckpointError, ConfigError, DadlmError, DataError, TrainingError
     from dadlm.model import Model, ModelConfig, load, save
     from dadlm.tokens import Tokenizer
@@ -18,6 +18,7 @@ __all__ = [
     "ConfigError",
     "DadlmError",
     "DataError",
+    "DecodeOptions",
     "DecodeSettings",
     "Generated",
     "Model",
@@ -26,6 +27,7 @@ __all__ = [
     "Tokenizer",
     "TrainingError",
     "dag",
+    "evaluate",
     "generate",
     "load",
     "save",
@@ -33,7 +35,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "decode": ("DecodeSettings", "Generated", "StepEvent", "generate", "stream"),
+    "decode": ("DecodeOptions", "DecodeSettings", "Generated", "StepEvent", "generate", "stream"),
     "errors": ("CheckpointError", "ConfigError", "DadlmError", "DataError", "TrainingError"),
     "model": ("Model", "ModelConfig", "load", "save"),
     "tokens": ("Tokenizer",),
@@ -49,3 +51,7 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_") or find_spec(f"dadlm.{name}") is None:
         raise AttributeError(f"module 'dadlm' has no attribute {name!r}")
     return import_module(f"dadlm.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -23,6 +23,8 @@ BAD_SETTINGS = {
     "nucleus": ({"nucleus": "wide"}, ["nucleus", "wide", "standard, bd3lm"]),
     "top_p 0": ({"top_p": 0.0}, ["top_p", "(0, 1]"]),
     "top_p 1.1": ({"top_p": 1.1}, ["top_p", "(0, 1]", "1.1"]),
+    "top_k 0": ({"top_k": 0}, ["top_k", "at least 1", "0"]),
+    "top_k 1.5": ({"top_k": 1.5}, ["top_k", "whole number", "1.5"]),
     "top_p nan": ({"top_p": float("nan")}, ["top_p", "nan"]),
     "bound -1": ({"sampler": "entropy", "bound": -1}, ["bound", "[0, 1000000]", "-1"]),
     "bound NaN": ({"sampler": "entropy", "bound": float("nan")}, ["bound", "[0, 1000000]", "nan"]),
@@ -75,8 +77,8 @@ def test_a_value_of_the_wrong_kind_is_named(model, options: dict, name: str):
 
 
 def test_an_unknown_option_is_named(model):
-    with pytest.raises(ConfigError, match=r"unknown.*top_k"):
-        generate(model, prompt_of(5), top_k=5)
+    with pytest.raises(ConfigError, match=r"unknown.*min_p"):
+        generate(model, prompt_of(5), min_p=0.1)
     with pytest.raises(ConfigError, match=r"unknown.*cadence"):
         list(stream(model, prompt_of(5), cadence=5))
 

@@ -10,7 +10,7 @@ import torch
 from tests.decode.test_mode import KINDS, PROMPTS, SETTINGS, ar_of, causal
 from tests.decode.tiny import force_eot, prompt_of, silence_eot, tiny
 
-from dadlm import DecodeSettings, Model, dag, generate
+from dadlm import DecodeSettings, Model, dag, generate, stream
 from dadlm.decode.draft import Draft, Filter, draft_tree, look_up
 from dadlm.decode.lossless import LosslessEngine
 from dadlm.decode.pace import Pace
@@ -20,6 +20,7 @@ from dadlm.decode.verify import accept
 from dadlm.errors import ConfigError
 from dadlm.model import Context, in_mode
 
+SETTINGS = SETTINGS | {"top-k": {"top_k": 3, "top_p": 1.0}}
 WAYS = [(kind, "drawn") for kind in KINDS] + [("edges", way) for way in SETTINGS if way != "drawn"]
 
 
@@ -286,6 +287,8 @@ def test_refusals():
         generate(target, [[1]], mode="lossless", draft=tiny("bd3lm", vocab=20))
     with pytest.raises(ConfigError, match="cannot draft"):
         generate(target, [[1]], mode="lossless", draft=tiny("mdlm"))
+    with pytest.raises(ConfigError, match="mode ar writes the same text"):
+        stream(target, [1], mode="lossless")
     with pytest.raises(ConfigError, match="draft belongs to mode lossless"):
         generate(target, [[1]], draft=tiny("bd3lm"))
     with pytest.raises(ConfigError, match="tree belongs to mode lossless"):

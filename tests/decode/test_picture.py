@@ -1,6 +1,7 @@
 """One step as a picture: files that open, odd tokens shown literally, and clear refusals."""
 
 import dataclasses
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -113,3 +114,10 @@ def test_a_full_disk_leaves_the_old_picture(name: str, tmp_path, request):
     with pytest.raises(ConfigError, match="cannot write"):
         draw_step(event, tmp_path / name)
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
+
+
+def test_notebooks_draw_the_step_itself(tmp_path, monkeypatch):
+    draw_step(step(), tmp_path / "step.svg")
+    assert step()._repr_svg_() == (tmp_path / "step.svg").read_text()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert step()._repr_svg_() is None

@@ -117,6 +117,8 @@ def test_sizes_decided_before_change_nothing(spans, masks, late, transition):
         {},
         {"sampler": "random"},
         {"sampler": "random", "nucleus": "position"},
+        {"sampler": "random", "top_k": 3, "top_p": 0.7},
+        {"sampler": "random", "top_k": 3, "nucleus": "position"},
         {"sampler": "confidence", "path": "viterbi"},
         {"sampler": "confidence", "path": "lookahead", "padded": True, "infill": (4, 0.25)},
         {"sampler": "entropy", "bound": 4.0},

@@ -76,7 +76,7 @@ def test_what_lies_there(cli: Cli, folder: Path, hub: Hub, tmp_path: Path) -> No
     there = published.content(hub.root / "somebody" / "model")
     assert there == published.content(tmp_path / "kept")
     ours = {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
-    assert there.keys() == ours | {"modeling_dadlm.py", "tokenizer_config.json"}
+    assert there.keys() == ours | {"generation_config.json", "modeling_dadlm.py", "tokenizer_config.json"}
     card = there["README.md"].decode()
     count = sum(parameter.numel() for parameter in dadlm.load(folder).parameters())
     assert card.startswith("---\nlibrary_name: dadlm\n") and f"{count:,} parameters" in card

@@ -3,9 +3,11 @@
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -160,6 +162,15 @@ TASKS = {
 }
 
 
+def write_tasks(folder: Path) -> None:
+    (folder / "questions.jsonl").write_text("".join(json.dumps(q) + "\n" for q in QUESTIONS))
+    for name, task in TASKS.items():
+        data = {"data_files": {"test": str(folder / "questions.jsonl")}, "cache_dir": str(folder / "cache")}
+        common = {"task": f"dadlm_{name}", "dataset_path": "json", "dataset_kwargs": data}
+        common |= {"test_split": "test"}
+        (folder / f"{name}.yaml").write_text(json.dumps(common | task))  # JSON is YAML
+
+
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory):
     """Runs the three tasks on a model; results and samples."""
@@ -171,12 +182,7 @@ def harness(tmp_path_factory):
     import dadlm.interop.lm_eval  # registers the model
 
     folder = tmp_path_factory.mktemp("tasks")
-    (folder / "questions.jsonl").write_text("".join(json.dumps(q) + "\n" for q in QUESTIONS))
-    for name, task in TASKS.items():
-        data = {"data_files": {"test": str(folder / "questions.jsonl")}, "cache_dir": str(folder / "cache")}
-        common = {"task": f"dadlm_{name}", "dataset_path": "json", "dataset_kwargs": data}
-        common |= {"test_split": "test"}
-        (folder / f"{name}.yaml").write_text(json.dumps(common | task))  # JSON is YAML
+    write_tasks(folder)
     manager = TaskManager(include_path=str(folder), include_defaults=False)
 
     def run(family):
@@ -214,6 +220,64 @@ def test_a_small_task(harness, family):
     assert written == [text.split("w3")[0] for text in texts]
 
 
+def test_the_harness_as_a_command(tmp_path):
+    """`dadlm lm-eval` in a process of its own, with a task that lies in a folder."""
+    pytest.importorskip("lm_eval")
+    model = tiny("bd3lm", tokenizer=word_level(WORDS))
+    dadlm.save(model, tmp_path / "model")
+    write_tasks(tmp_path)
+    words = [
+        sys.executable,
+        "-m",
+        "dadlm.cli",
+        "lm-eval",
+        "--tasks",
+        "dadlm_choice",
+        "--include_path",
+        tmp_path,
+    ]
+    words += ["--model_args", f"pretrained={tmp_path / 'model'}", "--output_path", tmp_path / "found.json"]
+    # The harness lists what is installed, for which it calls pip.
+    offline = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    env = {**os.environ, **offline, "PYTHONPATH": str(Path(dadlm.__file__).parents[1])}
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (found,) = tmp_path.glob("found*.json")
+    results = json.loads(found.read_text())
+    assert results["config"]["model"] == "dadlm"
+    right = 0
+    for question in QUESTIONS:
+        context, choices = question["question"], question["choices"]
+        ids = [model.tokenizer.encode(text) for text in (context, *choices)]
+        logp = [score_continuation(model, ids[0], choice).logp for choice in ids[1:]]
+        right += max(range(3), key=logp.__getitem__) == question["answer"]
+    assert results["results"]["dadlm_choice"]["acc,none"] == pytest.approx(right / 6)
+
+
+def test_another_model_or_command_is_left_alone(monkeypatch):
+    pytest.importorskip("lm_eval")
+    from dadlm.interop import lm_eval
+
+    called = []
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: called.append(sys.argv[1:]))
+    monkeypatch.setattr(sys, "argv", ["dadlm"])
+    for words in (
+        ["--tasks", "x"],
+        ["run", "--model", "hf"],
+        ["run", "-C", "f"],
+        ["ls", "tasks"],
+        ["--help"],
+    ):
+        lm_eval.main(words)
+    assert called == [
+        ["run", "--model", "dadlm", "--tasks", "x"],
+        ["run", "--model", "dadlm", "--model", "hf"],
+        ["run", "-C", "f"],
+        ["ls", "tasks"],
+        ["--help"],
+    ]
+
+
 @pytest.fixture
 def adapter(tmp_path):
     pytest.importorskip("lm_eval")
@@ -243,8 +307,9 @@ def test_half_of_the_context_is_for_the_prompt(adapter, monkeypatch):
         return SimpleNamespace(texts=[""] * len(ids))
 
     monkeypatch.setattr("dadlm.interop.lm_eval.generate", generate)
-    adapter.generate_until([asked("w1 " * 30, max_gen_toks=1024, do_sample=True)])
+    adapter.generate_until([asked("w1 " * 30, max_gen_toks=1024, do_sample=True, top_k=5)])
     assert (seen["max_new_tokens"], len(seen["ids"][0]), seen["temperature"]) == (16, 16, 1.0)
+    assert seen["top_k"] == 5
     for asked_for in (32, 40):
         with pytest.raises(ConfigError, match="32 together at most"):
             adapter._score([1] * 50, [1] * asked_for)

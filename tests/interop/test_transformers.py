@@ -115,7 +115,7 @@ def test_remote_code_in_a_process_that_knows_only_transformers(tmp_path: Path) -
     code = (tmp_path / "again" / "modeling_dadlm.py").read_text()
     assert code == (tmp_path / "folder" / "modeling_dadlm.py").read_text() and len(code.splitlines()) < 10
     files = {file.name for file in (tmp_path / "again").iterdir()}
-    assert files == {"config.json", "model.safetensors", "modeling_dadlm.py"}
+    assert files == {"config.json", "generation_config.json", "model.safetensors", "modeling_dadlm.py"}
 
 
 def test_a_converted_folder_serves_both(tmp_path: Path) -> None:

@@ -8,7 +8,12 @@ from dadlm.decode import fill_gaps
 from dadlm.decode.request import Request as EngineRequest
 from dadlm.serve import Committed, Event, Finished, Job, Request, Scheduler
 
-WAYS = [*SETTINGS.values(), {"nucleus": "bd3lm", "top_p": 0.6}, {"temperature": 1.7, "top_p": 1.0}]
+WAYS = [
+    *SETTINGS.values(),
+    {"nucleus": "bd3lm", "top_p": 0.6},
+    {"temperature": 1.7, "top_p": 1.0},
+    {"top_k": 3},
+]
 LENGTHS = (5, 0, 8, 3, 14, 1, 2, 9, 30, 17, 41, 4)
 
 

@@ -36,6 +36,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "max_tokens": [64, 0, 2.5, "4"],
     "temperature": [-1, float("nan"), float("inf"), True],
     "top_p": [0, 1.01],
+    "top_k": [0, 1.5],
     "n": [0],
     "seed": [2**64],
     "stop": ["", "a" * 101],

@@ -72,6 +72,15 @@ def test_our_options(client: openai.OpenAI) -> None:
     assert answer.model_extra["dadlm"]["forward_passes"] == want.forward_passes[0]  # type: ignore[index]
 
 
+def test_top_k(client: openai.OpenAI) -> None:
+    how = {"seed": 3, "top_p": 1.0}
+    answer = client.completions.create(
+        model="dadlm", prompt=PROMPT, max_tokens=14, extra_body={"top_k": 2}, **how
+    )
+    assert answer.choices[0].text == alone("dadlm", max_new_tokens=14, top_k=2, **how).texts[0]
+    assert answer.choices[0].text != alone("dadlm", max_new_tokens=14, **how).texts[0]
+
+
 def test_several_prompts_and_choices_have_the_seeds_of_rows(client: openai.OpenAI) -> None:
     prompts = ["the ", "a dog"]
     want = alone("dadlm", [p for p in prompts for _ in range(2)], seed=20, max_new_tokens=8).texts

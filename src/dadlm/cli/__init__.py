@@ -19,6 +19,7 @@ COMMANDS = {
     "summarize": "summarise documents with a fine-tuned model",
     "serve": "answer over HTTP as OpenAI's servers do, with a page to watch the graph think",
     "evaluate": "measure models: reconstruction, perplexity, generation, summarisation, judge, latency",
+    "lm-eval": "run the tasks of lm-evaluation-harness on a model",
     "bench": "measure the speed of decoding, training and the kernels on this machine",
     "report": "gather evaluations into one page, the paper's numbers beside ours",
     "edges": "give a model token edges that are counted from text, without training it",
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[0] not in COMMANDS:
             raise ConfigError(f"unknown command {words[0]!r}\n{USAGE}")
         with _impatient():
-            command = import_module(f"dadlm.cli.{words[0]}")
+            command = import_module(f"dadlm.cli.{words[0].replace('-', '_')}")
         return command.run(words[1:])
     except DadlmError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -3,9 +3,15 @@
 from dadlm.decode.engines import release_engine
 from dadlm.decode.events import StepEvent
 from dadlm.decode.generate import Filled, Generated, fill_gaps, generate, stream
-from dadlm.decode.settings import DecodeSettings
+from dadlm.decode.named import release_models
+from dadlm.decode.settings import DecodeOptions, DecodeSettings
+from dadlm.model import Model
+
+# As methods, which the layer of models cannot have by itself: it knows nothing of decoding.
+Model.generate, Model.stream = generate, stream
 
 __all__ = [
+    "DecodeOptions",
     "DecodeSettings",
     "Filled",
     "Generated",
@@ -13,5 +19,6 @@ __all__ = [
     "fill_gaps",
     "generate",
     "release_engine",
+    "release_models",
     "stream",
 ]

@@ -47,6 +47,8 @@ class BatchedSettings:
     """fp32, rounded once."""
     top_p: Tensor
     """fp64; infinite where nothing is cut off."""
+    top_k: Tensor
+    """0: all tokens."""
     shortlist: Tensor
     """0: the whole vocabulary."""
 
@@ -85,6 +87,7 @@ def _numbers(settings: DecodeSettings) -> tuple[bool | int | float, ...]:
         max(float(settings.temperature), 1e-30),
         1.0 / max(float(settings.temperature), 1e-30),
         float(settings.top_p) if settings.top_p < 1 else math.inf,
+        min(settings.top_k or 0, 2**31),  # no vocabulary is larger
         settings.shortlist or 0,
     )
 
@@ -111,6 +114,8 @@ class Features:
     infill: bool
     cold: bool
     """Some row has temperature 0."""
+    top_k: int
+    """The largest that some row asks for; 0: none does."""
     padded: bool
     gaps: bool
     """Some row has gaps to fill instead of a prompt to complete."""
@@ -136,6 +141,7 @@ class Features:
             lookahead=any(one.path == "lookahead" for one in settings),
             infill=any(one.infill is not None for one in settings),
             cold=any(one.temperature == 0 for one in settings),
+            top_k=max((min(one.top_k or 0, config.mask_id) for one in settings), default=0),
             padded=any(one.padded for one in settings),
             gaps=gaps,
         )

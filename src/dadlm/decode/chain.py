@@ -46,12 +46,13 @@ def draw_chains(
     """`draw_chain` for rows that draw from the whole vocabulary and for rows that draw from shortlists."""
     listed = settings.shortlist[:, None] > 0
     graph, how = (model, prediction, path, block), (uniform, settings, features.cold, fixed)
+    k = features.top_k
     if not features.shortlist:
-        return draw_chain(*graph, wanted, *how)
-    found = draw_chain(*graph, wanted & listed, *how, features.shortlist)
+        return draw_chain(*graph, wanted, *how, top_k=k)
+    found = draw_chain(*graph, wanted & listed, *how, features.shortlist, top_k=k)
     if not features.vocabulary:
         return found
-    both = zip(found, draw_chain(*graph, wanted & ~listed, *how), strict=True)
+    both = zip(found, draw_chain(*graph, wanted & ~listed, *how, top_k=k), strict=True)
     return Choice(*(torch.where(listed, short, full) for short, full in both))
 
 
@@ -71,18 +72,21 @@ def draw_chain(
     cold: bool,
     fixed: bool,
     shortlist: int = 0,
+    top_k: int = 0,
 ) -> Choice:
     """Draw the tokens of a path [B, N] where `wanted` [B, N], and on the way there.
 
     `fixed`: shapes must not depend on the data; else only what is needed goes through the head. `shortlist`:
     the longest that a row asks for, if these rows draw from shortlists and not from the vocabulary.
+    `top_k`: the largest of these rows, which the kernel does not know.
     """
     needed, before = on_the_way(block.masked, wanted), prediction.before
     assert before is not None
     hidden, tokens = at_path(prediction.hidden, path), block.ids.clone()
     listed, edge = None, model.head.edge
     if shortlist:
-        at_once = edge if isinstance(edge, Bilinear) and in_one_launch(hidden, shortlist) else None
+        one_launch = not top_k and in_one_launch(hidden, shortlist)
+        at_once = edge if isinstance(edge, Bilinear) and one_launch else None
         everywhere = fixed or at_once is not None
         at = places(needed | everywhere, path.numel() if everywhere else None)
         listed = Shortlist.of(model.head, hidden, path, settings.shortlist, shortlist, at)
@@ -106,7 +110,7 @@ def draw_chain(
         else:
             place = listed.place[rows, i]
             logits, candidates = listed.score(model.head, hidden[rows, i], path[rows, i], left, place)
-        drawn = draw_each(logits, uniform[rows, i], settings, rows, cold)
+        drawn = draw_each(logits, uniform[rows, i], settings, rows, cold, top_k)
         said = logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
         if candidates is not None:
             drawn = candidates.gather(1, drawn[:, None]).squeeze(1)
@@ -124,11 +128,13 @@ def draw_filtered(
     uniform: tuple[Tensor, Tensor],
     temperature: Tensor,
     top_p: Tensor,
+    top_k: Tensor | None,
 ) -> Choice:
     """The same from the nucleus of each position: of q(x_i | tokens before it), all candidates together.
 
     A filter carries how likely each candidate is after the tokens drawn so far; the path is drawn last, given
-    all tokens. `uniform` for the path and for the tokens, [B, N] each; temperature is fp32 [B], top_p fp64.
+    all tokens. `uniform` for the path and for the tokens, [B, N] each; temperature is fp32 [B], top_p fp64,
+    top_k [B], or None where no row has one.
     """
     needed, before = on_the_way(masked, wanted), prediction.before
     assert before is not None
@@ -144,7 +150,7 @@ def draw_filtered(
         logits = model.head.token_logits(prediction.hidden[:, i], candidate, left)  # [B, K, V]
         each = (logits / temperature[:, None, None]).log_softmax(-1)
         together = (prior[..., None] + each).logsumexp(1)
-        inside = in_nucleus(together.exp(), top_p)
+        inside = in_nucleus(together.exp(), top_p, top_k)
         drawn = draw_tokens(together.masked_fill(~inside, -torch.inf), uniform[1][:, i], 1.0, 1.0, "standard")
         need, at = needed[:, i], drawn[:, None, None]
         plain = (prior[..., None] + logits.log_softmax(-1)).logsumexp(1)

@@ -49,7 +49,7 @@ def choose(
             some // wanted.shape[1],
         )
         logits = model.head.token_logits(hidden, node)
-        drawn = draw_each(logits, uniform_token.flatten()[some], settings, row, features.cold)
+        drawn = draw_each(logits, uniform_token.flatten()[some], settings, row, features.cold, features.top_k)
         tokens = put(drawn, place, wanted)
         if not features.sees_tokens:
             nothing = torch.zeros_like(wanted, dtype=torch.float32)
@@ -67,7 +67,8 @@ def choose(
 
     def draw_by_position(rows: Tensor | slice) -> Choice:
         uniform = uniform_path[rows], uniform_token[rows]
-        how = settings.temperature[rows], settings.top_p[rows]
+        top_k = settings.top_k[rows] if features.top_k else None
+        how = settings.temperature[rows], settings.top_p[rows], top_k
         if model.head.edge is not None:
             some = prediction[rows], block.ids[rows], block.masked[rows], wanted[rows]
             return draw_filtered(model, *some, uniform, *how)

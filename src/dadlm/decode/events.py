@@ -3,6 +3,7 @@
 N block size, K candidates, V vocabulary without the mask, m tokens shown per node.
 """
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from dadlm.decode.predict import at_path
 from dadlm.decode.step import Step
+from dadlm.errors import ConfigError
 from dadlm.model import Model
 from dadlm.model.edge import Left, left_of
 
@@ -54,6 +56,13 @@ class StepEvent:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def _repr_svg_(self) -> str | None:
+        """Notebooks draw the graph, if matplotlib is there."""
+        from dadlm.decode.picture import svg_of
+
+        with suppress(ConfigError):
+            return svg_of(self)
 
 
 @torch.inference_mode()

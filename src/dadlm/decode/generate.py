@@ -5,15 +5,18 @@ A row's text depends on its prompt, seed and settings, never on the rows beside 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Unpack
 
 import torch
 
 from dadlm.decode.engine import Engine, StepResult
 from dadlm.decode.engines import borrow_engine, borrow_lossless
 from dadlm.decode.events import StepEvent, event_of
-from dadlm.decode.lossless import target_and_draft
+from dadlm.decode.lossless import LOOKUP, target_and_draft
+from dadlm.decode.named import model_of
 from dadlm.decode.request import Gap, Prompt, Request, Row, ids_of, is_int, seeds_of, settings_of
-from dadlm.decode.settings import DecodeSettings
+from dadlm.decode.settings import DecodeOptions, DecodeSettings
 from dadlm.errors import ConfigError
 from dadlm.model import Model, in_mode
 from dadlm.model.capture import empty_cache
@@ -71,20 +74,21 @@ class Filled:
 
 
 def generate(
-    model: Model,
+    model: Model | str | Path,
     prompts: Prompt | Sequence[Prompt],
     *,
     seed: int | Sequence[int] | None = None,
     batch_size: int = 32,
     cache: bool = True,
-    draft: Model | None = None,
+    draft: Model | str | Path | None = None,
     settings: DecodeSettings | None = None,
-    **options,
+    **options: Unpack[DecodeOptions],
 ) -> Generated:
     """Complete each prompt. Options are those of `DecodeSettings`; `cache=False` is the slow twin.
 
-    `draft` is the model that drafts in mode lossless; None: the model itself, if it has a causal context, and
-    for an AR model what stood in the text before.
+    `model` may be a name or folder, as for `dadlm.load`: it is then loaded once in a process, on a GPU if
+    there is one. `draft` is the model that drafts in mode lossless, or "lookup": what stood in the text
+    before; None: the model itself, if it has a causal context, and "lookup" for an AR model.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
@@ -92,10 +96,11 @@ def generate(
     if draft is not None and settings.mode != "lossless":
         raise ConfigError(f"draft belongs to mode lossless, and the mode is {settings.mode}: leave it out")
     if settings.mode == "lossless":
-        model, draft = target_and_draft(model, draft)
-        engines = borrow_lossless(model, draft)
+        by = draft if draft is None or draft == LOOKUP else model_of(draft)
+        model, drafting = target_and_draft(model_of(model), by)
+        engines = borrow_lossless(model, drafting)
     else:
-        model = in_mode(model, settings.mode)
+        model = in_mode(model_of(model), settings.mode)
         engines = borrow_engine(model, cache)
     rows = completions(model, _as_list(prompts), settings, seed)
     with engines as engine:
@@ -112,32 +117,37 @@ def generate(
 
 
 def stream(
-    model: Model,
+    model: Model | str | Path,
     prompt: Prompt,
     *,
     seed: int | None = None,
     top_tokens: int = 3,
     settings: DecodeSettings | None = None,
-    **options,
+    **options: Unpack[DecodeOptions],
 ) -> Iterator[StepEvent]:
-    """Complete one prompt, giving each denoising step with its graph as it happens."""
+    """Complete one prompt, giving each denoising step with its graph as it happens.
+
+    `model` and options are those of `generate`.
+    """
     settings = settings_of(settings, options)
     if top_tokens < 1:
         raise ConfigError(f"top_tokens must be at least 1, got {top_tokens}")
-    model = in_mode(model, settings.mode)
+    if settings.mode == "lossless":
+        raise ConfigError("mode lossless has no denoising steps to show: mode ar writes the same text")
+    model = in_mode(model_of(model), settings.mode)
     rows = completions(model, [prompt], settings, seed)  # wrong input fails here, not at the first step
     steps = (result.step for result in decode_steps(model, rows))
     return (event_of(model, step, top_tokens) for step in steps if step and bool(step.block.masked.any()))
 
 
 def fill_gaps(
-    model: Model,
+    model: Model | str | Path,
     ids: Sequence[int],
     gaps: Sequence[Gap],
     *,
     seed: int | None = None,
     settings: DecodeSettings | None = None,
-    **options,
+    **options: Unpack[DecodeOptions],
 ) -> Filled:
     """Fill the gaps (first, length) of a text `ids`, which may have anything there.
 
@@ -152,7 +162,7 @@ def fill_gaps(
         raise ConfigError(f"a gap is (first, length), two whole numbers; got {list(gaps)!r}")
     pairs = tuple((int(first), int(length)) for first, length in gaps)
     request = Request(ids=tuple(ids), gaps=pairs, settings=settings, seed=seeds_of(seed, 1)[0])
-    model = in_mode(model, settings.mode)
+    model = in_mode(model_of(model), settings.mode)
     row = Row(model, request)
     with borrow_engine(model) as engine:
         _run(engine, [row])

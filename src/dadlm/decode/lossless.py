@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -35,11 +36,13 @@ LOOKUP = "lookup"
 _CHAIN = 8  # tokens of a chain: the chance that more are accepted does not pay for them
 
 
-def target_and_draft(model: Model, draft: Model | None) -> tuple[Model, Model | None]:
-    """Who decides and who drafts: a model with a causal context is both; None drafts by looking up."""
-    if draft is None and not model.config.denoises_blocks:
-        return model, None
-    draft, target = draft or model, in_mode(model, "lossless")
+def target_and_draft(model: Model, draft: Model | str | Path | None) -> tuple[Model, Model | None]:
+    """Who decides and who drafts (None: nobody, it is looked up). A model with a causal context is both."""
+    target = in_mode(model, "lossless")
+    if draft == LOOKUP or (draft is None and not model.config.denoises_blocks):
+        return target, None
+    draft = model if draft is None else draft
+    assert isinstance(draft, Model)
     if not draft.config.denoises_blocks:
         raise ConfigError(f"a {draft.config.family} model cannot draft: name a bd3lm or dadlm model")
     if draft.config.vocab_size != target.config.vocab_size or draft.tokenizer != target.tokenizer:
@@ -231,7 +234,8 @@ class LosslessEngine(Engine):
             visible=known.expand_as(drafted.tokens),
             sees=drafted.sees(),
         )
-        verified = decide(target, hidden, drafted, first, state.settings[where], state.block.seed[where])
+        how = state.settings[where], self.slots.features.top_k
+        verified = decide(target, hidden, drafted, first, state.block.seed[where], *how)
         rows = torch.arange(len(first), device=first.device)[:, None]
         place = torch.arange(verified.tokens.shape[1], device=first.device)
         used = place < verified.count[:, None]

@@ -1,6 +1,7 @@
 """One step's graph as a picture (SVG, PNG or PDF by the file's name)."""
 
 import warnings
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +21,21 @@ def draw_step(event: StepEvent, file: str | Path, title: str | None = None) -> N
     Below the graph stand the tokens that are known after the step, and how probable the drawn ones were.
     """
     check_name(file)
+    figure = _figure_of(event, title)
+    try:
+        save_figure(figure, file)
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror or error}") from None
+
+
+def svg_of(event: StepEvent) -> str:
+    """The same as SVG text."""
+    buffer = BytesIO()
+    save_figure(_figure_of(event), buffer, "svg")
+    return buffer.getvalue().decode()
+
+
+def _figure_of(event: StepEvent, title: str | None = None):
     figure, axes = _canvas(event)
     _label(axes, -1, 0.0, "start", _EDGE, bbox=_box("white", "#adb5bd", 0.8))
     for i, group in enumerate(event.top_tokens):
@@ -30,10 +46,7 @@ def draw_step(event: StepEvent, file: str | Path, title: str | None = None) -> N
     _after(axes, event)
     title = title or f"block {event.block}, step {event.step}"
     axes.set_title(title, loc="left", fontsize=11, parse_math=False)
-    try:
-        save_figure(figure, file)
-    except OSError as error:
-        raise ConfigError(f"cannot write {file}: {error.strerror or error}") from None
+    return figure
 
 
 def check_name(file: str | Path) -> None:

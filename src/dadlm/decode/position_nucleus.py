@@ -26,11 +26,13 @@ def draw_in_position_nucleus(
     uniform: tuple[Tensor, Tensor],
     temperature: Tensor,
     top_p: Tensor,
+    top_k: Tensor | None,
     capacity: int | None,
 ) -> Choice:
     """The path and, where `wanted` [B, N], its tokens and their untempered probabilities.
 
-    `uniform` for the path and for the tokens, [B, N] each; temperature is fp32 [B], top_p fp64 [B].
+    `uniform` for the path and for the tokens, [B, N] each; temperature is fp32 [B], top_p fp64 [B],
+    top_k [B], or None where no row has one.
     """
     place = places(wanted, capacity)
     some = place.clamp(max=wanted.numel() - 1)
@@ -46,7 +48,7 @@ def draw_in_position_nucleus(
     together = torch.zeros_like(logits[:, 0])
     for k in range(K):  # one at a time: of all together they would take as much memory as the logits again
         together += prior[:, k, None] * emitted(k)
-    inside = in_nucleus(together, top_p[row])
+    inside = in_nucleus(together, top_p[row], None if top_k is None else top_k[row])
     # In double precision: a long sum is rounded by the shape of the batch, and a path must not be.
     left = torch.stack([(emitted(k) * inside).sum(-1, dtype=torch.float64) for k in range(K)], -1).float()
     links = dag.tilted(prediction.transition_logp, put(left.log(), place, wanted))

@@ -3,10 +3,11 @@
 Everything here lives on the host; `state` holds what the device knows of the same rows.
 """
 
+import difflib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, SupportsInt, TypeGuard
+from typing import Any, Literal, SupportsInt, TypeGuard
 
 from dadlm.decode.settings import DecodeSettings
 from dadlm.errors import ConfigError
@@ -120,12 +121,15 @@ class Row:
         return new
 
 
-def settings_of(settings: DecodeSettings | None, options: dict) -> DecodeSettings:
+def settings_of(settings: DecodeSettings | None, options: Mapping[str, Any]) -> DecodeSettings:
+    """Settings that were given whole, or as single options."""
     if settings is not None and options:
         raise ConfigError(f"give either settings or single options, not both: {', '.join(options)}")
-    unknown = options.keys() - set(DecodeSettings.__dataclass_fields__)
-    if unknown:
-        raise ConfigError(f"unknown decoding option: {', '.join(sorted(unknown))}")
+    valid = list(DecodeSettings.__dataclass_fields__)
+    for name in sorted(options.keys() - set(valid)):
+        near = difflib.get_close_matches(name, valid, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise ConfigError(f"unknown decoding option: {name}{hint} Valid options: {', '.join(valid)}")
     return settings or DecodeSettings(**options)
 
 

@@ -30,11 +30,15 @@ def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: floa
     return draw(nucleus(weight, top_p, rule), uniform)
 
 
-def draw_each(logits: Tensor, uniform: Tensor, settings: BatchedSettings, row: Tensor, cold: bool) -> Tensor:
+def draw_each(
+    logits: Tensor, uniform: Tensor, settings: BatchedSettings, row: Tensor, cold: bool, top_k: int = 0
+) -> Tensor:
     """Token ids [n] from fp32 logits [n, V], by the settings of their rows [n].
 
-    `cold` says that a temperature may be 0.
+    `cold` says that a temperature may be 0, `top_k` the largest of these rows (0: none has one).
     """
+    if top_k:
+        logits = logits.masked_fill(~in_top_k(logits, settings.top_k[row], top_k), -torch.inf)
     top_p, standard = settings.top_p[row], settings.standard[row]
     if logits.is_cuda and HAS_TRITON and logits.shape[-1] <= _LARGEST:
         from dadlm.decode.kernels.nucleus import draw as draw_fused
@@ -67,16 +71,32 @@ def nucleus(weight: Tensor, top_p: float, rule: str = "standard") -> Tensor:
     return weight if top_p >= 1 else _nucleus(weight, top_p, rule != "bd3lm")
 
 
-def in_nucleus(weight: Tensor, top_p: Tensor) -> Tensor:
+def in_top_k(logits: Tensor, top_k: Tensor, most: int) -> Tensor:
+    """Which tokens [n, V] are the k likeliest by logits [n, V], each row's by its own top_k [n] (0: all are),
+    at most `most`. Ties go to the lowest id."""
+    largest = logits.topk(min(most, logits.shape[-1])).values
+    edge = largest.gather(1, (top_k[:, None] - 1).clamp(0, largest.shape[1] - 1))
+    above, tie = logits > edge, logits == edge
+    inside = above | (tie & (tie.cumsum(-1) <= top_k[:, None] - above.sum(-1, keepdim=True)))
+    return inside | (top_k[:, None] == 0)
+
+
+def in_nucleus(weight: Tensor, top_p: Tensor, top_k: Tensor | None = None) -> Tensor:
     """Which tokens [n, V] lie in the standard nucleus of weight [n, V], each row's by its own fp64 top_p [n],
-    which is infinite where nothing is cut off.
+    which is infinite where nothing is cut off; of its top_k [n] largest (0: of all), if given.
 
     By a sort: where the set itself is wanted, it launches a tenth of the kernels that the bits would.
     """
     largest, order = weight.sort(stable=True, dim=-1, descending=True)
     mass = largest.cumsum(-1, dtype=torch.float64)
     before = mass - largest
-    inside = before < top_p[:, None] * mass[:, -1:]
+    if top_k is None:
+        inside = before < top_p[:, None] * mass[:, -1:]
+    else:
+        V = weight.shape[-1]
+        most = torch.where(top_k > 0, top_k, V).clamp(max=V)[:, None]
+        inside = before < top_p[:, None] * mass.gather(1, most - 1)
+        inside &= torch.arange(V, device=weight.device) < most
     return torch.zeros_like(inside).scatter(-1, order, inside)
 
 

@@ -1,7 +1,7 @@
 """How to decode: every option of `generate`, checked where it is born."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeGuard, get_args
+from typing import Literal, TypedDict, TypeGuard, get_args
 
 from dadlm.decode.samplers import SAMPLERS, SamplerName
 from dadlm.errors import ConfigError
@@ -19,8 +19,8 @@ class DecodeSettings:
     """Tokens to write after the prompt; None: 128, or what the context leaves if that is less."""
     mode: Mode = "diffusion"
     """diffusion: block by block, as the options below say. ar: token by token, which AR models always do, and
-    models with `causal_context` can; of the options below path, top_p, temperature and nucleus are read.
-    lossless: the text of mode ar in fewer passes, tokens drafted by diffusion and verified."""
+    models with `causal_context` can; of the options below path, top_p, top_k, temperature and nucleus are
+    read. lossless: the text of mode ar in fewer passes, tokens drafted by diffusion and verified."""
     sampler: SamplerName = "first-hitting"
     """Which predictions a step keeps: one at random, a random share, all that are sure enough, or as many as
     an entropy bound allows."""
@@ -43,13 +43,15 @@ class DecodeSettings:
     and an end is the last that the confidence sampler keeps for being surest."""
     top_p: float = 0.9
     """Nucleus: draw from the smallest set of tokens whose probability reaches top_p."""
+    top_k: int | None = None
+    """Draw from the k likeliest tokens only, cut off before top_p is; None: from all."""
     temperature: float = 1.0
     """Divides the logits before drawing a token; 0 takes the most probable one. The order of the tokens, and
     DA-DLM's path, are drawn all the same: the same seed repeats them."""
     nucleus: Literal["standard", "bd3lm", "position"] = "standard"
-    """Whose tokens top_p cuts off: those of the candidate on the path (standard, as in the paper), or those
-    of all candidates of the position together (position; DA-DLM; at temperature 0 as standard). bd3lm leaves
-    out the token that crosses top_p too, as that project's code does."""
+    """Whose tokens top_p and top_k cut off: those of the candidate on the path (standard, as in the paper) or
+    those of all candidates of the position together (position; DA-DLM; at temperature 0 as standard). bd3lm
+    leaves out the token that crosses top_p too, as that project's code does."""
 
     shortlist: int | None = None
     """M, for models with token edges: draw a token from the M likeliest without the edges and the likeliest
@@ -73,7 +75,7 @@ class DecodeSettings:
         _within("transition_weight", self.transition_weight, 0, 1)
         _within("bound", self.bound, 0, 1_000_000)
         _within("temperature", self.temperature, 0, 100)
-        for name in ("max_new_tokens", "steps", "shortlist"):
+        for name in ("max_new_tokens", "steps", "top_k", "shortlist"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         if self.tree is not None and self.mode != "lossless":
@@ -95,7 +97,7 @@ class DecodeSettings:
     def of_position(self) -> bool:
         """Tokens are drawn from the nucleus of their position, and there is one."""
         drawn = self.path == "sample" and self.temperature > 0
-        return self.nucleus == "position" and drawn and self.top_p < 1
+        return self.nucleus == "position" and drawn and (self.top_p < 1 or self.top_k is not None)
 
     def check(self, config: ModelConfig) -> None:
         """Refuse settings this model cannot follow."""
@@ -137,6 +139,27 @@ class DecodeSettings:
                 f"the context of {config.context} leaves {room}"
             )
         return self.max_new_tokens
+
+
+class DecodeOptions(TypedDict, total=False):
+    """The fields of `DecodeSettings` as keyword arguments, for editors and type checkers."""
+
+    max_new_tokens: int | None
+    mode: Mode
+    sampler: SamplerName
+    steps: int | None
+    threshold: float
+    transition_weight: float
+    bound: float
+    path: Literal["sample", "viterbi", "lookahead"]
+    infill: tuple[int, float] | None
+    padded: bool
+    top_p: float
+    top_k: int | None
+    temperature: float
+    nucleus: Literal["standard", "bd3lm", "position"]
+    shortlist: int | None
+    tree: int | None
 
 
 def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from dadlm import counter
 from dadlm.decode.batched_settings import BatchedSettings
 from dadlm.decode.draft import Draft
-from dadlm.decode.sample import draw, draw_each, most_probable, weights
+from dadlm.decode.sample import draw, draw_each, in_top_k, most_probable, weights
 from dadlm.decode.samplers.base import block_uniform
 from dadlm.model import Model
 
@@ -33,10 +33,16 @@ class Verified(NamedTuple):
 
 
 def decide(
-    target: Model, hidden: Tensor, draft: Draft, first: Tensor, settings: BatchedSettings, seed: Tensor
+    target: Model,
+    hidden: Tensor,
+    draft: Draft,
+    first: Tensor,
+    seed: Tensor,
+    settings: BatchedSettings,
+    top_k: int,
 ) -> Verified:
     """What the target says of drafts, of whose nodes it has the final states hidden [B, C, D]; the tokens
-    after node 0 stand at positions first [B]."""
+    after node 0 stand at positions first [B]. `top_k`: the largest of these rows (0: none has one)."""
     rows, greedy = torch.arange(len(first), device=first.device), settings.cold | settings.best
     draws, some_greedy = not bool(greedy.all()), bool(greedy.any())
 
@@ -49,12 +55,14 @@ def decide(
         if not draws:
             return most_probable(said)
         uniform = block_uniform(seed, first + depth, torch.zeros_like(first), 1, counter.TOKEN)[:, 0]
-        drawn = draw_each(said, uniform, settings, rows, False)
+        drawn = draw_each(said, uniform, settings, rows, False, top_k)
         return torch.where(greedy, most_probable(said), drawn) if some_greedy else drawn
 
     def weight_after(node: Tensor, depth: int) -> Tensor:
         said = logits(node)
         best = torch.zeros_like(said).scatter(1, most_probable(said)[:, None], 1.0)
+        if top_k:
+            said = said.masked_fill(~in_top_k(said, settings.top_k[rows], top_k), -torch.inf)
         return torch.where(greedy[:, None], best, weights(said, settings, rows))
 
     if draft.drawn_from is None:

@@ -20,7 +20,7 @@ from dadlm.model import ModelConfig
 
 PRESETS = ("quick", "paper", *(f"paper-{size}" for size in GENERATION))
 
-DRAWING = ("top_p", "temperature", "nucleus")
+DRAWING = ("top_p", "top_k", "temperature", "nucleus")
 """Settings of how a token is drawn; the others say which tokens, and when."""
 
 
@@ -49,6 +49,7 @@ class Configuration:
             "infill",
             "path",
             "top_p",
+            "top_k",
             "temperature",
             "transition_weight",
             "nucleus",

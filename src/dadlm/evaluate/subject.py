@@ -44,6 +44,8 @@ def described(settings: DecodeSettings) -> dict[str, Any]:
         "mode": settings.mode == "diffusion",
         "bound": settings.sampler != "entropy",
         "shortlist": settings.shortlist is None,
+        "top_k": settings.top_k is None,
+        "tree": settings.tree is None,
     }
     return {name: value for name, value in asdict(settings).items() if not idle.get(name)}
 
@@ -52,6 +54,7 @@ def _shape(config: ModelConfig) -> dict[str, Any]:
     """The same of a model's settings."""
     no_edges = config.edge == "none"
     idle = {"edge": no_edges, "edge_rank": no_edges, "causal_context": not config.causal_context}
+    idle["lora_gated"] = not config.lora_gated
     return {name: value for name, value in asdict(config).items() if not idle.get(name)}
 
 

@@ -45,7 +45,10 @@ def convert(
         raise ConfigError(f"this is a {model.config.family} model, which has no {to} form")
     card = folder / CARD
     # Files of a form may be replaced by the same form's; a card only by another card.
-    may_replace = {"transformers": (CARD, "modeling_dadlm.py", "tokenizer_config.json"), "dadlm": (NOTES,)}
+    may_replace = {
+        "transformers": (CARD, "generation_config.json", "modeling_dadlm.py", "tokenizer_config.json"),
+        "dadlm": (NOTES,),
+    }
     replaced = (*may_replace.get(to, ()), *([CARD] if card.is_file() else []))
     with whole_folder(Path(out), may_replace=replaced) as temporary:
         _write(temporary, model, to, notes)

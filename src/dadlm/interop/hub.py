@@ -57,12 +57,10 @@ print(dadlm.generate(model, ["Once upon a time"], seed=1).texts[0])
 ```
 
 ```python
-from transformers import AutoModel, AutoTokenizer
+from transformers import pipeline  # pip install 'dadlm[transformers]'
 
-tokenizer = AutoTokenizer.from_pretrained("NAME")
-model = AutoModel.from_pretrained("NAME", trust_remote_code=True)  # pip install 'dadlm[transformers]'
-ids = tokenizer("Once upon a time", return_tensors="pt").input_ids
-print(tokenizer.decode(model.generate(ids, max_new_tokens=64, seed=1)[0]))
+write = pipeline("text-generation", model="NAME", trust_remote_code=True)  # runs modeling_dadlm.py
+print(write("Once upon a time", max_new_tokens=64)[0]["generated_text"])
 ```
 
 ## Data, licence, limits

@@ -1,10 +1,12 @@
 """Our models in EleutherAI's lm-evaluation-harness, under the name "dadlm".
 
-    python -m dadlm.interop.lm_eval run --model dadlm --model_args pretrained=dadlm --tasks lambada_openai
+    dadlm lm-eval --model_args pretrained=dadlm --tasks lambada_openai
 
-Importing this module registers the class; `python -m` does that and hands over to the harness's own commands.
+Importing this module registers the class. The harness looks for models in its own package alone, so that its
+command does not find ours; `dadlm lm-eval` registers them and hands over to that command.
 """
 
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -114,13 +116,14 @@ class HarnessModel(TemplateLM):
         return result.logp, result.greedy
 
     def _generate(self, prompts: list[str], options: dict[str, Any]) -> list[str]:
-        unknown = options.keys() - {"until", "max_gen_toks", "do_sample", "temperature", "top_p"}
+        unknown = options.keys() - {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k"}
         if unknown:
             raise ConfigError(f"unknown generation options: {', '.join(sorted(unknown))}")
         new = min(options["max_gen_toks"], self._model.config.context // 2)  # the rest is for the prompt
         how: dict[str, Any] = {"max_new_tokens": new, "path": "viterbi"}  # the most probable token, always
         if options["do_sample"]:
             how = {"max_new_tokens": new} | {k: options.get(k, 1.0) for k in ("temperature", "top_p")}
+            how["top_k"] = options.get("top_k") or None
         ids = [self.tok_encode(prompt)[new - self._model.config.context :] for prompt in prompts]
         # By the prompt and how often it came: not by what else is asked, or known from an earlier run.
         seen: Counter[str] = Counter()
@@ -131,7 +134,14 @@ class HarnessModel(TemplateLM):
         return generate(self._model, ids, seed=seeds, batch_size=self._batch, **(how | self._decoding)).texts
 
 
-if __name__ == "__main__":
+def main(words: Sequence[str]) -> None:
+    """The harness's own command; unless another is named, the model is one of ours."""
     from lm_eval.__main__ import cli_evaluate
 
+    words = list(words)
+    if words and words[0] not in ("run", "ls", "validate", "-h", "--help"):
+        words.insert(0, "run")
+    if words[:1] == ["run"] and len(words) > 1 and not {"--config", "-C"}.intersection(words):
+        words[1:1] = ["--model", "dadlm"]  # a later --model counts
+    sys.argv = ["lm_eval", *words]
     cli_evaluate()

@@ -10,15 +10,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dadlm.decode import generate
+from dadlm.decode.generate import completions, decode_steps
 from dadlm.errors import ConfigError
 from dadlm.interop.hub import CARD, card_of
 from dadlm.interop.likelihood import position_logp
-from dadlm.model import Model, ModelConfig
+from dadlm.model import Model, ModelConfig, in_mode
 from dadlm.model.files import write_json
 
 try:
-    from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
+    from transformers import (
+        AutoConfig,
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        GenerationConfig,
+        GenerationMixin,
+        PretrainedConfig,
+        PreTrainedModel,
+    )
+    from transformers.generation.streamers import BaseStreamer
     from transformers.modeling_outputs import MaskedLMOutput
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from dadlm.interop.generation import Asked, default_generation, read_options
 except ImportError as error:
     raise ConfigError("this needs transformers: pip install 'dadlm[transformers]'") from error
 
@@ -30,6 +44,7 @@ from dadlm.interop.transformers import DadlmConfig, DadlmForMaskedLM
 __all__ = ["DadlmConfig", "DadlmForMaskedLM"]
 '''
 MASK = "<|mask|>"  # how AutoTokenizer spells the mask; in our own tokenizer.json it has no text
+_AUTO = {cls.__name__: cls for cls in (AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM)}
 _SHAPE = tuple(field.name for field in dataclasses.fields(ModelConfig))
 
 
@@ -56,8 +71,7 @@ class DadlmConfig(PretrainedConfig):
         fields.pop("weights_sha256", None)  # of the weights that were there, not of those that will be saved
         for name, value in asdict(ModelConfig(**{k: fields.pop(k) for k in _SHAPE if k in fields})).items():
             setattr(self, name, value)
-        modules = {"AutoConfig": "DadlmConfig", "AutoModel": "DadlmForMaskedLM"}
-        modules["AutoModelForMaskedLM"] = modules["AutoModel"]
+        modules = {"AutoConfig": "DadlmConfig"} | dict.fromkeys(_AUTO, "DadlmForMaskedLM")
         self.auto_map = {auto: f"{Path(REMOTE).stem}.{own}" for auto, own in modules.items()}
         super().__init__(**{name: value for name, value in fields.items() if name != "auto_map"})
 
@@ -76,7 +90,7 @@ class DadlmConfig(PretrainedConfig):
         """Nothing: transformers would copy this file into every folder it saves, in place of `REMOTE`."""
 
 
-class DadlmForMaskedLM(PreTrainedModel):
+class DadlmForMaskedLM(PreTrainedModel, GenerationMixin):
     """A model of any family, with the decoder of dadlm behind `generate`."""
 
     config_class = DadlmConfig
@@ -89,6 +103,7 @@ class DadlmForMaskedLM(PreTrainedModel):
         # Its parts are registered, it is not: the weights keep the names that they have in our folders.
         self.__dict__["core"] = core
         self.backbone, self.head, self.graph = core.backbone, core.head, core.graph
+        self.generation_config = GenerationConfig(**default_generation(core.config))
         self.post_init()
 
     core: Model
@@ -118,20 +133,63 @@ class DadlmForMaskedLM(PreTrainedModel):
             loss = F.nll_loss(said.flatten(0, 1), wanted.flatten())
         return MaskedLMOutput(loss=loss, logits=logp)  # type: ignore[arg-type]
 
-    def generate(
+    @torch.no_grad()
+    def generate(  # type: ignore[override]
         self,
-        input_ids: Tensor,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        *,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        streamer: BaseStreamer | None = None,
         seed: int | list[int] | None = None,
         **options: Any,
     ) -> Tensor:
-        """The rows of input_ids [B, L] and what follows them, filled up with end-of-text."""
-        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        prompts = [row[there.bool()].tolist() for row, there in zip(input_ids, real, strict=True)]
-        written = generate(self.core, prompts, seed=seed, **options).tokens
+        """The rows of input_ids [B, L] and what follows them, filled up with end-of-text.
+
+        Options are those of transformers that have a meaning here, and all of `dadlm.generate`. Without a
+        seed one is drawn from torch's generator, which `transformers.set_seed` sets.
+        """
+        ids = inputs if input_ids is None else input_ids
+        if ids is None:
+            ids = torch.zeros(1, 0, dtype=torch.int64, device=self.device)
+        real = torch.ones_like(ids) if attention_mask is None else attention_mask
+        prompts = [row[there.bool()].tolist() for row, there in zip(ids, real, strict=True)]
+        given = {} if generation_config is None else generation_config.to_diff_dict()
+        asked = read_options(
+            self.generation_config.to_diff_dict(),
+            given | options,
+            ids.shape[1],
+            max(map(len, prompts)),
+            self.core.config,
+        )
+        ids = ids.repeat_interleave(asked.copies, 0)
+        prompts = [prompt for prompt in prompts for _ in range(asked.copies)]
+        seed = int(torch.randint(2**31, ())) if seed is None else seed
+        if streamer is None:
+            written = generate(
+                self.core, prompts, seed=seed, cache=asked.cache, settings=asked.settings
+            ).tokens
+        else:
+            written = self._stream(prompts, asked, seed, streamer)
         longest = max(map(len, written))
-        rows = [row + [self.config.eot_id] * (longest - len(row)) for row in written]
-        return torch.cat([input_ids, torch.tensor(rows, device=input_ids.device)], 1)
+        rows = [row + [asked.pad_id] * (longest - len(row)) for row in written]
+        return torch.cat([ids, torch.tensor(rows, device=ids.device)], 1)
+
+    def _stream(
+        self, prompts: list[list[int]], asked: Asked, seed: int | list[int], streamer: BaseStreamer
+    ) -> list[list[int]]:
+        """Hand out each block as soon as it is decided."""
+        if len(prompts) > 1:
+            raise ConfigError(f"a streamer shows one text, and {len(prompts)} were asked for")
+        model = in_mode(self.core, asked.settings.mode)
+        rows = completions(model, prompts, asked.settings, seed)
+        streamer.put(torch.tensor(prompts))
+        for result in decode_steps(model, rows):
+            for new in result.committed:
+                streamer.put(torch.tensor([new.row.ids[position] for position in new.positions]))
+        streamer.end()
+        return [row.tokens for row in rows]
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As transformers does it, and the few lines that let it load the folder again."""
@@ -164,6 +222,7 @@ def write_transformers(folder: Path, model: Model) -> None:
             "eos_token": eot,
             "pad_token": eot,
             "mask_token": MASK,
+            "model_input_names": ["input_ids", "attention_mask"],
             "added_tokens_decoder": {str(tokenizer.mask_id): mask},
         }
         write_json(folder / "tokenizer_config.json", settings)
@@ -171,5 +230,7 @@ def write_transformers(folder: Path, model: Model) -> None:
 
 
 AutoConfig.register("dadlm", DadlmConfig, exist_ok=True)
-AutoModel.register(DadlmConfig, DadlmForMaskedLM, exist_ok=True)
-AutoModelForMaskedLM.register(DadlmConfig, DadlmForMaskedLM, exist_ok=True)
+for auto in _AUTO.values():
+    auto.register(DadlmConfig, DadlmForMaskedLM, exist_ok=True)
+# What `pipeline` looks up before it says that it does not know a model.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault("dadlm", DadlmForMaskedLM.__name__)

@@ -6,6 +6,7 @@ B rows, C nodes, D width, G blocks, N block size, K candidates, L sequence lengt
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,9 @@ _keeping = threading.Lock()
 
 class Model(nn.Module):
     """Any of the four families; `config.family` says which calls make sense."""
+
+    if TYPE_CHECKING:  # `dadlm.decode` adds these methods when it is imported
+        from dadlm.decode.generate import generate, stream
 
     def __init__(
         self,

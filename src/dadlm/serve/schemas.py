@@ -76,6 +76,8 @@ class Decoding(Body):
     """Divides the logits before a token is sampled; 0 takes the most probable one. Default 1."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Sample from the smallest set of tokens whose probability reaches this. Default 0.9."""
+    top_k: Count | None = None
+    """Sample from the k likeliest tokens only. Default: from all."""
     mode: Mode | None = None
     """diffusion: block by block; ar: token by token, for models whose `modes` in /v1/models have it. Default:
     the first of these."""

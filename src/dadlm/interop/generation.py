@@ -1,0 +1,108 @@
+"""Options of transformers' `generate` → ours. What our decoder cannot do is refused with a sentence."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import GenerationConfig
+
+from dadlm.decode import DecodeSettings
+from dadlm.decode.request import settings_of
+from dadlm.errors import ConfigError
+from dadlm.model import ModelConfig
+
+_SAMPLING = ("temperature", "top_p", "top_k")
+_IGNORED = ("transformers_version", "bos_token_id", "tokenizer")  # a tokenizer is there for stop_strings
+_NEUTRAL = {
+    1: ("num_beams", "num_beam_groups", "repetition_penalty", "encoder_repetition_penalty", "typical_p"),
+    0: ("no_repeat_ngram_size", "min_length", "min_new_tokens", "min_p", "diversity_penalty", "top_k"),
+}
+_PER_TOKEN = "is asked for once per token, but a step here decides several at once"
+_REASONS = {
+    "num_beams": 'is for decoding from left to right; path="viterbi" takes the most probable path of a block',
+    "assistant_model": "is not needed: several tokens are decided in a step",
+    "stopping_criteria": _PER_TOKEN,
+    "stop_strings": _PER_TOKEN,
+    "logits_processor": _PER_TOKEN,
+    "prefix_allowed_tokens_fn": _PER_TOKEN,
+    "repetition_penalty": _PER_TOKEN,
+    "no_repeat_ngram_size": _PER_TOKEN,
+    "return_dict_in_generate": "cannot be: tokens are returned, and nothing else",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    settings: DecodeSettings
+    copies: int
+    """Texts for each prompt."""
+    pad_id: int
+    """What fills up shorter rows."""
+    cache: bool
+
+
+def default_generation(config: ModelConfig) -> dict[str, Any]:
+    """What generation_config.json says, so that `pipeline` does not put its own defaults in place of ours."""
+    ours = DecodeSettings()
+    return {
+        "do_sample": True,
+        "temperature": ours.temperature,
+        "top_p": ours.top_p,
+        "max_new_tokens": ours.new_tokens(1, config),
+        "eos_token_id": config.eot_id,
+        "pad_token_id": config.eot_id,
+    }
+
+
+def read_options(
+    defaults: Mapping[str, Any], given: Mapping[str, Any], length: int, longest: int, config: ModelConfig
+) -> Asked:
+    """Options `given` by the caller over the model's `defaults`.
+
+    Rows have `length` tokens with padding, the longest of them `longest` without.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    whole = {**defaults, **given}
+    options: dict[str, Any] = {
+        name: value for name, value in whole.items() if not _means_nothing(name, value)
+    }
+    options["max_new_tokens"] = _new_tokens(defaults, given, length, config.context - max(1, longest))
+    options.pop("max_length", None)
+    if not whole.get("do_sample", True):
+        options = {"path": "viterbi"} | {k: v for k, v in options.items() if k not in _SAMPLING}
+    options.pop("do_sample", None)
+    end = options.pop("eos_token_id", config.eot_id)
+    if end not in (config.eot_id, [config.eot_id]):
+        raise ConfigError(f"texts of this model end with token {config.eot_id}; eos_token_id is {end}")
+    copies, pad_id = options.pop("num_return_sequences", 1), options.pop("pad_token_id", config.eot_id)
+    if not isinstance(copies, int) or copies < 1:
+        raise ConfigError(f"num_return_sequences must be a whole number of at least 1, got {copies!r}")
+    _refuse(options)
+    return Asked(settings_of(None, options), copies, pad_id, bool(whole.get("use_cache", True)))
+
+
+def _means_nothing(name: str, value: Any) -> bool:
+    neutral = any(value == number and name in names for number, names in _NEUTRAL.items())
+    switched_off = value is None or (value is False and name not in DecodeSettings.__dataclass_fields__)
+    return neutral or switched_off or name in _IGNORED or name.startswith("_") or name == "use_cache"
+
+
+def _new_tokens(defaults: Mapping[str, Any], given: Mapping[str, Any], length: int, room: int) -> int | None:
+    """As `given`, and checked later; of the `defaults` as many as fit."""
+    for options, most in ((given, None), (defaults, room)):
+        new = options.get("max_new_tokens")
+        if new is None and (whole := options.get("max_length")) is not None:
+            new = whole - length
+            if new < 1:
+                raise ConfigError(f"max_length is {whole}, but the prompt has {length} tokens already")
+        if new is not None:
+            return new if most is None or most < 1 else min(new, most)
+    return None
+
+
+def _refuse(options: Mapping[str, Any]) -> None:
+    """What transformers knows and we do not; names that neither knows get the list of ours."""
+    theirs = vars(GenerationConfig()).keys() | _REASONS.keys()
+    for name in sorted(theirs & options.keys() - DecodeSettings.__dataclass_fields__.keys()):
+        reason = _REASONS.get(name, "is an option of transformers' decoder that dadlm's does not have")
+        raise ConfigError(f"{name} {reason}: leave it out")
