@@ -70,7 +70,9 @@ class Completion(Answer):
         if len(prompts) * n > most:
             raise Refusal(400, f"{len(prompts)} prompts × n = {n} are more than {most} texts", param="n")
         options = _request_options(model, body, limits, body.max_tokens)
-        options["logprobs"] = body.logprobs
+        id_, now = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        self.head = {"id": id_, "object": "text_completion", "created": now, "model": name}
+        options |= {"logprobs": body.logprobs, "batch": id_}
         options["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         for prompt in prompts:
             ids = self._prompt_ids(prompt)
@@ -79,8 +81,6 @@ class Completion(Answer):
                 seed = options["seed"] + len(self.requests)
                 self.requests.append(Request(ids=ids, **options | {"seed": seed}))
                 self.choices.append(Choice(text if body.echo else "", TextStream(self.tokenizer)))
-        id_, now = f"cmpl-{uuid.uuid4().hex}", int(time.time())
-        self.head = {"id": id_, "object": "text_completion", "created": now, "model": name}
 
     def _prompt_ids(self, prompt: str | list[int]) -> tuple[int, ...]:
         config, wanted = self.model.config, self.body.max_tokens
