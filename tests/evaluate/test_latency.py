@@ -208,7 +208,12 @@ def test_command(cli: Cli, tmp_path: Path) -> None:
     result = cli(*words, "--json")
     assert (result.code, result.err) == (0, "")
     assert [row["model"]["name"] for row in result.json["rows"]] == ["bd3lm", "dadlm"]
-    assert result.json == json.loads((tmp_path / "evaluation/latency/latency.json").read_text())
+    assert result.json == json.loads(
+        (
+            tmp_path
+            / "evaluation/latency-bd3lm-dadlm-new_tokens-4-batch_size-2-steps-2-warmup-1/latency.json"
+        ).read_text()
+    )
     table = cli(*words)
     assert table.code == 0 and "1.000" in table.out and "resident" in table.out
     refused(cli("evaluate", "latency", "--model"), "no models")
