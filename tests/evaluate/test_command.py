@@ -12,8 +12,7 @@ from tests.evaluate import results
 
 import dadlm.evaluate
 from dadlm.cli.evaluate import OPTIONS, show
-from dadlm.cli.evaluate.common import default_folder
-from dadlm.cli.evaluate.common import load_models, names_of
+from dadlm.cli.evaluate.common import default_folder, load_models, names_of
 from dadlm.errors import ConfigError
 from dadlm.model import save
 from dadlm.tokens import word_level
