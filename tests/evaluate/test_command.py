@@ -12,7 +12,7 @@ from tests.evaluate import results
 
 import dadlm.evaluate
 from dadlm.cli.evaluate import OPTIONS, show
-from dadlm.cli.evaluate.common import load_models, names_of
+from dadlm.cli.evaluate.common import default_folder, load_models, names_of
 from dadlm.errors import ConfigError
 from dadlm.model import save
 from dadlm.tokens import word_level
@@ -81,10 +81,15 @@ def test_the_result_says_by_which_command_it_was_made(cli: Cli) -> None:
     Path("a text.txt").write_text("w1 w2 w3 w4 " * 20, encoding="utf-8")
     told = cli("evaluate", "perplexity", "--model", "a model", "--data", "a text.txt", "--json").json
     assert told["command"] == "dadlm evaluate perplexity --model 'a model' --data 'a text.txt' --json"
-    assert told == json.loads(Path("evaluation/perplexity/perplexity.json").read_text(encoding="utf-8"))
+    assert told == json.loads(
+        Path("evaluation/perplexity-a-model-a-text/perplexity.json").read_text(encoding="utf-8")
+    )
     assert told["model"]["name"] == "a model"
     shown = cli("evaluate", "perplexity", "--model", "a model", "--data", "a text.txt").out
-    assert f"Only {told['groups']} documents" in shown and "evaluation/perplexity/perplexity.json" in shown
+    assert (
+        f"Only {told['groups']} documents" in shown
+        and "evaluation/perplexity-a-model-a-text/perplexity.json" in shown
+    )
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
@@ -95,3 +100,29 @@ def test_common_options_are_checked_at_once(kind: str, cli: Cli) -> None:
     assert "--out" in cli("evaluate", kind, "--help").out
     if kind != "latency":  # it needs nothing: it measures the models that ship with the package
         refused(cli("evaluate", kind), "--")
+
+
+def test_default_folders_are_those_of_their_subjects(cli: Cli) -> None:
+    """Two commands of the documentation must not meet in one folder, and the same command resumes."""
+    for name in ("one", "two"):
+        save(tiny("bd3lm", tokenizer=word_level([f"w{number}" for number in range(28)])), name)
+        Path(f"{name}.txt").write_text("w1 w2 w3 w4 " * 20, encoding="utf-8")
+    words = ["evaluate", "perplexity", "--count", "1", "--model"]
+    ways = [("one", "one.txt"), ("two", "one.txt"), ("one", "two.txt"), ("one", "one.txt", "--draws", "2")]
+    for model, data, *more in ways:
+        assert cli(*words, model, "--data", data, *more, "--json").code == 0
+    names = ["-count-1", "two-one-count-1", "one-two-count-1", "-count-1-draws-2"]
+    folders = sorted(place.name for place in Path("evaluation").iterdir())
+    assert len(folders) == 4 and all(any(one.endswith(name) for one in folders) for name in names)
+    assert cli(*words, "one", "--data", "one.txt", "--batch-size", "3", "--device", "cpu", "--json").code == 0
+    assert len(list(Path("evaluation").iterdir())) == 4, "the speed does not matter: it resumes"
+    assert len(cli("report", "evaluation", "--json").json["results"]) == 4
+
+
+def test_folders_of_long_commands_have_names_of_bounded_length() -> None:
+    configurations = tuple(f"T={steps}/infill=2,0.5" for steps in range(1, 17))
+    a, b = (
+        default_folder("generation", OPTIONS["generation"](data="t.txt", configurations=some))
+        for some in (configurations, configurations[:-1])
+    )
+    assert a != b and max(len(a.name), len(b.name)) < 120 and a.name.startswith("generation-bd3lm-dadlm-t-")

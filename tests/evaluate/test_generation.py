@@ -378,7 +378,7 @@ def test_command(
     words += ["--device", "cpu", "--samples", 10, "--configurations", "T=2", "FH/infill=2,0.5"]
     result = cli(*words, "--json")
     assert (result.code, result.err) == (0, "")
-    folder = tmp_path / "evaluation" / "generation"
+    folder = next((tmp_path / "evaluation").glob("generation-*"))
     assert result.json == json.loads((folder / "generation.json").read_text())
     assert result.json["data"]["source"] == "text.txt"
     assert [row["model"] for row in result.json["rows"]] == ["base", "base", "graph", "graph"]

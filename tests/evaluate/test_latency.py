@@ -18,6 +18,7 @@ from dadlm.decode.engine import StepResult
 from dadlm.decode.slots import ONCE_PER_BLOCK
 from dadlm.errors import ConfigError
 from dadlm.evaluate.latency import latency, random_prompts, time_updates, watch_memory
+from dadlm.evaluate.timing import doubts, other_work
 from dadlm.model import save
 
 # The module itself: its name in the package is the function's.
@@ -208,8 +209,54 @@ def test_command(cli: Cli, tmp_path: Path) -> None:
     result = cli(*words, "--json")
     assert (result.code, result.err) == (0, "")
     assert [row["model"]["name"] for row in result.json["rows"]] == ["bd3lm", "dadlm"]
-    assert result.json == json.loads((tmp_path / "evaluation/latency/latency.json").read_text())
+    assert result.json == json.loads(
+        (
+            tmp_path
+            / "evaluation/latency-bd3lm-dadlm-new_tokens-4-batch_size-2-steps-2-warmup-1/latency.json"
+        ).read_text()
+    )
     table = cli(*words)
     assert table.code == 0 and "1.000" in table.out and "resident" in table.out
     refused(cli("evaluate", "latency", "--model"), "no models")
     refused(cli("evaluate", "latency", "--model", "./bd3lm", "./bd3lm"), "twice")
+
+
+def test_models_take_turns() -> None:
+    """A machine that slows down half way must not spoil one model alone."""
+    calls: list[str] = []
+
+    def timer(name: str) -> Iterator[float]:
+        while True:
+            calls.append(name)
+            yield float(len(calls))
+
+    took = module.alternately({"a": timer("a"), "b": timer("b")}, steps=12, warmup=2)
+    assert "".join(calls) == "aabb" + "aaaaabbbbb" * 2 + "aabb"
+    assert [len(times) for times in took.values()] == [12, 12] and took["a"][0] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("quartiles", "load", "threads", "expected"),
+    [
+        ([9.9, 10.1], 0.5, 1, []),
+        ([8.0, 12.0], 0.5, 1, ["half of those of x lie 40% of the median apart"]),
+        ([9.9, 10.1], 99.0, 1, ["a load average of 99.0"]),
+        ([9.9, 10.1], 0.5, 1000, ["1000 threads on"]),
+    ],
+)
+def test_times_that_mean_nothing_are_doubted(
+    quartiles: list[float], load: float, threads: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    row = {"model": {"name": "x"}, "ms_median": 10.0, "ms_quartiles": quartiles}
+    lines = doubts([row | {"other_work": other_work([tiny("bd3lm")])}])
+    assert len(lines) == len(expected)
+    assert all(words in line for words, line in zip(expected, lines, strict=True))
+
+
+def test_doubts_are_shown(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "other_work", lambda _: "a build")
+    save(tiny("bd3lm"), tmp_path / "model")
+    words = ["evaluate", "latency", "--model", "model", "--batch-size", 1, "--steps", 1, "--new-tokens", 4]
+    assert "Do not rely on these times: there was other work, a build." in cli(*words).out

@@ -279,7 +279,9 @@ def test_reconstruction_by_command(run: Run):
     words = ["reconstruction", "--model", "ours", "--against", "theirs", "--data", data]
     shown = " ".join(run(*words).split())
     told = json.loads(run(*words, "--json", "--batch-size", 3, "--out", "again"))
-    kept = json.loads(Path("evaluation/reconstruction/reconstruction.json").read_text(encoding="utf-8"))
+    kept = json.loads(
+        Path("evaluation/reconstruction-ours-theirs-text/reconstruction.json").read_text(encoding="utf-8")
+    )
     assert_close(told["value"], kept["value"], atol=1e-6, rtol=0)
     rows, about = rows_of(ours, data)
     direct = reconstruction(ours, rows, against=theirs, data=about, names=("ours", "theirs"))
@@ -290,7 +292,7 @@ def test_reconstruction_by_command(run: Run):
     assert f"{kept['gap']:.3f}".replace("-", "−") in shown and "7 rows of 16 tokens" in shown
     alone = json.loads(run("reconstruction", "--model", "ours", "--data", data, "--json", "--out", "alone"))
     assert alone["against"] is None and alone["difference"] is None and alone["value"] == kept["value"]
-    refusal = run("reconstruction", "--model", "theirs", "--data", data)
+    refusal = run("reconstruction", "--model", "theirs", "--data", data, "--out", "again")
     assert "different: model.name" in refusal and ", against)" in refusal and "--out" in refusal
 
 

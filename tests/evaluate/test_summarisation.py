@@ -263,7 +263,9 @@ def test_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     lines(Path("d.jsonl"), *records, "{}")
     words = ["evaluate", "summarisation", "--model", "model", "--data", "d.jsonl", "--infill", "2", "0.5"]
     result = cli(*words, "--json", "--device", "cpu").json
-    assert result == json.loads(Path("evaluation/summarisation/summarisation.json").read_text())
+    assert result == json.loads(
+        Path("evaluation/summarisation-model-d-infill-2-0.5/summarisation.json").read_text()
+    )
     assert result["settings"]["infill"] == [2, 0.5] and result["skipped"] == 1
     said = " ".join(cli(*words, "--device", "cpu", "--out", "again", "--batch-size", "4").out.split())
     assert "ms per summary (7 in batches of 4)" in said

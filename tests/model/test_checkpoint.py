@@ -354,3 +354,15 @@ def test_weights_that_are_finite_only_in_double_precision_are_refused(folder: Pa
     change_config(folder, weights_sha256=None)
     message = refusal(folder)
     assert "graph.start" in message and "not finite" in message
+
+
+@pytest.mark.parametrize(("on_gpu", "expected"), [(False, "float32"), (True, "bfloat16")])
+def test_dtype_auto_follows_the_device(tmp_path, monkeypatch, on_gpu: bool, expected: str) -> None:
+    save(tiny_model(), tmp_path / "model")
+    seen = []
+    monkeypatch.setattr(checkpoint, "find_device", lambda name: torch.device("cuda" if on_gpu else "cpu"))
+    monkeypatch.setattr(Model, "to", lambda self, device, dtype: seen.append(dtype) or self)
+    load(tmp_path / "model", "auto", "auto")
+    assert seen == [getattr(torch, expected)]
+    with pytest.raises(ConfigError, match="auto, float32, bfloat16"):
+        load(tmp_path / "model", dtype="float16")

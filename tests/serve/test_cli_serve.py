@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import torch
 from tests.commands import Cli, refused
 from tests.serve.running import WAIT, Running, events, model_to_save, process, until
 
@@ -118,3 +120,30 @@ def test_a_folder_is_called_by_its_own_name(tmp_path: Path) -> None:
     best = folder.with_name("best")
     best.symlink_to(folder)
     assert _sources((str(best), "name=dadlm", "ar")) == {"best": str(best), "name": "dadlm", "ar": "ar"}
+
+
+def test_says_what_it_loads_and_takes_memory_by_need() -> None:
+    """The three models that ship took 3.5 GB before anybody asked for anything."""
+    words = [sys.executable, "-m", "dadlm.cli", "serve", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        try:
+            assert started.stdout is not None and started.stderr is not None
+            lines = [started.stdout.readline().strip() for _ in range(4)]
+            loading = [started.stderr.readline().strip() for _ in range(3)]
+            memory = psutil.Process(started.pid).memory_info
+            idle = memory().rss
+            port = int(re.findall(r"http://127.0.0.1:(\d+)/$", lines[1])[0])
+            server = Running("127.0.0.1", port, None, None)  # type: ignore[arg-type]
+            for name in ("dadlm", "bd3lm", "ar"):
+                fields = {"model": name, "prompt": "The river", "max_tokens": 17, "n": 4}
+                assert server.post("/v1/completions", **fields)[0] == 200
+            used = memory().rss
+        finally:
+            started.kill()
+    assert re.fullmatch(r"ready after \d+\.\d s; Ctrl-C ends", lines[0])
+    assert "/v1 (models: dadlm, bd3lm, ar)" in lines[2] and lines[3].endswith("/docs")
+    name = "cuda" if torch.cuda.is_available() else "cpu"
+    expected = [f"loading {one} on {name} ({i} of 3)" for i, one in enumerate(("dadlm", "bd3lm", "ar"), 1)]
+    assert loading == expected
+    if name == "cpu":
+        assert idle < 800e6 and used < 800e6

@@ -135,7 +135,10 @@ def test_unknown_places_and_methods(server: Running) -> None:
     assert server.ask("GET", "/v2")[0] == 404
     assert server.ask("GET", "/v1/completions")[0] == 405
     status, answer = server.post("/v1/chat/completions", messages=[])
-    assert status == 404 and "POST /v1/completions" in answer["error"]["message"]
+    assert status == 404 and answer["error"]["code"] == "chat_not_supported"
+    assert (
+        "POST /v1/completions" in answer["error"]["message"] and "base models" in answer["error"]["message"]
+    )
     assert server.ask("GET", "/static/../settings.py")[0] == 404
     status, answer = server.post("/v1/completions", prompt="x", model="another")
     assert status == 404 and answer["error"]["param"] == "model" and "fake" in answer["error"]["message"]
@@ -258,7 +261,7 @@ def test_key(caplog: pytest.LogCaptureFixture) -> None:
             assert status == 401 and answer["error"]["code"] == "invalid_api_key"
             assert headers["www-authenticate"] == "Bearer"
         assert server.ask("GET", "/v1/models")[0] == server.ask("GET", "/metrics")[0] == 401
-        for path in ("/healthz", "/readyz", "/", "/openapi.json"):
+        for path in ("/healthz", "/readyz", "/", "/docs", "/docs.css", "/openapi.json"):
             assert server.ask("GET", path)[0] == 200
         right = {"authorization": f"Bearer {KEY}"}
         assert server.post("/v1/completions", right, prompt="a secret prompt")[0] == 200

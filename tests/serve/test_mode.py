@@ -76,3 +76,17 @@ def test_the_page_decodes_in_both_modes(server: Running) -> None:
                 assert page.is_visible("select[name=sampler]") == (not more)
                 page.select_option("select[name=model]", "bd3lm")
                 assert not page.is_visible("input[name=as_ar]") and page.is_visible("select[name=sampler]")
+
+
+def test_schedulers_of_other_modes_are_made_when_asked_for() -> None:
+    """Memory by need: most clients never ask for a second mode."""
+    service = Service({"both": letter_model("bd3lm", causal_context=True)}, settings())
+    service.start()
+    try:
+        assert list(service.all_schedulers) == ["both"]
+        _, first = service.find("both", "ar")
+        assert service.find("both", "ar")[1] is first is service.all_schedulers["both (ar)"]
+        assert first.alive and first is not service.find("both")[1]
+    finally:
+        service.close(0)
+    assert not first.alive

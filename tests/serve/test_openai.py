@@ -9,6 +9,7 @@ import openai
 import pytest
 import torch
 from tests.serve.running import WAIT, Running, letter_model, letters, running, settings
+from tests.serve.test_request import byte_fallback
 
 import dadlm
 from dadlm.decode import DecodeSettings, fill_gaps
@@ -17,6 +18,7 @@ from dadlm.serve.request import TokenLogprob
 from dadlm.serve.routes import Choice, Completion
 from dadlm.serve.service import Service
 from dadlm.serve.text import TextStream
+from dadlm.tokens import Tokenizer
 
 FAMILIES = ("dadlm", "bd3lm", "ar")
 PROMPT = "the cat "
@@ -243,6 +245,34 @@ def test_many_clients_get_what_each_would_get_alone(server: Running) -> None:
 
     with ThreadPoolExecutor(16) as pool:
         assert all(pool.map(ask, range(24)))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["<E6>", "<E6>", "o"], [0, 1, 2]),  # two halves of nothing are two characters
+        (["<E6>", "<97>", "<A5>", "o"], [0, 0, 0, 1]),
+        (["<FF>", "<E6>", "<97>", "<A5>", "o"], [0, 1, 1, 1, 2]),
+        (["a", "<E6>", "<|endoftext|>"], [0, 1, 2]),
+        (["<E6>", "<97>", "o", "o"], [0, 0, 1, 2]),
+    ],
+)
+def test_text_offsets_after_half_a_character(names: list[str], expected: list[int]) -> None:
+    """Each token's place in the whole text, also where bytes never become a character."""
+    named = {letters().token_text(id_): id_ for id_ in range(letters().vocab_size)}
+    assert offsets_of(letters(), [named[name] for name in names]) == expected
+
+
+def test_text_offsets_with_byte_fallback() -> None:
+    ids = byte_fallback().encode("a日b")
+    assert offsets_of(byte_fallback(), ids) == [0, 1, 1, 1, 2]
+
+
+def offsets_of(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    answer = Completion.__new__(Completion)
+    answer.tokenizer = tokenizer
+    tokens = [TokenLogprob(id_, -1.0, []) for id_ in ids]
+    return answer._logprobs(Choice("", TextStream(tokenizer)), tokens)["text_offset"]
 
 
 def test_text_offsets_with_split_characters() -> None:

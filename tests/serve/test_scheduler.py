@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from dadlm.decode.engine import Engine
 from dadlm.decode.slots import Slots
 from dadlm.serve import Committed, Finished, Job, QueueFull, Request, Scheduler, ShuttingDown
 from dadlm.serve import scheduler as scheduler_module
+from dadlm.serve import task as task_module
 from dadlm.tokens.vocabularies import train_bpe
 
 BYTES = train_bpe(["ab ab"], 258, show_progress=False)
@@ -293,7 +295,7 @@ def test_memory_that_runs_out_again_while_rows_are_halved(model, monkeypatch: py
 
 
 def test_steps_that_nobody_reads_end_their_request(model, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(scheduler_module, "_UNREAD_STEPS", 3)
+    monkeypatch.setattr("dadlm.serve.task._UNREAD_STEPS", 3)
     bad, good = served(model, ask(40, trace=True), ask(40, seed=1))
     assert finished(events_of(bad)).reason == "cancelled" and bad.unread == 0
     assert truth_of(good) == alone(model, good.request), "what is not traced may be read later"
@@ -377,3 +379,109 @@ def test_an_error_that_nobody_expected_ends_the_rows_in_work_and_nothing_else(mo
     good = scheduler.submit(ask(seed=5))
     drain(scheduler)
     assert truth_of(good) == alone(model, good.request)
+
+
+# --- in turn
+
+
+@pytest.mark.parametrize("family", ("ar", "mdlm", "bd3lm", "dadlm"))
+def test_a_request_for_many_texts_does_not_keep_others_waiting(family: str):
+    """It gives rows back, and no text changes for it."""
+    model, clock = silence_eot(tiny(family)), Clock()
+    scheduler = Scheduler(model, max_rows=4, clock=clock)
+    many = [scheduler.submit(ask(30, seed, batch="many")) for seed in range(8)]
+    ticks(scheduler, 3)
+    short = [scheduler.submit(ask(4, 50 + seed)) for seed in range(2)]
+    passed = 0
+    while not all(finished_now(job) for job in short):
+        scheduler.tick()
+        clock.now += 1
+        passed += 1
+    assert passed <= 10 and not any(finished_now(job) for job in many)
+    assert all(finished(events_of(job)).seconds_queued == 0 for job in short)
+    drain(scheduler)
+    assert [truth_of(job) for job in many] == [alone(model, job.request) for job in many]
+
+
+def finished_now(job: Job) -> bool:
+    """Whether the last event is there; leaves all events where they are."""
+    events = list(iter(job.take, None))
+    for event in events:
+        job.put(event)
+    return bool(events) and isinstance(events[-1], Finished)
+
+
+def test_rows_are_shared_equally_and_stay_where_they_are(model):
+    scheduler = Scheduler(model, max_rows=4)
+    jobs = {name: [scheduler.submit(ask(50, batch=name)) for _ in range(6)] for name in ("a", "b")}
+    ticks(scheduler, 12)
+    for _ in range(20):  # shares are equal now: nobody is interrupted any more
+        held = Counter(task.batch for task in scheduler._tasks.values())
+        assert held == {"a": 2, "b": 2}
+        rows = list(scheduler._tasks)
+        scheduler.tick()
+        assert list(scheduler._tasks) == rows
+    for job in jobs["b"]:
+        job.cancel()
+    ticks(scheduler, 2)
+    assert scheduler.stats().rows == 4, "what nobody else wants is given to the one that is left"
+    scheduler.shutdown(0)
+
+
+def test_a_trace_of_an_interrupted_text_repeats_no_step(model):
+    scheduler = Scheduler(model, max_rows=2)
+    traced = [scheduler.submit(ask(24, seed, batch="many", trace=True)) for seed in range(2)]
+    ticks(scheduler, 5)
+    others = [scheduler.submit(ask(8, seed)) for seed in range(2)]
+    drain(scheduler)
+    assert all(finished(events_of(job)).reason == "length" for job in others)
+    for seed, job in enumerate(traced):
+        steps = [(e.block, e.step, e.ids) for e in events_of(job) if isinstance(e, StepEvent)]
+        expected = stream(model, job.request.ids, seed=seed, max_new_tokens=24)
+        assert steps == [(e.block, e.step, e.ids) for e in expected]
+
+
+# --- traces
+
+
+def test_steps_are_made_outside_the_scheduler_in_order(model, monkeypatch: pytest.MonkeyPatch):
+    """While the first event is being made the text goes on; its client gets all in order."""
+    made, go_on = [], threading.Event()
+    event_of = task_module.event_of
+
+    def slow(*given):
+        assert go_on.wait(60)
+        made.append(threading.current_thread().name)
+        return event_of(*given)
+
+    monkeypatch.setattr(task_module, "event_of", slow)
+    scheduler = Scheduler(model)
+    job = scheduler.submit(ask(12, trace=True))
+    drain(scheduler)
+    assert job.unread == 0
+    go_on.set()
+    events = events_of(job)
+    steps = [event for event in events if isinstance(event, StepEvent)]
+    assert len(steps) == len(made) == finished(events).forward_passes
+    assert all(name.startswith("dadlm-trace") for name in made)
+    fixed = 0
+    for event in events:  # a block comes after all of its steps
+        fixed += sum(event.fixed) if isinstance(event, StepEvent) else 0
+        fixed -= len(event.tokens) if isinstance(event, Committed) else 0
+        assert fixed >= 0
+
+
+def test_events_that_wait_to_be_made_are_bounded(model, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dadlm.serve.tracer._MOST", 2)
+    go_on, event_of = threading.Event(), task_module.event_of
+    monkeypatch.setattr(task_module, "event_of", lambda *given: go_on.wait(60) and event_of(*given))
+    scheduler = Scheduler(model).start()
+    job = scheduler.submit(ask(40, trace=True))
+    deadline = time.monotonic() + 5
+    while scheduler.stats().forward_passes < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    assert scheduler.stats().forward_passes == 3, "two wait, and the scheduler with the third"
+    go_on.set()
+    assert finished(events_of(job)).reason == "length"
+    scheduler.shutdown(10)

@@ -30,6 +30,17 @@ class ModelOptions(JsonOption):
     """bfloat16 is several times faster on a GPU; only float32 gives the same text in every batch."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(JsonOption):
+    """Of commands that are about speed on a GPU."""
+
+    device: str = "auto"
+    """cpu, cuda, or auto: cuda where there is one."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on cuda, several times faster there, and float32 on a cpu; only float32 gives the same
+    text in every batch."""
+
+
 def parse(kind: type[T], words: list[str], command: str, **more: Any) -> T:
     """The options of a command; a flag has no --no-FLAG beside it."""
     return tyro.cli(kind, args=words, prog=f"dadlm {command}", config=(tyro.conf.FlagCreatePairsOff,), **more)

@@ -4,26 +4,25 @@ import json
 import logging
 import os
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from dadlm.cli.options import ModelOptions, parse
+from dadlm.cli.options import DeviceOptions, parse
 from dadlm.errors import ConfigError
-from dadlm.model import load
+from dadlm.model import find_device, load
 from dadlm.model.pretrained import NAMES
 from dadlm.serve.settings import ServeSettings
 
 
 @dataclass(frozen=True)
-class Options(ModelOptions):
+class Options(DeviceOptions):
     model: tuple[str, ...] = NAMES
     """Models to serve: names of models that ship with dadlm, folders, Hugging Face names, or NAME=FOLDER to
     choose the name. The first is the default of requests."""
-    device: str = "cpu"
-    """Where to run, e.g. cuda."""
     api_key_file: Path | None = None
     """File with the API key that clients must send; else the variable DADLM_API_KEY; neither: no key."""
     replicas: int = 1
@@ -51,23 +50,32 @@ def _serve(options: Options, sources: dict[str, str], key: str | None) -> None:
         from dadlm.serve.service import Service
     except ImportError as error:
         raise ConfigError("dadlm serve needs more packages: pip install 'dadlm[serve]'") from error
-    settings = options.settings
+    settings, device, begin = options.settings, find_device(options.device), time.monotonic()
 
     def build() -> tuple[Any, Service]:
-        models = {name: load(source, options.device, options.dtype) for name, source in sources.items()}
+        models = {}
+        for number, (name, source) in enumerate(sources.items(), 1):
+            print(f"loading {name} on {device} ({number} of {len(sources)})", file=sys.stderr, flush=True)
+            models[name] = load(source, device, options.dtype)
         service = Service(models, settings)
         return create_app(service, key), service
 
     def announce(port: int) -> None:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         url, names = f"http://{host}:{port}/", list(sources)
-        readable = f"{', '.join(names)} at {url} (OpenAI's API: {url}v1)"
-        print(json.dumps({"url": url, "models": names}) if options.json else readable, flush=True)
+        lines = [
+            f"ready after {time.monotonic() - begin:.1f} s; Ctrl-C ends",
+            f"playground    {url}",
+            f"OpenAI's API  {url}v1 (models: {', '.join(names)})",
+            f"its docs      {url}docs",
+        ]
+        about = json.dumps({"url": url, "models": names})
+        print(about if options.json else "\n".join(lines), flush=True)
 
     if options.replicas > 1:
         from dadlm.serve.replicas import serve_replicas
 
-        on_gpu = options.device.startswith("cuda")
+        on_gpu = device.type == "cuda"
         return serve_replicas(lambda: build()[0], settings, options.replicas, on_gpu, announce)
     with open_socket(settings) as opened:
         app, service = build()

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.text import Text
 
-from dadlm.cli.options import ModelOptions, cost_line, numbers_last, open_model, parse, show
+from dadlm.cli.options import DeviceOptions, cost_line, numbers_last, open_model, parse, show
 from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import lines_of, object_of, text_of
@@ -26,7 +26,7 @@ _STDIN, _LINES = "-", (".jsonl", ".jsonl.zst")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ModelOptions):
+class Options(DeviceOptions):
     files: tyro.conf.Positional[tuple[str, ...]] = ()
     """Texts, one document each; .jsonl (also .zst), a "document" (or "prompt") in each line; - or none:
     standard input, one document."""
@@ -46,8 +46,6 @@ class Options(ModelOptions):
     """k r: fill gaps of at most k tokens once a share r of the block is known; faster."""
     batch_size: int = 8
     """Documents side by side; changes speed, not summaries."""
-    device: str = "auto"
-    """cpu, cuda, or auto: cuda where there is one."""
     strict: bool = False
     """Stop at the first document that cannot be read, instead of leaving it out."""
     pairs: str | None = None

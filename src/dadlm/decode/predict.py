@@ -32,9 +32,10 @@ class Prediction:
         before = None if self.before is None else self.before[rows]
         return Prediction(self.hidden[rows], self.active[rows], self.transition_logp[rows], before)
 
-    def all_logits(self, model: Model) -> Tensor:
-        """Logits [B, N, K, V] of every node."""
-        return model.head.logits(self.hidden, torch.arange(self.hidden.shape[2], device=self.hidden.device))
+    def logits_of(self, model: Model, row: int, where: Tensor) -> Tensor:
+        """Logits [n, K, V] of all nodes at some positions (`where` [N]) of a row."""
+        hidden = self.hidden[row, where]
+        return model.head.logits(hidden, torch.arange(hidden.shape[1], device=hidden.device))
 
 
 class Choice(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import count, islice
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from dadlm.decode.slots import ONCE_PER_BLOCK
 from dadlm.errors import ConfigError
 from dadlm.evaluate.presets import Configuration, default_prompt_tokens
 from dadlm.evaluate.subject import describe
+from dadlm.evaluate.timing import alternately, doubts, other_work
 from dadlm.evaluate.work import Work
 from dadlm.model import Model
 
@@ -84,33 +85,48 @@ def latency(
         "settings": {name: Configuration(how).label for name, how in decoding.items()},
     }
     with Work("latency", subject, out, quiet) as work:
-        for (name,) in work.batches(list(models), 1, "latency"):
-            work.add([(name, _measure(name, models[name], decoding.get(name, DecodeSettings()), settings))])
+        for names in work.batches(list(models), len(models), "latency"):
+            how = {name: decoding.get(name, DecodeSettings()) for name in names}
+            work.add(_measure({name: models[name] for name in names}, how, settings).items())
         measured = zip(subject["models"], work.values(models), strict=True)
         rows = [{"model": metadata, **values} for metadata, values in measured]
         kind = "resident in the process, other models of this run included; looked at after each update"
         if any(model.device.type == "cuda" for model in models.values()):
             kind = "allocated by tensors on the GPU"
-        return work.finish({"rows": _with_ratios(rows), "memory_kind": kind})
+        return work.finish({"rows": _with_ratios(rows), "memory_kind": kind, "warnings": doubts(rows)})
 
 
-def _measure(name: str, model: Model, how: DecodeSettings, settings: LatencySettings) -> dict[str, Any]:
-    prompts = random_prompts(model, settings.batch_size, settings.prompt_tokens or 0, settings.seed)
-    took = time_updates(model, prompts, how, steps=settings.steps, warmup=settings.warmup, seed=settings.seed)
-    if not took:
-        raise ConfigError(
-            f"no step of {name} could be timed: among {settings.batch_size} texts one always ends at once; "
-            "use a smaller batch size or shorter prompts"
-        )
-    watched = replace(how, max_new_tokens=settings.new_tokens or 0)
-    return {
-        "ms_median": median(took),
-        "ms_mean": fmean(took),
-        "ms_min": min(took),
-        "ms_max": max(took),
-        "updates": len(took),  # fewer than asked for where texts end soon
-        "memory_mib": watch_memory(model, prompts, watched, settings.seed),
+def _measure(
+    models: Mapping[str, Model], how: Mapping[str, DecodeSettings], settings: LatencySettings
+) -> dict[str, dict[str, Any]]:
+    """What was measured of each model; their times alternately, so that all see the same of the machine."""
+    busy = other_work(models.values())
+    size, length = settings.batch_size, settings.prompt_tokens or 0
+    prompts = {name: random_prompts(model, size, length, settings.seed) for name, model in models.items()}
+    timers = {
+        name: timed_updates(model, prompts[name], how[name], seed=settings.seed)
+        for name, model in models.items()
     }
+    times, measured = alternately(timers, settings.steps, settings.warmup), {}
+    timers.clear()  # their engines are released before memory is looked at
+    for name, took in times.items():
+        if not took:
+            raise ConfigError(
+                f"no step of {name} could be timed: among {size} texts one always ends at once; "
+                "use a smaller batch size or shorter prompts"
+            )
+        watched = replace(how[name], max_new_tokens=settings.new_tokens or 0)
+        measured[name] = {
+            "ms_median": median(took),
+            "ms_mean": fmean(took),
+            "ms_min": min(took),
+            "ms_max": max(took),
+            "ms_quartiles": [*quantiles(took, n=4)[::2]] if len(took) > 1 else [took[0], took[0]],
+            "updates": len(took),  # fewer than asked for where texts end soon
+            "other_work": busy,
+            "memory_mib": watch_memory(models[name], prompts[name], watched, settings.seed),
+        }
+    return measured
 
 
 def time_updates(
@@ -127,16 +143,22 @@ def time_updates(
     Texts run to the end of the context. Fewer come back where there are no more to time: texts end at once,
     or every block is decided in its first update.
     """
+    return list(islice(timed_updates(model, prompts, settings, seed=seed), warmup, warmup + steps))
+
+
+def timed_updates(
+    model: Model, prompts: Sequence[Sequence[int]], settings: DecodeSettings | None = None, *, seed: int = 0
+) -> Iterator[float]:
+    """Milliseconds of update after update, of text after text."""
     longest = model.config.context - len(prompts[0])
     settings = replace(settings or DecodeSettings(), max_new_tokens=longest)
-    took: list[float] = []
     fruitless = 0
-    while len(took) < warmup + steps and fruitless < _ATTEMPTS:
-        before = len(took)
-        took += islice(_updates(model, prompts, settings, seed), warmup + steps - before)
+    while fruitless < _ATTEMPTS:
+        fruitless += 1
+        for took in _updates(model, prompts, settings, seed):
+            yield took
+            fruitless = 0
         seed += len(prompts)  # the next texts are others
-        fruitless = fruitless + 1 if len(took) == before else 0
-    return took[warmup:]
 
 
 def _updates(

@@ -17,6 +17,7 @@ from dadlm.model.lora import merge
 from dadlm.model.network import Model
 from dadlm.model.pretrained import locate
 from dadlm.model.quantised import dequantise, quantise, without_scales
+from dadlm.model.uninitialised import uninitialised
 from dadlm.tokens import Tokenizer
 
 # What config.json holds beside the shape: ours, and what transformers adds when it saves a model.
@@ -110,8 +111,7 @@ def merged(model: Model) -> Model:
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:
     """Parameters by part; a tied head counts once, with the embedding."""
-    with torch.device("meta"):
-        model = Model(config)
+    model = uninitialised(config, device="meta")
     parts: dict[str, nn.Module] = {"embedding": model.backbone.embedding, "layers": model.backbone.layers}
     if model.graph is not None:
         parts["transition"] = model.graph.transition
@@ -156,8 +156,7 @@ def _check_header(folder: Path, config: ModelConfig, is_quantised: bool) -> None
             f"the weights of {folder} do not fit its config.json: {config.layers} layers, "
             f"but only {len(header)} tensors"
         )
-    with torch.device("meta"):
-        own = weights(Model(config))
+    own = weights(uninitialised(config, device="meta"))
     whole = {name: kind for name, (kind, _) in header.items() if "F" not in kind and not is_quantised}
     _compare(own, {name: shape for name, (_, shape) in header.items()}, whole, config, folder)
 
@@ -184,10 +183,14 @@ def load(
     Hugging Face repository name.
 
     These three names always mean the shipped models; a folder called dadlm is "./dadlm" or Path("dadlm").
-    bfloat16 is several times faster on a GPU; only in float32 is a row's text the same in every batch.
+    device "auto" is CUDA where there is one; dtype "auto" is bfloat16 on CUDA, where it is several times
+    faster, and float32 elsewhere. Only in float32 is a row's text the same in every batch.
     """
-    if str(dtype).removeprefix("torch.") not in _DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
+    device, dtype = find_device(device), str(dtype).removeprefix("torch.")
+    if dtype not in ("auto", *_DTYPES):
+        raise ConfigError(f"dtype must be one of auto, {', '.join(_DTYPES)}, got {dtype!r}")
+    if dtype == "auto":
+        dtype = "bfloat16" if device.type == "cuda" else "float32"
     folder = locate(name_or_folder)
     config, tokenizer = read_config(folder), _read_tokenizer(folder)
     if tokenizer is not None:
@@ -198,16 +201,16 @@ def load(
         if eot != config.eot_id:
             where = f"id {eot} in the tokenizer, {config.eot_id} in the model"
             raise CheckpointError(f"{folder}: end-of-text is {where}")
-    device, metadata = find_device(device), _read_metadata(folder)
+    metadata = _read_metadata(folder)
     is_quantised = metadata["format"] == _FORMATS[8]
     _check_header(folder, config, is_quantised)
     tensors = files.load_tensors(folder / WEIGHTS)
-    model = Model(config, tokenizer)
+    model = uninitialised(config, tokenizer)
     set_weights(model, dequantise(tensors, folder) if is_quantised else tensors, folder)
     expected = metadata.get("weights_sha256")
     if expected is not None and expected != digest(folder / WEIGHTS):
         raise CheckpointError(f"{folder / WEIGHTS} was changed after it was saved: its checksum differs")
-    model = model.to(device, _DTYPES[str(dtype).removeprefix("torch.")]).eval()
+    model = model.to(device, _DTYPES[dtype]).eval()
     check_finite(weights(model), folder)
     return model
 

@@ -5,11 +5,10 @@ Everything that takes an AR model takes this one: decoding, its engine and cache
 
 from dataclasses import replace
 
-import torch
-
 from dadlm.errors import ConfigError
 from dadlm.model.config import Mode
 from dadlm.model.network import Model
+from dadlm.model.uninitialised import uninitialised
 
 
 def in_mode(model: Model, mode: Mode) -> Model:
@@ -30,7 +29,6 @@ def in_mode(model: Model, mode: Mode) -> Model:
 
 def _as_ar(model: Model) -> Model:
     config = replace(model.config, family="ar", edge="none", expand_at=0, lora_gated=False)
-    with torch.device("meta"):  # takes no memory, and draws no random numbers
-        view = Model(config, model.tokenizer)
+    view = uninitialised(config, model.tokenizer, device="meta")
     view.backbone, view.head.linear = model.backbone, model.head.linear
     return view

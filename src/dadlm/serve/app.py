@@ -13,10 +13,10 @@ from fastapi import FastAPI, Request
 from prometheus_client import generate_latest
 from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from dadlm.serve import answers, schemas
+from dadlm.serve import answers, reference, schemas
 from dadlm.serve.middleware import Guard, RequestLog
 from dadlm.serve.refusals import Refusal, add_handlers
 from dadlm.serve.respond import Answer, respond
@@ -30,6 +30,14 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 _EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": _EVENT}}}}
+_CURL = "curl http://127.0.0.1:8000%s -H 'content-type: application/json' \\\n  -d '%s'"
+_EXAMPLES = {
+    path: _CURL % (path, json.dumps(body))
+    for path, body in {
+        "/v1/completions": {"prompt": "The river", "max_tokens": 64, "seed": 1},
+        "/v1/fill_gaps": {"parts": ["The river", {"gap": 8}, " under the bridge."], "seed": 1},
+    }.items()
+}
 
 
 def create_app(service: Service, api_key: str | None = None) -> FastAPI:
@@ -41,7 +49,7 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
         yield
         service.close(0)  # `Server` has waited for running texts before
 
-    # Without the framework's documentation pages, which load scripts from elsewhere.
+    # Without the framework's documentation pages, which load scripts from elsewhere: /docs is our own.
     app = FastAPI(title="dadlm", lifespan=lifespan, docs_url=None, redoc_url=None)
     add_handlers(app)
     _add_routes(app, service)
@@ -49,6 +57,8 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
     page = str(files("dadlm.serve") / "page")
     app.mount("/static", StaticFiles(directory=page))
     app.get("/", include_in_schema=False, response_class=FileResponse)(lambda: f"{page}/index.html")
+    _add_docs(app)
+    # After all routes: one more would make the framework forget it.
     app.openapi_schema = _with_bodies(app.openapi(), service)  # now: it takes long, and anyone may ask for it
     # From the inside out: the last one sees a request first.
     app.add_middleware(Guard, key=api_key, settings=service.settings)
@@ -116,6 +126,18 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         """Counters and histograms for Prometheus."""
         return PlainTextResponse(generate_latest(service.registry), media_type="text/plain; version=0.0.4")
+
+
+def _add_docs(app: FastAPI) -> None:
+    """The schema as a page."""
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(reference.render(app.openapi(), _EXAMPLES))
+
+    @app.get("/docs.css", include_in_schema=False)
+    async def style() -> Response:
+        return PlainTextResponse(reference.STYLE, media_type="text/css")
 
 
 def _with_bodies(schema: dict[str, Any], service: Service) -> dict[str, Any]:

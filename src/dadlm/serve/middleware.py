@@ -30,7 +30,13 @@ _HEADERS = {
 }
 _CLOSE = {"connection": "close"}
 _PROBES = ("/healthz", "/readyz")
-_WITHOUT_KEY = (*_PROBES, "/", "/openapi.json")  # and the page's files: none holds a secret
+_WITHOUT_KEY = (
+    *_PROBES,
+    "/",
+    "/docs",
+    "/docs.css",
+    "/openapi.json",
+)  # and the page's files: none holds a secret
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _MOST_READ = 16  # times max_body: most clients listen only after sending everything
 

@@ -45,9 +45,13 @@ def add_handlers(app: FastAPI) -> None:
     async def other(request: Request, error: HTTPException) -> Response:
         path, message = request.url.path[:100], str(error.detail)
         if error.status_code == 404 and path.startswith("/v1/chat"):
-            message = "these models are not chat models; POST /v1/completions completes a prompt"
-        elif error.status_code == 404:
-            message = f"nothing at {path}; GET /openapi.json lists all routes"
+            message = (
+                "there is no chat here: these are base models without a chat template; "
+                "POST /v1/completions with a prompt, which they continue"
+            )
+            return Refusal(404, message, code="chat_not_supported").response()
+        if error.status_code == 404:
+            message = f"nothing at {path}; GET /docs (or /openapi.json) lists all routes"
         elif error.status_code == 405:
             message = f"{path} does not accept {request.method[:20]}"
         return Refusal(error.status_code, message, headers=dict(error.headers or {})).response()

@@ -9,6 +9,7 @@ from dadlm.decode import StepEvent, request
 from dadlm.errors import ConfigError, DadlmError
 
 Reason = Literal["stop", "length", "cancelled", "deadline", "shutdown", "error"]
+FAILED = "the request could not be decoded; the server's log says why"
 
 
 class QueueFull(DadlmError):  # noqa: N818 - says what happened, as queue.Full does
@@ -35,6 +36,8 @@ class Request(request.Request):
     """Give the log-probability of each token and of so many (0 to 5) best ones of its node."""
     deadline: float | None = None
     """Seconds from submission after which the request ends with what it has."""
+    batch: str | None = None
+    """Requests of one batch share a turn when rows are given out; None: this one is alone in its own."""
 
     def __post_init__(self) -> None:
         if len(self.stop) > 4 or not all(isinstance(text, str) and text for text in self.stop):
@@ -95,8 +98,10 @@ class Job:
 
     def __init__(self, request: Request) -> None:
         self.request, self.cancelled = request, False
+        self.failed = False
+        """Whether an event could not be made."""
         self.listener: Callable[[], None] = lambda: None
-        """Called by the scheduler's thread after each event."""
+        """Called after each event, by the thread that made it."""
         self._events: SimpleQueue[Event] = SimpleQueue()
 
     @property

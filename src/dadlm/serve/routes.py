@@ -1,5 +1,6 @@
 """POST /v1/completions and /v1/fill_gaps: what they ask the scheduler, and the answers in their formats."""
 
+import re
 import secrets
 import time
 import uuid
@@ -15,6 +16,8 @@ from dadlm.serve.respond import Answer
 from dadlm.serve.schemas import CompletionBody, Decoding, FillGapsBody, Gap
 from dadlm.serve.settings import ServeSettings
 from dadlm.serve.text import TextStream, text_of
+
+_LATER_BYTE = re.compile("<0x[89AB].>")
 
 
 def _request_options(model: Model, body: Decoding, limits: ServeSettings, max_new_tokens: int | None = None):
@@ -70,7 +73,9 @@ class Completion(Answer):
         if len(prompts) * n > most:
             raise Refusal(400, f"{len(prompts)} prompts × n = {n} are more than {most} texts", param="n")
         options = _request_options(model, body, limits, body.max_tokens)
-        options["logprobs"] = body.logprobs
+        id_, now = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        self.head = {"id": id_, "object": "text_completion", "created": now, "model": name}
+        options |= {"logprobs": body.logprobs, "batch": id_}
         options["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         for prompt in prompts:
             ids = self._prompt_ids(prompt)
@@ -79,8 +84,6 @@ class Completion(Answer):
                 seed = options["seed"] + len(self.requests)
                 self.requests.append(Request(ids=ids, **options | {"seed": seed}))
                 self.choices.append(Choice(text if body.echo else "", TextStream(self.tokenizer)))
-        id_, now = f"cmpl-{uuid.uuid4().hex}", int(time.time())
-        self.head = {"id": id_, "object": "text_completion", "created": now, "model": name}
 
     def _prompt_ids(self, prompt: str | list[int]) -> tuple[int, ...]:
         config, wanted = self.model.config, self.body.max_tokens
@@ -132,10 +135,11 @@ class Completion(Answer):
         offsets = []
         for token in tokens:
             # Not the tokens' own texts: half a character has no length, and spaces join words.
+            before = choice.decoder.undecided
             piece = choice.decoder.add([token.token])[0]
-            # Earlier bytes that turned out to be no character are decided only now, and are not its own.
-            before = _replaced(piece) - _replaced(text_of(self.tokenizer, [token.token]))
-            offsets.append(choice.offset + max(0, before))
+            after = piece + choice.decoder.undecided
+            name = self._name(token.token) if text_of(self.tokenizer, [token.token]) else ""
+            offsets.append(choice.offset + _begin(before, after, name))
             choice.offset += len(piece)
         new = {
             "tokens": [self._name(token.token) for token in tokens],
@@ -159,9 +163,19 @@ def _choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str 
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _replaced(text: str) -> int:
-    """How many replacement characters, of bytes that are no character, a text begins with."""
-    return len(text) - len(text.lstrip("\ufffd"))
+def _begin(before: str, after: str, name: str) -> int:
+    """Where a token begins in the undecided end of a text, which was `before` and is `after` with the token.
+
+    A character that it completes or goes on with began in a token before it. `name` is empty if the token has
+    no text.
+    """
+    if not name:
+        return len(before)
+    if _LATER_BYTE.fullmatch(name):  # byte fallback shows every byte of an open character
+        return 0
+    if after == before:
+        return max(0, len(before) - 1)
+    return min(len(before), len(after) - len(after.lstrip("\ufffd")))
 
 
 class FilledGaps(Answer):

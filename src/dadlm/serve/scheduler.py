@@ -1,15 +1,13 @@
 """Continuous batching: requests join and leave between denoising steps of one model.
 
 One thread owns the model and calls `tick` over and over: end requests that were cancelled or are late, admit
-waiting ones, one step of the engine, hand out what is new. First come, first served; a request gives its row
-back as soon as it is finished, so a long one never blocks the short ones behind it. Knows nothing of HTTP.
+waiting ones in turn (`waiting`), one step of the engine, hand out what is new. Knows nothing of HTTP.
 """
 
 import copy
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -21,13 +19,13 @@ from dadlm.decode.request import Row
 from dadlm.errors import ConfigError
 from dadlm.model import Model
 from dadlm.model.capture import empty_cache
-from dadlm.serve.request import Committed, Job, QueueFull, Reason, Request, ShuttingDown
+from dadlm.serve.request import FAILED, Committed, Job, QueueFull, Reason, Request, ShuttingDown
 from dadlm.serve.stats import Stats
 from dadlm.serve.task import Task
+from dadlm.serve.tracer import Tracer
+from dadlm.serve.waiting import Waiting
 
 _log = logging.getLogger("dadlm.serve")
-_FAILED = "the request could not be decoded; the server's log says why"
-_UNREAD_STEPS = 256  # traced steps, some 50 kB each, that may wait for a client who does not read
 _OF_ALL = (torch.OutOfMemoryError, torch.AcceleratorError)  # no single request is to blame
 
 
@@ -45,7 +43,7 @@ class Scheduler:
             self._engine.prepare_shortlists()  # later it would hold up the rows in work
         self.max_rows, self.max_queue = slots_that_fit(model, max_rows), max_queue
         self._reserve()
-        self._waiting, self._stats = deque[Task](), Stats()
+        self._waiting, self._stats, self._tracer = Waiting(), Stats(), Tracer()
         self._changed = threading.Condition()  # guards `_waiting`, `_tasks`, `_stats` and `_stop_at`
         self._thread: threading.Thread | None = None
         self._stop_at: float | None = None
@@ -97,13 +95,14 @@ class Scheduler:
                 self.tick()
         except BaseException:  # a broken device: `alive` is False from now on, and no client waits forever
             _log.exception("the scheduler stopped")
-            reason, message = "error", _FAILED
+            reason, message = "error", FAILED
         with self._changed:
             self._stop_at, left = self.clock(), [*self._tasks.values(), *self._waiting]
             self._tasks.clear()
             self._waiting.clear()
         for task in left:
             self._finish(task, reason, message)
+        self._tracer.close()
         self._engine.release()
 
     def _is_over(self) -> bool:
@@ -128,35 +127,38 @@ class Scheduler:
         except Exception:
             _log.exception("a step failed")
             for task in list(self._tasks.values()):
-                self._end(task, "error", _FAILED)
+                self._end(task, "error", FAILED)
         if full:  # only now: the error's frames hold on to the memory
             self._shrink()
 
     def _sweep(self) -> None:
-        """End requests that were cancelled or are too late."""
+        """End requests that nobody waits for any more."""
         with self._changed:
             tasks = [*self._tasks.values(), *self._waiting]
         for task in tasks:
-            deadline = task.request.deadline
-            if task.job.cancelled:
-                self._end(task, "cancelled")
-            elif task.request.trace and task.job.unread > _UNREAD_STEPS:
-                self._end(task, "cancelled", "nobody reads its steps")
-            elif deadline is not None and self.clock() >= task.submitted + deadline:
-                self._end(task, "deadline", f"not finished within {deadline:g} seconds")
+            if end := task.must_end(self.clock()):
+                self._end(task, *end)
 
     def _admit(self) -> None:
-        """First come, first served, while there are free rows and the prompts fit the next step."""
+        """In turn, while there are rows to be had and the prompts fit the next step."""
         engine = self._engine
-        while len(engine.rows) < self.max_rows and engine.tokens_to_read < engine.read_at_once:
+        while engine.tokens_to_read < engine.read_at_once:
             with self._changed:
-                if not self._waiting:
+                has_room = len(engine.rows) < self.max_rows or self._interrupt()
+                if not has_room or (task := self._waiting.next(self._tasks.values())) is None:
                     return
-                task = self._waiting.popleft()
+                self._waiting.remove(task)
                 self._tasks[task.row] = task
                 task.joined = self.clock() if task.joined is None else task.joined
             with self._isolated(task):
                 engine.add(task.row)
+
+    def _interrupt(self) -> bool:
+        """Take a row from a request that has more than its share, if there is one; its text resumes later."""
+        if task := self._waiting.to_interrupt(self._tasks.values()):
+            self._engine.remove(task.row)
+            self._waiting.insert(0, self._tasks.pop(task.row))
+        return task is not None
 
     def _step(self) -> Iterator[StepResult]:
         """A step of all rows; if it fails, of each row alone, so that only the one at fault fails."""
@@ -182,7 +184,7 @@ class Scheduler:
             raise
         except Exception:
             _log.exception("a request failed")
-            self._end(task, "error", _FAILED)
+            self._end(task, "error", FAILED)
 
     def _hand_out(self, result: StepResult) -> None:
         """Give clients the tokens that were committed, and what they asked to know of the step."""
@@ -191,14 +193,15 @@ class Scheduler:
                 self._stats.step(len(result.rows))
             for index, row in result.rows.items():
                 with self._isolated(task := self._tasks[row]):
-                    task.observe(self.model, result.step, index)
+                    if make_event := task.observe(self.model, result.step, index):
+                        self._tracer.put(task.job, make_event)
         for new in result.committed:
             if task := self._tasks.get(new.row):  # its observation may have failed
                 with self._isolated(task):
                     committed, reason = task.commit(new.positions, self.clock())
                     with self._changed:
                         self._stats.commit(len(committed.tokens), self.clock())
-                    task.job.put(committed)
+                    self._tracer.put(task.job, committed)
                     if reason is not None:
                         self._end(task, reason)
 
@@ -212,12 +215,11 @@ class Scheduler:
         self._finish(task, reason, message)
 
     def _finish(self, task: Task, reason: Reason, message: str | None) -> None:
-        finished = task.finished(reason, self.clock(), message)
         with self._changed:
-            self._stats.end(finished)
+            self._stats.end(finished := task.finished(reason, self.clock(), message))
         if reason != "error" and (rest := task.text.end()[0]):  # held back for what can no longer come
-            task.job.put(Committed([], rest, None, finished.forward_passes))
-        task.job.put(finished)
+            self._tracer.put(task.job, Committed([], rest, None, finished.forward_passes))
+        self._tracer.put(task.job, finished)
 
     def _shrink(self) -> None:
         """Out of memory: half as many rows. Their requests wait again and resume where they were."""
@@ -232,7 +234,7 @@ class Scheduler:
             self._stats.out_of_memory += 1
             for task in tasks:
                 task.row.rewind()
-            self._waiting.extendleft(reversed(tasks))
+            self._waiting[:0] = tasks
             self._tasks.clear()
             self._engine.release()
             with suppress(torch.OutOfMemoryError):  # then a step finds out, and its requests are told

@@ -1,5 +1,6 @@
 """The models of a server, each with its scheduler, and their metrics."""
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,19 +25,18 @@ class Service(Collector):
     def __init__(self, models: Mapping[str, Model], settings: ServeSettings, schedule=Scheduler) -> None:
         self.settings, self.created, self.running = settings, int(time.time()), False
         limits = {"max_rows": settings.max_rows, "max_queue": settings.max_queue}
-        self.schedulers = {name: schedule(model, **limits) for name, model in models.items()}
-        self.ar = {  # models that can do both decode both, side by side
-            name: schedule(in_mode(model, "ar"), **limits)
-            for name, model in models.items()
-            if len(model.config.modes) > 1
-        }
+        self._schedule = lambda model: schedule(model, **limits)
+        self.schedulers = {name: self._schedule(model) for name, model in models.items()}
+        self.in_modes: dict[tuple[str, Mode], Scheduler] = {}
+        """Those of modes that are not a model's first, made when one is asked for: most never are."""
+        self._lock = threading.Lock()  # of `in_modes` and `running`
         self.registry = CollectorRegistry()  # of its own: a process may run several servers
         self.registry.register(self)
 
     @property
     def all_schedulers(self) -> dict[str, Scheduler]:
         """By what they are called in the metrics."""
-        return self.schedulers | {f"{name} (ar)": scheduler for name, scheduler in self.ar.items()}
+        return self.schedulers | {f"{name} ({mode})": one for (name, mode), one in self.in_modes.items()}
 
     def start(self) -> None:
         for scheduler in self.all_schedulers.values():
@@ -45,8 +45,9 @@ class Service(Collector):
 
     def close(self, grace: float) -> None:
         """Accept no more requests, give the running ones `grace` seconds, and end the rest."""
-        if self.running:
-            self.running = False
+        with self._lock:
+            was_running, self.running = self.running, False
+        if was_running:
             schedulers = self.all_schedulers.values()
             with ThreadPoolExecutor(len(schedulers)) as pool:  # they share the grace period
                 for scheduler in schedulers:
@@ -68,11 +69,25 @@ class Service(Collector):
             message = f"model: no {name[:100]!r} here, only {', '.join(self.schedulers)}"
             raise Refusal(404, message, param="model", code="model_not_found")
         scheduler = self.schedulers[name]
-        if mode != "ar" or scheduler.model.config.family == "ar":
+        config = scheduler.model.config
+        if mode in (None, config.modes[0]) or config.family == "ar":
             return name, scheduler
-        if name not in self.ar:
+        if mode not in config.modes:
             raise Refusal(400, f"mode: {name} decodes in blocks only: it has no causal_context", param="mode")
-        return name, self.ar[name]
+        return name, self._in_mode(name, mode)
+
+    def _in_mode(self, name: str, mode: Mode) -> Scheduler:
+        """A model's scheduler for another mode, side by side with its own."""
+        with self._lock:
+            if (name, mode) not in self.in_modes:
+                if not self.running:
+                    raise Refusal(
+                        503, "the server is shutting down and takes no new requests", code="shutdown"
+                    )
+                scheduler = self._schedule(in_mode(self.schedulers[name].model, mode))
+                scheduler.start()
+                self.in_modes[name, mode] = scheduler
+            return self.in_modes[name, mode]
 
     def card(self, name: str) -> dict[str, Any]:
         """An entry of /v1/models."""

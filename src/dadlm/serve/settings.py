@@ -19,7 +19,7 @@ class ServeSettings:
     """Texts decoded side by side, per model; bounds the memory."""
     max_queue: int = 256
     """Texts that may wait for a row, per model; more are refused with 429."""
-    deadline: float | None = None
+    deadline: float | None = 600.0
     """Seconds after which a text is given up, waiting included; None: never."""
     grace: float = 30.0
     """Seconds that running texts have to finish on shutdown."""

@@ -1,19 +1,21 @@
 """A request in work: the engine's row, the text given to the client so far, and when things happened."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from dadlm.decode.events import event_of, logits_at
+from dadlm.decode.events import StepEvent, best_of, event_of, logits_at
 from dadlm.decode.request import Row
 from dadlm.decode.step import Step
 from dadlm.errors import ConfigError
 from dadlm.model import Model
-from dadlm.serve.request import Committed, Finished, Job, Reason, TokenLogprob
+from dadlm.serve.request import FAILED, Committed, Finished, Job, Reason, TokenLogprob
 from dadlm.serve.text import TextStream
 
+_UNREAD_STEPS = 256  # traced steps, some 50 kB each, that may wait for a client who does not read
 _TOKENS_SHOWN = 3  # of each node in a trace
 _DIGITS = 5  # of a probability in a trace, which is mostly these
 _ROUNDED = ("top_tokens", "transition", "probability", "alone")
@@ -27,6 +29,7 @@ class Task:
             raise ConfigError("stop texts need a tokenizer, which this model does not have")
         self.job, self.request, self.row = job, job.request, Row(model, job.request)
         self.text = TextStream(model.tokenizer, job.request.stop)
+        self.batch: object = self if job.request.batch is None else job.request.batch
         self.tokens = 0
         self.logprobs: dict[int, TokenLogprob] = {}
         """Of the block in work, by position."""
@@ -34,17 +37,28 @@ class Task:
         self.joined: float | None = None
         self.first_commit: float | None = None
 
+    def must_end(self, now: float) -> tuple[Reason, str | None] | None:
+        """Why a text ends before it is finished, if it does."""
+        deadline = self.request.deadline
+        if self.job.cancelled:
+            return "cancelled", None
+        if self.job.failed:
+            return "error", FAILED
+        if self.request.trace and self.job.unread > _UNREAD_STEPS:
+            return "cancelled", "nobody reads its steps"
+        if deadline is not None and now >= self.submitted + deadline:
+            return "deadline", f"not finished within {deadline:g} seconds"
+        return None
+
     @torch.inference_mode()
-    def observe(self, model: Model, step: Step, index: int) -> None:
-        """Take from row `index` of a step what the client asked to know of it."""
-        if not self.request.trace and self.request.logprobs is None:
-            return
-        one = _row_of(step, index, self.row.block)
-        if self.request.trace:
-            event = event_of(model, one, _TOKENS_SHOWN)
-            self.job.put(replace(event, **{name: _rounded(getattr(event, name)) for name in _ROUNDED}))
+    def observe(self, model: Model, step: Step, index: int) -> Callable[[], StepEvent] | None:
+        """Take from row `index` of a step what the client asked to know of it; returns what makes the event
+        of a traced one, at any time and in any thread."""
         if self.request.logprobs is not None:
-            self.logprobs |= _logprobs(model, one, self.request.logprobs)
+            self.logprobs |= _logprobs(model, _row_of(step, index, self.row.block), self.request.logprobs)
+        if not self.request.trace:
+            return None
+        return partial(_event, model, _row_of(step, index, self.row.block, copy=True))
 
     def commit(self, positions: list[int], now: float) -> tuple[Committed, Reason | None]:
         """What the client gets of positions that were committed, and why the text ends, if it does."""
@@ -92,13 +106,20 @@ class Task:
         )
 
 
-def _row_of(part: Any, row: int, width: int) -> Any:
-    """One row of a step and of all tensors in it; `width` leaves out the padding of a shorter MDLM window."""
+def _row_of(part: Any, row: int, width: int, copy: bool = False) -> Any:
+    """One row of a step and of all tensors in it; `width` leaves out the padding of a shorter MDLM window. A
+    copy outlives the step."""
     if part is None:  # the model has no such part
         return None
     if isinstance(part, torch.Tensor):
-        return part[row : row + 1] if part.dim() == 1 else part[row : row + 1, :width]
-    return replace(part, **{f.name: _row_of(getattr(part, f.name), row, width) for f in fields(part)})
+        own = part[row : row + 1] if part.dim() == 1 else part[row : row + 1, :width]
+        return own.clone() if copy else own
+    return replace(part, **{f.name: _row_of(getattr(part, f.name), row, width, copy) for f in fields(part)})
+
+
+def _event(model: Model, step: Step) -> StepEvent:
+    event = event_of(model, step, _TOKENS_SHOWN)
+    return replace(event, **{name: _rounded(getattr(event, name)) for name in _ROUNDED})
 
 
 def _rounded(part: Any) -> Any:
@@ -113,10 +134,10 @@ def _logprobs(model: Model, step: Step, count: int) -> dict[int, TokenLogprob]:
     """Of the tokens that a step of one row has fixed, by position."""
     place = step.kept[0].nonzero().squeeze(1)
     logp = logits_at(model, step, 0, place).log_softmax(-1)
-    best = logp.sort(dim=-1, descending=True, stable=True)  # ties go to the lowest id, as everywhere
+    best_logp, best = best_of(logp, count)
     tokens = step.ids[0, place]
     columns = (step.block.first[0] + place, tokens, logp.gather(1, tokens[:, None]).squeeze(1))
-    columns += (best.indices[:, :count], best.values[:, :count])
+    columns += (best, best_logp)
     return {
         position: TokenLogprob(token, p, list(zip(ids, ps, strict=True)))
         for position, token, p, ids, ps in zip(*(column.tolist() for column in columns), strict=True)

@@ -29,6 +29,11 @@ class TextStream:
         self._given = 0  # characters of the window's text that were passed on
         self._held = ""  # passed on, but perhaps part of a stop text
 
+    @property
+    def undecided(self) -> str:
+        """The end of the text that may still become another character; meaningless with stop texts."""
+        return text_of(self._tokenizer, self._window)[self._given :]
+
     def add(self, tokens: Sequence[int]) -> tuple[str, int | None]:
         """Text that is certain now, and how many of the tokens it took to reach a stop text (None: none)."""
         if not self._stop:

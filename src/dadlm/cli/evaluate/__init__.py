@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dadlm.cli.evaluate.common import default_folder
 from dadlm.cli.evaluate.kinds import OPTIONS
 from dadlm.cli.options import parse, subcommand
 from dadlm.errors import ConfigError
@@ -35,7 +36,7 @@ def run(words: list[str]) -> int:
         return 0
     kind, *words = words
     options = parse(options, words, f"evaluate {kind}")
-    folder = Path(options.out or f"evaluation/{kind}")
+    folder = Path(options.out) if options.out else default_folder(kind, options)
     if folder.is_file():
         raise ConfigError(f"{folder} is a file: --out must be a folder")
     command = shlex.join(["dadlm", "evaluate", kind, *_without_secrets(words)])

@@ -1,9 +1,11 @@
 """What the kinds of evaluation share on the command line: options, models and their names."""
 
+import hashlib
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import Field, dataclass, fields
+from pathlib import Path, PurePath
+from typing import Any, ClassVar, Literal
 
 from dadlm.cli.options import open_model
 from dadlm.errors import ConfigError
@@ -17,8 +19,12 @@ from dadlm.tokens import Rows
 class Common:
     """Options of every kind; a kind adds its own."""
 
+    decides: ClassVar[tuple[str, ...]] = ()
+    """Options that decide the result of this kind, and of others only the speed."""
+
     out: str = ""
-    """Folder for the result and the pieces to resume from; empty: evaluation/KIND."""
+    """Folder for the result and the pieces to resume from; empty: evaluation/KIND-MODELS-DATA, followed by
+    the options that are not the default."""
     seed: int = 0
     """Seed of everything random."""
     batch_size: int = 16
@@ -62,6 +68,46 @@ class OneModel(Common):
     model: str = DEFAULT
     """One that ships with dadlm (dadlm, bd3lm, ar), a folder of a model or of a training run (its best
     checkpoint), or a Hugging Face name."""
+
+
+# They do not decide the result, or may be secret.
+_NOT_IN_NAMES = {"out", "json", "cache", "device", "batch_size", "body"} | {
+    *("concurrency", "timeout", "price_in", "price_out")
+}
+_PLACES = ("data", "samples", "planted", "judge", "judge_lm", "embedder")
+_LONGEST_NAME = 100
+
+
+def default_folder(kind: str, options: Common) -> Path:
+    """A folder of its own for each evaluation: started again, one finds its pieces, and no other does."""
+    first = ("model", "against", "data")
+    others = [one for one in fields(options) if one.name not in first and _is_given(options, one)]
+    words = [kind]
+    for name in (*first, *(one.name for one in others)):
+        value = getattr(options, name, None) or ()
+        many = list(map(str, value if isinstance(value, tuple) else (value,)))
+        if name in ("model", "against"):
+            many = names_of(many)
+        elif name in _PLACES:
+            many = list(map(_last_part, many))
+        words += many if name in first else [name, *many]
+    whole = "-".join(re.sub(r"[^\w.=,+]+", "-", word).strip("-.") for word in words)
+    if len(whole) > _LONGEST_NAME:
+        whole = f"{whole[:_LONGEST_NAME]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+    return Path("evaluation", whole)
+
+
+def _is_given(options: Common, one: Field) -> bool:
+    """Whether an option decides the result and is not the default."""
+    hidden = _NOT_IN_NAMES - {*options.decides}
+    return one.name not in hidden and getattr(options, one.name) != one.default
+
+
+def _last_part(place: str) -> str:
+    """What a file or folder is called, without the endings of its format."""
+    path = PurePath(place.removeprefix("hf:"))
+    name = path.parent.name if path.name == "samples" and path.parent.name else path.name
+    return re.sub(r"(\.(txt|jsonl|json|parquet|zst|gz))+$", "", name)
 
 
 def load_model(folder: str, options: Common) -> Model:

@@ -137,6 +137,7 @@ class Summarisation(OneModel):
 class Latency(Common, LatencySettings):
     """Time of a complete denoising step, and memory."""
 
+    decides = ("batch_size",)
     model: tuple[str, ...] = ("bd3lm", "dadlm")
     """Models to measure, by name or folder; one BD3LM among them makes ratios possible."""
     batch_size: int = 32

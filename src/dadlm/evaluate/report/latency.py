@@ -51,7 +51,10 @@ def _table(group: list[Found]) -> doc.Table:
             *subjects.models_differ([row["model"] for row, _ in rows]),
             *((name.replace("_", " "), result[name], theirs) for name, theirs in _PAPER.items()),
         ],
-        notes=dict.fromkeys(f"Memory: {kind}." for kind in kinds),
+        notes=dict.fromkeys(
+            [*(line for one in group for line in one.result.get("warnings", ()))]
+            + [f"Memory: {kind}." for kind in kinds]
+        ),
     )
 
 
