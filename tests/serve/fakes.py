@@ -12,7 +12,7 @@ from dadlm.serve.stats import Stats
 
 def finished(reason: Any = "length", message: str | None = None) -> Finished:
     """3 tokens of prompt, 4 new ones, 2 forward passes, 1 of the cache; 0.5 s queued, 0.25 s running."""
-    return Finished(reason, message, 3, 4, 2, 1, 0.5, 0.25, 0.6)
+    return Finished(reason, message, 3, 4, 2, 1, 0, 0.5, 0.25, 0.6)
 
 
 def committed(text: str, tokens: list[int] | None = None, passes: int = 1) -> Committed:

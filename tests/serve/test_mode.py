@@ -18,7 +18,7 @@ PROMPT, HOW = "the cat ", {"max_tokens": 13, "seed": 5}
 def server() -> Iterator[Running]:
     models = {name: letter_model(name) for name in ("bd3lm", "ar")}
     both = letter_model("dadlm", causal_context=True, candidate_offset=0.5)
-    with running(Service({"both": both, **models}, settings())) as started:
+    with running(Service({"both": both, **models}, settings(), draft="bd3lm")) as started:
         yield started
 
 
@@ -49,6 +49,28 @@ def test_ar_models_take_both_modes(server: Running) -> None:
     )
 
 
+def test_lossless_texts_are_those_of_mode_ar(server: Running) -> None:
+    """Side by side, with and without a draft model; the answer says what drafting was worth."""
+    with ThreadPoolExecutor(6) as pool:
+        asked = [("both", 4), ("ar", 4), ("both", None)] * 2
+        found = list(pool.map(lambda one: text(server, model=one[0], mode="lossless", tree=one[1]), asked))
+    for (name, _), one in zip(asked, found, strict=True):
+        assert one == text(server, model=name, mode="ar")
+    status, answer = server.post(
+        "/v1/completions", model="both", prompt=PROMPT, mode="lossless", tree=6, **HOW
+    )
+    assert status == 200 and 1 <= answer["dadlm"]["tokens_per_cycle"] <= 4
+    status, answer = server.post("/v1/completions", model="both", prompt=PROMPT, mode="ar", **HOW)
+    assert answer["dadlm"]["tokens_per_cycle"] is None
+    for more, words in (
+        ({"mode": "lossless", "logprobs": 1}, "logprobs"),
+        ({"mode": "lossless", "stream": True, "trace": True}, "trace"),
+        ({"mode": "ar", "tree": 3}, "tree"),
+    ):
+        status, answer = server.post("/v1/completions", model="both", prompt=PROMPT, **more)
+        assert status == 400 and answer["error"]["param"] == words
+
+
 def test_what_a_model_cannot_do_is_refused(server: Running) -> None:
     for fields, words in (({"model": "bd3lm", "mode": "ar"}, "blocks only"), ({"mode": "left"}, "diffusion")):
         status, answer = server.post("/v1/completions", prompt=PROMPT, **fields)
@@ -60,7 +82,11 @@ def test_what_a_model_cannot_do_is_refused(server: Running) -> None:
 def test_modes_are_listed_and_counted(server: Running) -> None:
     cards = server.ask("GET", "/v1/models")[2]["data"]
     modes = {card["id"]: card["dadlm"]["modes"] for card in cards}
-    assert modes == {"both": ["diffusion", "ar"], "bd3lm": ["diffusion"], "ar": ["ar"]}
+    assert modes == {
+        "both": ["diffusion", "ar", "lossless"],
+        "bd3lm": ["diffusion"],
+        "ar": ["ar", "lossless"],
+    }
     text(server, model="both", mode="ar")
     assert b'dadlm_submitted_total{model="both (ar)"}' in server.ask("GET", "/metrics")[2]
 

@@ -15,7 +15,7 @@ from dadlm.serve.text import TextStream
 from dadlm.tokens import Tokenizer
 from dadlm.tokens.vocabularies import train_bpe, word_level
 
-END = Finished("length", None, 1, 2, 2, 1, 0.0, 0.1, 0.1)
+END = Finished("length", None, 1, 2, 2, 1, 0, 0.0, 0.1, 0.1)
 SENT: list[Event] = [Committed([1], "a", None, 1), Committed([2], "b", None, 2), END]
 
 

@@ -15,7 +15,6 @@ from dadlm import ConfigError, DecodeSettings, Model, StepEvent, generate, strea
 from dadlm.decode.engine import Engine
 from dadlm.decode.slots import Slots
 from dadlm.serve import Committed, Finished, Job, QueueFull, Request, Scheduler, ShuttingDown
-from dadlm.serve import scheduler as scheduler_module
 from dadlm.serve import task as task_module
 from dadlm.tokens.vocabularies import train_bpe
 
@@ -285,8 +284,8 @@ def test_memory_that_runs_out_again_while_rows_are_halved(model, monkeypatch: py
     scheduler.tick()
     with monkeypatch.context() as patched:
         patched.setattr(Slots, "reserve", sometimes_full)
-        patched.setattr(scheduler_module, "empty_cache", lambda: None)
-        patched.setattr(scheduler, "_on_gpu", True)
+        patched.setattr("dadlm.decode.engines.empty_cache", lambda: None)
+        patched.setattr(scheduler._engine, "device", torch.device("cuda"))
         fail_where(patched, torch.OutOfMemoryError("full"), lambda _: True)
         scheduler.tick()
     assert scheduler.max_rows == 1 and scheduler.stats().queue == 1

@@ -23,6 +23,9 @@ class Options(DeviceOptions):
     model: tuple[str, ...] = NAMES
     """Models to serve: names of models that ship with dadlm, folders, Hugging Face names, or NAME=FOLDER to
     choose the name. The first is the default of requests."""
+    draft: str = ""
+    """Which of these models drafts for the AR models among them in mode lossless; empty: what stood in the
+    text before."""
     api_key_file: Path | None = None
     """File with the API key that clients must send; else the variable DADLM_API_KEY; neither: no key."""
     replicas: int = 1
@@ -33,6 +36,8 @@ class Options(DeviceOptions):
 def run(words: list[str]) -> int:
     options = parse(Options, words, "serve")
     sources, key, settings = _sources(options.model), _read_key(options.api_key_file), options.settings
+    if options.draft and options.draft not in sources:
+        raise ConfigError(f"--draft {options.draft}: not among the models served ({', '.join(sources)})")
     if options.replicas < 1:
         raise ConfigError(f"replicas must be at least 1, got {options.replicas}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -57,7 +62,7 @@ def _serve(options: Options, sources: dict[str, str], key: str | None) -> None:
         for number, (name, source) in enumerate(sources.items(), 1):
             print(f"loading {name} on {device} ({number} of {len(sources)})", file=sys.stderr, flush=True)
             models[name] = load(source, device, options.dtype)
-        service = Service(models, settings)
+        service = Service(models, settings, draft=options.draft or None)
         return create_app(service, key), service
 
     def announce(port: int) -> None:

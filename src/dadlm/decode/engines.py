@@ -8,6 +8,7 @@ import torch
 from dadlm.decode.engine import Engine
 from dadlm.decode.lossless import LosslessEngine
 from dadlm.model import Model
+from dadlm.model.capture import empty_cache
 
 
 def borrow_engine(model: Model, cached: bool = True) -> AbstractContextManager[Engine]:
@@ -53,3 +54,17 @@ def release_engine(model: Model) -> None:
             engine.release()
         kept.clear()
     model.drop_constants()
+
+
+def reserve_rows(engine: Engine, rows: int) -> int:
+    """On a GPU, take the memory of so many rows now, or of fewer where that does not fit; how many it was."""
+    while engine.device.type == "cuda":
+        empty_cache()
+        try:
+            engine.reserve(rows)
+            break
+        except torch.OutOfMemoryError:
+            if rows == 1:
+                raise
+            rows //= 2
+    return rows

@@ -192,7 +192,7 @@ class ModelConfig:
     def modes(self) -> tuple[Mode, ...]:
         """The ways in which the model can decode, the usual one first."""
         if self.family == "ar":
-            return ("ar",)
+            return ("ar", "lossless")
         both = self.causal_context and self.family != "mdlm"
         if both and self.denoises_blocks:
             return ("diffusion", "ar", "lossless")

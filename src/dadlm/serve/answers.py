@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from dadlm.model import Mode
+
 
 class Answer(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -32,6 +34,8 @@ class Cost(Answer):
     """Denoising passes, without prefill and cache writes."""
     cache_passes: int
     tokens_per_forward: float
+    tokens_per_cycle: float | None = None
+    """Mode lossless: of each draft that was verified; null in other modes."""
     seconds: float
     """From the request's arrival, waiting included."""
 
@@ -87,7 +91,7 @@ class ModelMetadata(Answer):
     block_size: int
     candidates: int
     context: int
-    modes: list[Literal["diffusion", "ar"]]
+    modes: list[Mode]
     """What a request's `mode` may be, the default first."""
     parameters: int
 

@@ -84,6 +84,8 @@ class Finished:
     completion_tokens: int
     forward_passes: int
     cache_passes: int
+    cycles: int
+    """Mode lossless: drafts that were verified."""
     seconds_queued: float
     seconds_running: float
     seconds_to_first: float | None

@@ -58,11 +58,13 @@ class Answer(ABC):
 
 
 def _cost(ends: Sequence[Finished]) -> dict[str, Any]:
-    passes = sum(end.forward_passes for end in ends)
+    passes, cycles = sum(end.forward_passes for end in ends), sum(end.cycles for end in ends)
+    tokens = sum(end.completion_tokens for end in ends)
     return {
         "forward_passes": passes,
         "cache_passes": sum(end.cache_passes for end in ends),
-        "tokens_per_forward": sum(end.completion_tokens for end in ends) / max(1, passes),
+        "tokens_per_forward": tokens / max(1, passes),
+        "tokens_per_cycle": tokens / cycles if cycles else None,
         "seconds": max(end.seconds_queued + end.seconds_running for end in ends),
     }
 

@@ -30,6 +30,10 @@ def _request_options(model: Model, body: Decoding, limits: ServeSettings, max_ne
     except ConfigError as error:
         param = str(error).partition(" ")[0]  # these messages begin with the option's name
         raise Refusal(400, str(error), param=param if param in names else None) from error
+    for name in ("trace", "logprobs"):
+        if settings.mode == "lossless" and getattr(body, name, None):
+            message = f"{name}: mode lossless has no steps to show; ask for the same text with mode ar"
+            raise Refusal(400, message, param=name)
     seed = secrets.randbits(31) if body.seed is None else body.seed
     return {"settings": settings, "seed": seed, "trace": bool(body.trace), "deadline": limits.deadline}
 

@@ -15,10 +15,10 @@ import torch
 
 from dadlm.decode.cache import slots_that_fit
 from dadlm.decode.engine import Engine, StepResult
+from dadlm.decode.engines import reserve_rows
 from dadlm.decode.request import Row
 from dadlm.errors import ConfigError
 from dadlm.model import Model
-from dadlm.model.capture import empty_cache
 from dadlm.serve.request import FAILED, Committed, Job, QueueFull, Reason, Request, ShuttingDown
 from dadlm.serve.stats import Stats
 from dadlm.serve.task import Task
@@ -33,16 +33,22 @@ class Scheduler:
     """Decodes the requests of many clients side by side, each as if it were alone."""
 
     def __init__(
-        self, model: Model, *, max_rows: int = 64, max_queue: int = 256, clock=time.monotonic
+        self,
+        model: Model,
+        *,
+        max_rows: int = 64,
+        max_queue: int = 256,
+        clock=time.monotonic,
+        engine: Engine | None = None,
     ) -> None:
         if min(max_rows, max_queue) < 1:
             raise ConfigError(f"max_rows and max_queue must be at least 1, got {max_rows} and {max_queue}")
-        self.model, self.clock, self._on_gpu = model, clock, model.device.type == "cuda"
-        self._engine, self._tasks = Engine(model, lockstep=False), dict[Row, Task]()
+        self.model, self.clock = model, clock
+        self._engine, self._tasks = engine or Engine(model, lockstep=False), dict[Row, Task]()
         if model.config.edge != "none":
             self._engine.prepare_shortlists()  # later it would hold up the rows in work
         self.max_rows, self.max_queue = slots_that_fit(model, max_rows), max_queue
-        self._reserve()
+        self.max_rows = reserve_rows(self._engine, self.max_rows)
         self._waiting, self._stats, self._tracer = Waiting(), Stats(), Tracer()
         self._changed = threading.Condition()  # guards `_waiting`, `_tasks`, `_stats` and `_stop_at`
         self._thread: threading.Thread | None = None
@@ -238,15 +244,4 @@ class Scheduler:
             self._tasks.clear()
             self._engine.release()
             with suppress(torch.OutOfMemoryError):  # then a step finds out, and its requests are told
-                self._reserve()
-
-    def _reserve(self) -> None:
-        """On a GPU, take the memory of `max_rows` rows now, or of fewer where that does not fit any more."""
-        while self._on_gpu:
-            empty_cache()
-            try:
-                return self._engine.reserve(self.max_rows)
-            except torch.OutOfMemoryError:
-                if self.max_rows == 1:
-                    raise
-                self.max_rows //= 2
+                self.max_rows = reserve_rows(self._engine, self.max_rows)

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from dadlm.decode import DecodeSettings
 from dadlm.decode.samplers import SAMPLERS, SamplerName
+from dadlm.decode.settings import MOST_NODES
 from dadlm.model import Mode
 from dadlm.serve.refusals import Refusal
 
@@ -79,8 +80,8 @@ class Decoding(Body):
     top_k: Count | None = None
     """Sample from the k likeliest tokens only. Default: from all."""
     mode: Mode | None = None
-    """diffusion: block by block; ar: token by token, for models whose `modes` in /v1/models have it. Default:
-    the first of these."""
+    """One of the model's `modes` in /v1/models: diffusion, block by block; ar, token by token; lossless, the
+    text of ar in fewer passes. Default: the first of these."""
     sampler: SamplerName | None = Field(
         None, description="; ".join(f"{name}: {sampler.summary}" for name, sampler in SAMPLERS.items())
     )
@@ -104,6 +105,8 @@ class Decoding(Body):
     shortlist: Count | None = None
     """M, for models with token edges: draw from the M likeliest tokens without the edges and the likeliest
     successors of the token to the left. Default: from the whole vocabulary."""
+    tree: Annotated[int, Field(ge=0, le=MOST_NODES)] | None = None
+    """Mode lossless: nodes of the drafts' trees; 0: drawn chains. Default: what is fastest."""
     stream: bool | None = None
     """Send each block as it is committed, as server-sent events."""
     trace: bool | None = None

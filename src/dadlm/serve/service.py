@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dadlm.decode.lossless import LosslessEngine, target_and_draft
 from dadlm.model import Mode, Model, in_mode
 from dadlm.serve.refusals import Refusal
 from dadlm.serve.scheduler import Scheduler
@@ -22,10 +24,21 @@ _KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram
 
 
 class Service(Collector):
-    def __init__(self, models: Mapping[str, Model], settings: ServeSettings, schedule=Scheduler) -> None:
+    """`draft` names the model that drafts for AR models in mode lossless; None: what stood in the text."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        settings: ServeSettings,
+        schedule=Scheduler,
+        draft: str | None = None,
+    ) -> None:
         self.settings, self.created, self.running = settings, int(time.time()), False
-        limits = {"max_rows": settings.max_rows, "max_queue": settings.max_queue}
-        self._schedule = lambda model: schedule(model, **limits)
+        self._draft = None if draft is None else models[draft]
+        for model in models.values():
+            if self._draft is not None and model.config.family == "ar":
+                target_and_draft(model, self._draft)  # refused now, not at the first request
+        self._schedule = partial(schedule, max_rows=settings.max_rows, max_queue=settings.max_queue)
         self.schedulers = {name: self._schedule(model) for name, model in models.items()}
         self.in_modes: dict[tuple[str, Mode], Scheduler] = {}
         """Those of modes that are not a model's first, made when one is asked for: most never are."""
@@ -70,7 +83,7 @@ class Service(Collector):
             raise Refusal(404, message, param="model", code="model_not_found")
         scheduler = self.schedulers[name]
         config = scheduler.model.config
-        if mode in (None, config.modes[0]) or config.family == "ar":
+        if mode in (None, config.modes[0]) or (config.family == "ar" and mode == "diffusion"):
             return name, scheduler
         if mode not in config.modes:
             raise Refusal(400, f"mode: {name} decodes in blocks only: it has no causal_context", param="mode")
@@ -84,10 +97,16 @@ class Service(Collector):
                     raise Refusal(
                         503, "the server is shutting down and takes no new requests", code="shutdown"
                     )
-                scheduler = self._schedule(in_mode(self.schedulers[name].model, mode))
+                scheduler = self._make(self.schedulers[name].model, mode)
                 scheduler.start()
                 self.in_modes[name, mode] = scheduler
             return self.in_modes[name, mode]
+
+    def _make(self, model: Model, mode: Mode) -> Scheduler:
+        if mode != "lossless":
+            return self._schedule(in_mode(model, mode))
+        target, draft = target_and_draft(model, self._draft if model.config.family == "ar" else None)
+        return self._schedule(target, engine=LosslessEngine(target, draft, lockstep=False))
 
     def card(self, name: str) -> dict[str, Any]:
         """An entry of /v1/models."""

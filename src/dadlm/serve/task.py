@@ -100,6 +100,7 @@ class Task:
             completion_tokens=self.tokens,
             forward_passes=row.forward_passes + row.passes_of_block,
             cache_passes=row.cache_passes,
+            cycles=row.cycles,
             seconds_queued=started - self.submitted,
             seconds_running=now - started,
             seconds_to_first=None if self.first_commit is None else self.first_commit - self.submitted,
