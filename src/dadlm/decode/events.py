@@ -42,6 +42,8 @@ class StepEvent:
     """[N]: decided because they lay in a short gap."""
     drawn: list[int | None]
     """[N]: the token that was drawn on the path, kept or not; None where none was."""
+    drawn_texts: list[str]
+    """[N]: the same tokens as people read them; "" where none was drawn."""
     probability: list[float | None]
     """[N]: of that token by its node, given the token to its left; untempered."""
     alone: list[float | None]
@@ -101,7 +103,14 @@ def _drawn(model: Model, step: Step, row: int) -> dict[str, list]:
         probability = logits_at(model, step, row, place, edges).softmax(-1)
         return column(probability.gather(1, tokens[:, None]).squeeze(1))
 
-    return {"drawn": column(tokens), "probability": said(edges=True), "alone": said(edges=False)}
+    drawn = column(tokens)
+    texts = ["" if id_ is None else token_text(model, id_) for id_ in drawn]
+    return {
+        "drawn": drawn,
+        "drawn_texts": texts,
+        "probability": said(edges=True),
+        "alone": said(edges=False),
+    }
 
 
 def _top_tokens(model: Model, step: Step, tokens: int, row: int) -> list[list[list[tuple[int, str, float]]]]:

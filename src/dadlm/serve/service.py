@@ -81,6 +81,7 @@ class Service(Collector):
             "family": model.config.family,
             "block_size": model.config.block,
             "candidates": model.config.nodes_per_mask,
+            "edges": model.config.edge != "none",
             "context": model.config.context,
             "modes": list(model.config.modes),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
