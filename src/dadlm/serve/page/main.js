@@ -70,15 +70,16 @@ async function openPage() {
   unread = null; // this link is the newer one
   if (hash) fillIn(hash);
   else if (!running && !runs.length) {
-    await start();
-    if (runs[0]?.isOver) viewer.go(runs[0].openingStep);
-    else if (runs.length && !page.problem.hidden) withoutExample();
+    const error = await start();
+    if (error?.param === "prompt") withoutExample();
+    else if (runs[0]?.isOver) viewer.go(runs[0].openingStep);
   }
 }
 
 /** For a model that does not know the words of the example. */
 function withoutExample() {
   [runs, asked] = [[], null];
+  viewer.show(null);
   page.prompt.value = "";
   page.problem.hidden = page.exports.hidden = true;
   page.status.textContent = "Type a prompt to begin.";
@@ -95,7 +96,7 @@ function fillIn(hash) {
   page.status.textContent = `The link’s settings are filled in. ${page.run.textContent} runs them.`;
 }
 
-/** Start the run that the controls describe. */
+/** Start the run that the controls describe; gives the error that ended it, if one did. */
 async function start() {
   running?.abort();
   const mine = (running = new AbortController());
@@ -119,6 +120,7 @@ async function start() {
     else await writeOne(values, mine.signal, byUser, step);
   } catch (error) {
     if (mine === running) report(error);
+    return error;
   } finally {
     if (mine === running) settle();
   }
@@ -184,7 +186,9 @@ function showRuns(now, values, byUser) {
   viewer.show(null);
   showStage();
   const { top } = page.stage.getBoundingClientRect();
-  if (byUser && (top < 0 || top > innerHeight / 3)) page.stage.scrollIntoView();
+  if (!byUser || (top >= 0 && top < innerHeight / 3)) return;
+  page.stage.classList.add("in-view"); // tall enough to be scrolled to before anything is in it
+  page.stage.scrollIntoView();
 }
 
 /** A result is shown with its own task only. */
