@@ -97,7 +97,8 @@ _FAINT = """least => {
     // What lies over the text, such as the card of a node, hides it.
     const at = under.findIndex((other) => other === one || other.contains(one));
     if (at < 0 || under.slice(0, at).some((other) => !one.contains(other) && surface(other).a === 1)) return;
-    const ground = under.slice(at).reverse().reduce((below, other) => over(surface(other), below), [255, 255, 255]);
+    const layers = under.slice(at).reverse().map(surface);
+    const ground = layers.reduce((below, layer) => over(layer, below), [255, 255, 255]);
     const ink = parse(colour);
     ink.a *= opacity(one);
     const [a, b] = [light(over(ink, ground)), light(ground)].sort((x, y) => y - x);
@@ -121,12 +122,15 @@ _FAINT = """least => {
   }
   return faint;
 }"""
-_CONTROLS = """() => [...document.querySelectorAll("a, button, input, select, textarea, summary, [tabindex='0']")]
+_CONTROLS = """() => [
+  ...document.querySelectorAll("a, button, input, select, textarea, summary, [tabindex='0']"),
+]
   .filter((one) => one.checkVisibility() && !one.disabled && (one.type !== "radio" || one.checked))"""
 _FOCUS = """() => {
   const one = document.activeElement;
-  const marks = [one, one.nextElementSibling, one.firstElementChild].filter(Boolean).map((at) => getComputedStyle(at));
-  return [one === document.body, marks.some((mark) => mark.outlineStyle !== "none" && parseFloat(mark.outlineWidth) >= 2)];
+  const marks = [one, one.nextElementSibling, one.firstElementChild].filter(Boolean);
+  const isSeen = ({ outlineStyle, outlineWidth }) => outlineStyle !== "none" && parseFloat(outlineWidth) >= 2;
+  return [one === document.body, marks.map((mark) => getComputedStyle(mark)).some(isSeen)];
 }"""
 
 

@@ -57,7 +57,9 @@ export class Controls {
       ...this.models.map((one) => make("option", { value: one.id, text: `${one.id}: ${inWords(one)}` })),
     );
     sampler.replaceChildren(
-      ...this.samplers.map(({ name }) => make("option", { value: name, text: name, defaultSelected: name === "random" })),
+      ...this.samplers.map(({ name }) =>
+        make("option", { value: name, text: name, defaultSelected: name === "random" }),
+      ),
     );
     const options = new Map(this.samplers.flatMap(({ options }) => options.map((one) => [one.name, one])));
     sampler.closest("label").after(...[...options.values()].map(control));
@@ -95,7 +97,8 @@ export class Controls {
   link(values, step) {
     const lanes = this.lanes(values);
     const kept = Object.entries(values).filter(([name]) => this.#state(name, values, lanes)[0] === "shown");
-    const hash = new URLSearchParams(kept.flatMap(([name, value]) => [value].flat().map((one) => [name, one])));
+    const pairs = kept.flatMap(([name, value]) => [value].flat().map((one) => [name, one]));
+    const hash = new URLSearchParams(pairs);
     if (step !== null) hash.set("step", step);
     return `#${hash}`;
   }
@@ -140,17 +143,23 @@ export class Controls {
       if (why) reasons.set(why, [...(reasons.get(why) ?? []), nameOf(field)]);
     }
     this.page.unused.textContent = [...reasons]
-      .map(([why, names]) => `Without effect here, as ${why}: ${names.join(", ")}.`).join(" ");
+      .map(([why, names]) => `Without effect, as ${why}: ${names.join(", ")}.`).join(" ");
     this.page.promptLabel.textContent = WORDS[values.task].prompt;
     this.page.run.textContent = WORDS[values.task].run;
     this.page.notation.hidden = values.task !== "infill";
-    const sampler = this.form.elements.sampler.disabled ? null : this.samplers.find(({ name }) => name === values.sampler);
-    this.page.samplerSummary.textContent = sampler ? `A pass keeps ${sampler.summary.replace(/`(\w+)`/g, (_, name) => `“${this.nameOf(name)}”`)}.` : "";
+    this.page.samplerSummary.textContent = this.form.elements.sampler.disabled ? "" : this.#summary(values.sampler);
+  }
+
+  /** What a sampler does, with the names that its options have on the page. */
+  #summary(sampler) {
+    const summary = this.samplers.find(({ name }) => name === sampler)?.summary;
+    return summary ? `A pass keeps ${summary.replace(/`(\w+)`/g, (_, name) => `“${this.nameOf(name)}”`)}.` : "";
   }
 
   /** The name that a setting of the API has on the page. */
   nameOf(setting) {
-    const field = this.form.querySelector(`[data-field="${setting === "parts" ? "prompt" : CSS.escape(setting)}"]`);
+    const name = setting === "parts" ? "prompt" : CSS.escape(setting);
+    const field = this.form.querySelector(`[data-field="${name}"]`);
     return field ? nameOf(field) : setting;
   }
 
@@ -162,8 +171,7 @@ export class Controls {
     tokens.defaultValue = example.max_tokens;
     if (!steps) return;
     steps.defaultValue = example.steps;
-    const blocks = lanes.filter(({ mode }) => mode === "diffusion").map(({ model }) => model.dadlm.block_size);
-    steps.max = blocks.length ? Math.max(...blocks) : "";
+    steps.max = Math.max(...lanes.map(({ model }) => model.dadlm.block_size));
   }
 
   #state(name, values, lanes) {
@@ -217,8 +225,10 @@ function control({ name, description, type, minimum, maximum, default: value }) 
   const words = name.replaceAll("_", " ");
   const field = make("label", { text: words.charAt(0).toUpperCase() + words.slice(1) });
   const step = type === "integer" ? "1" : "any";
-  const bounds = { min: minimum ?? "", max: maximum ?? "", step, defaultValue: value ?? "", placeholder: "default" };
-  field.append(make("input", { name, type: "number", ...bounds }));
+  const bounds = { min: minimum ?? "", max: maximum ?? "", step };
+  field.append(
+    make("input", { name, type: "number", ...bounds, defaultValue: value ?? "", placeholder: "default" }),
+  );
   Object.assign(field.dataset, { field: name, title: description });
   return field;
 }

@@ -7,7 +7,7 @@ import { element, fit, label, percent, round } from "./svg.js";
 
 const EDGE = 10, TOP = 26, BELOW = 40, ROW_GAP = 10;
 const NARROWEST = 60, WIDEST = 200; // from one column to the next
-const ROOMY = 96; // nodes as wide as this list several tokens with their probabilities
+const ROOMY = 92; // nodes as wide as this list several tokens with their probabilities
 const LINE = 21, PAD = 7;
 const LEAST = 0.01; // transitions that are less probable are not drawn
 const SIGNS = { fixed: "✓", infilled: "◆", remasked: "↺" };
@@ -43,13 +43,14 @@ function placesOf(step, width) {
   const tallest = Math.max(...nodes), columns = step.ids.length;
   const left = width / columns > WIDEST / 2 ? 62 : 34; // room for the lines from the start
   const pitch = Math.max(NARROWEST, Math.min(WIDEST, Math.floor((width - left - EDGE) / columns)));
-  const gap = Math.round(pitch * (pitch > 120 ? 0.34 : 0.24));
+  const gap = Math.round(pitch * (pitch > 120 ? 0.32 : 0.24));
   const wide = pitch - gap;
   const isRoomy = wide >= ROOMY;
-  const high = isRoomy ? (tallest === 1 ? 3 : 2) * LINE + PAD : 36;
+  const rows = tallest === 1 ? 3 : 2; // tokens listed in a wide node
+  const high = isRoomy ? rows * LINE + PAD : 36;
   const inner = tallest * (high + ROW_GAP) - ROW_GAP;
   return {
-    tallest, isRoomy, wide, high, gap,
+    tallest, isRoomy, rows, wide, high, gap,
     middle: TOP + inner / 2,
     width: left + columns * pitch - gap + EDGE,
     height: TOP + inner + BELOW,
@@ -117,7 +118,7 @@ function node(step, i, k, reached, place, colours) {
   const state = kind === "lit" ? (tokens[0].isDrawn ? Run.state(step, i) : "path") : kind;
   group.append(element("rect", { ...box, ...looks(state, colours) }));
   if (kind === "anchor") group.append(...pinned(tokens[0].text, box, colours));
-  else if (place.isRoomy) group.append(...listed(tokens.slice(0, place.tallest === 1 ? 3 : 2), box, state, colours));
+  else if (place.isRoomy) group.append(...listed(tokens.slice(0, place.rows), box, state, colours));
   else group.append(...compact(tokens[0], box, state, colours));
   return group;
 }
@@ -143,14 +144,10 @@ function pinned(text, { x, y, width, height }, colours) {
 /** The inside of a narrow candidate: a token, and below it how probable it is. */
 function compact({ text, given, alone, isDrawn }, { x, y, width, height }, state, colours) {
   const look = wordLook(isDrawn, state, colours), small = { fill: colours.faint, "font-size": 10.5 };
-  const middle = x + width / 2, base = y + height - 8;
-  const numbers = given === alone ? [label(middle, base, percent(given), small)] : [
-    label(x + 4, base, percent(given), { ...small, "text-anchor": "start", fill: colours.ink, "font-weight": 600 }),
-    label(x + width - 4, base, percent(alone), { ...small, "text-anchor": "end" }),
-  ];
+  const middle = x + width / 2;
   return [
     label(middle, y + 14.5, fit(text, width - 6, look, colours), look),
-    ...numbers,
+    label(middle, y + height - 8, both(given, alone), small),
     share(x + 5, y + height - 5, width - 10, given, state, colours),
   ];
 }
@@ -159,15 +156,21 @@ function compact({ text, given, alone, isDrawn }, { x, y, width, height }, state
 function listed(tokens, { x, y, width }, state, colours) {
   return tokens.flatMap(({ text, given, alone, isDrawn }, n) => {
     const base = y + 17 + n * LINE;
-    const both = given === alone ? percent(given) : `${percent(given)} · ${percent(alone)}`;
+    const chance = both(given, alone);
     const look = n && !isDrawn ? { fill: colours.faint } : wordLook(isDrawn, state, colours);
     const number = { fill: colours.faint, "font-size": 11, "text-anchor": "end" };
+    const word = fit(text, width - 24 - 6 * chance.length, look, colours);
     return [
-      label(x + 8, base, fit(text, width - 24 - 6 * both.length, look, colours), { ...look, "text-anchor": "start" }),
-      label(x + width - 8, base, both, number),
+      label(x + 8, base, word, { ...look, "text-anchor": "start" }),
+      label(x + width - 8, base, chance, number),
       share(x + 8, base + 5, width - 16, given, n ? "candidate" : state, colours),
     ];
   });
+}
+
+/** A token's probability given the one to its left, and beside it the one without, if that is another. */
+function both(given, alone) {
+  return given === alone ? percent(given) : `${percent(given).replace("%", "")} · ${percent(alone)}`;
 }
 
 function wordLook(isDrawn, state, colours) {
@@ -186,7 +189,7 @@ function spoken(step, i, k, mass) {
   const where = `Position ${step.first + i}`;
   const tokens = tokensAt(step, i, k);
   if (step.anchor[i]) return `${where}, known: ${tokens[0].text}`;
-  const list = tokens.map(({ text, given, isDrawn }) => `${isDrawn ? "drawn " : ""}${text} ${percent(given)}`).join(", ");
+  const said = ({ text, given, isDrawn }) => `${isDrawn ? "drawn " : ""}${text} ${percent(given)}`;
   const lit = step.path[i] === k ? ", on the chosen path" : "";
-  return `${where}, candidate ${k}${lit}, reached with ${percent(mass)}: ${list}`;
+  return `${where}, candidate ${k}${lit}, reached with ${percent(mass)}: ${tokens.map(said).join(", ")}`;
 }

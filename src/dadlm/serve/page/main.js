@@ -1,6 +1,7 @@
 // The playground: reads the controls, asks the server, and shows the answer.
 
 import { Controls } from "./controls.js";
+import { byId } from "./dom.js";
 import { partsOf } from "./gaps.js";
 import { themeSwitch } from "./palette.js";
 import { Lane, race } from "./race.js";
@@ -9,23 +10,9 @@ import { saveJson, savePng, saveSvg } from "./save.js";
 import { stream } from "./server.js";
 import { showFigures, showText } from "./text.js";
 import { Viewer } from "./viewer.js";
+import { ENDS, INVITATIONS } from "./words.js";
 
-const ENDS = {
-  stop: "Done: end of text.",
-  length: "Done: all tokens written.",
-  filled: "Done: the gaps are filled.",
-};
-const INVITATIONS = {
-  write: "Write continues the prompt, and draws the graph of every pass.",
-  race: "Race lets the models write on from the same prompt with the same seed, and measures time and passes.",
-  infill: "Fill the gaps writes what is missing anywhere in a text, with a view of what follows.",
-};
-
-// Every element with an id, under that id in camel case.
-const page = {};
-for (const one of document.querySelectorAll("[id]")) {
-  page[one.id.replace(/-(.)/g, (_, letter) => letter.toUpperCase())] = one;
-}
+const page = byId();
 const controls = new Controls(page);
 const viewer = new Viewer(page, showAt);
 let runs = []; // on the page: one, or one for each lane
@@ -70,7 +57,7 @@ async function openPage() {
   unread = null; // this link is the newer one
   if (hash) fillIn(hash);
   else if (!running && !runs.length) {
-    const error = await start();
+    const error = await start(false);
     if (error?.param === "prompt") withoutExample();
     else if (runs[0]?.isOver) viewer.go(runs[0].openingStep);
   }
@@ -90,17 +77,16 @@ function withoutExample() {
 function fillIn(hash) {
   const link = controls.follow(hash);
   if (!link) return;
+  drop();
   linked = link.step;
-  running?.abort();
   showStage();
   page.status.textContent = `The link’s settings are filled in. ${page.run.textContent} runs them.`;
 }
 
 /** Start the run that the controls describe; gives the error that ended it, if one did. */
-async function start() {
+async function start(byUser = true) {
   running?.abort();
   const mine = (running = new AbortController());
-  const byUser = navigator.userActivation?.isActive ?? true;
   page.problem.hidden = true;
   page.stop.disabled = false;
   page.status.textContent = "Waiting for the server …";
@@ -204,7 +190,7 @@ function showStage() {
 }
 
 function changeTask() {
-  running?.abort();
+  drop();
   page.status.textContent = "";
   page.problem.hidden = true;
   showStage();
@@ -217,6 +203,12 @@ function showAt(index) {
   showFigures(page.figures, run);
 }
 
+/** End what runs, without a word. */
+function drop() {
+  running?.abort();
+  settle();
+}
+
 function settle() {
   running = null;
   page.stop.disabled = true;
@@ -227,12 +219,9 @@ function settle() {
 }
 
 function report(error) {
-  if (error.name === "AbortError") {
-    page.status.textContent = "Stopped.";
-    return;
-  }
+  page.status.textContent = error.name === "AbortError" ? "Stopped." : "";
+  if (error.name === "AbortError") return;
   const { message, param, place } = error;
-  page.status.textContent = "";
   // The page has names of its own for what the API calls max_tokens or parts.
   const isNamed = param && message.toLowerCase().startsWith(param.toLowerCase());
   page.problem.textContent = isNamed ? controls.nameOf(param) + message.slice(param.length) : message;

@@ -1,7 +1,11 @@
 // What a model is, in words, and an example that suits it.
 
 const FAMILIES = { ar: "autoregressive", mdlm: "MDLM", bd3lm: "BD3LM", dadlm: "DA-DLM" };
-const MODES = { diffusion: "blocks (diffusion)", ar: "token by token (ar)", lossless: "checked drafts (lossless)" };
+const MODES = {
+  diffusion: "blocks (diffusion)",
+  ar: "token by token (ar)",
+  lossless: "checked drafts (lossless)",
+};
 const TOUR = {
   write: "old clocks follow apples ",
   infill: "old clocks follow apples [[4]]",
@@ -27,7 +31,8 @@ export function inOrder(models) {
 export function exampleFor(model) {
   const { block_size: block, context } = model.dadlm;
   if (isTour(model)) return TOUR;
-  return { ...TEXT, max_tokens: Math.min(TEXT.max_tokens, Math.floor(context / 2)), steps: Math.ceil(block / 2) };
+  const tokens = Math.min(TEXT.max_tokens, Math.floor(context / 2));
+  return { ...TEXT, max_tokens: tokens, steps: Math.ceil(block / 2) };
 }
 
 export function modeInWords(mode) {

@@ -1,6 +1,6 @@
 // Which settings have an effect, and why others have none.
 
-const OF_BLOCKS = ["sampler", "path", "nucleus", "infill_k", "infill_r"];
+const OF_BLOCKS = ["sampler", "path", "nucleus", "infill_k"];
 const GREEDY = ["temperature", "top_p", "nucleus"];
 const OF_A_TASK = {
   model: ["write", "infill"], mode: ["write", "infill"], trace: ["write", "infill"],
@@ -25,11 +25,11 @@ function stateFor(name, values, { model, mode }, samplers) {
   const owners = samplers.filter(({ options }) => options.some((option) => option.name === name));
   if (!isOf(name, values.task)) return ["hidden", ""];
   if (name === "mode" && modes.length < 2) return ["hidden", ""];
+  if (name === "infill_r" && (mode !== "diffusion" || !values.infill_k)) return ["hidden", ""];
   if (mode !== "diffusion" && (owners.length || OF_BLOCKS.includes(name))) {
     return ["hidden", owners.length ? "" : "this model or mode writes token by token"];
   }
   if (owners.length && !owners.some((sampler) => sampler.name === values.sampler)) return ["hidden", ""];
-  if (name === "infill_r" && !values.infill_k) return ["hidden", ""];
   if (candidates === 1 && (name === "path" || name === "nucleus")) {
     return ["hidden", "this model has one candidate per position"];
   }

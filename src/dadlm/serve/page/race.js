@@ -11,8 +11,12 @@ const TICK = 100; // milliseconds between two looks at the clock
 const MEASURES = [
   { name: "time", less: true, of: (run) => run.seconds, words: (x) => `${x.toFixed(2)} s` },
   { name: "forward passes", less: true, of: (run) => run.passes, words: String },
-  { name: "tokens per pass", less: false, of: (run) => run.tokens / (run.passes || Infinity), words: (x) => x.toFixed(2) },
+  { name: "tokens per pass", less: false, of: perPass, words: (x) => x.toFixed(2) },
 ];
+
+function perPass({ tokens, passes }) {
+  return passes ? tokens / passes : 0;
+}
 
 export class Lane {
   constructor(run, lookInside) {
@@ -40,8 +44,9 @@ export class Lane {
 
   draw(lanes, isOver) {
     const { run } = this;
-    if (this.problem) this.bars.replaceChildren(make("p", { className: "problem", text: this.problem }));
-    else this.bars.replaceChildren(...MEASURES.flatMap((measure) => this.#row(measure, lanes, isOver)), ...this.#tokens());
+    const rows = MEASURES.flatMap((measure) => this.#row(measure, lanes, isOver));
+    const problem = make("p", { className: "problem", text: this.problem ?? "" });
+    this.bars.replaceChildren(...(this.problem ? [problem] : [...rows, ...this.#tokens()]));
     const waits = run.ended || !run.begun ? 0 : Math.min(run.model.dadlm.block_size, 32);
     showText(this.text, [...run.piecesAt(0), ...Array(waits).fill({ kind: "mask", text: "" })]);
     this.inside.hidden = !run.isOver;
@@ -54,8 +59,9 @@ export class Lane {
     const isBest = isOver && all.length > 1 && value === (less ? Math.min(...all) : Math.max(...all));
     const line = bar(value / Math.max(1e-9, ...all));
     if (isBest) line.classList.add("best");
-    const title = make("span", { text: name }, make("small", { text: less ? " less is better" : " more is better" }));
-    return [title, line, make("b", { text: value ? words(value) + (isBest ? " ★" : "") : UNKNOWN })];
+    const better = make("small", { text: less ? " less is better" : " more is better" });
+    const number = value ? `${words(value)}${isBest ? " ★" : ""}` : UNKNOWN;
+    return [make("span", { text: name }, better), line, make("b", { text: number })];
   }
 
   #tokens() {

@@ -2,6 +2,7 @@
 
 import { draftOf } from "./drafts.js";
 
+const OF_DRAWN = ["drawn", "drawn_texts", "probability", "alone"];
 const BEFORE = 7; // how many earlier tokens are drawn before one that is decided alone
 
 export class Run {
@@ -168,8 +169,8 @@ export class Run {
     const first = step.block * length;
     if (length > 1) {
       const shown = this.#lengthOf(step);
-      const lists = Object.entries(step).filter(([, value]) => Array.isArray(value) && value.length === length);
-      return { ...step, first, ...Object.fromEntries(lists.map(([name, list]) => [name, list.slice(0, shown)])) };
+      const cut = (value) => (Array.isArray(value) && value.length === length ? value.slice(0, shown) : value);
+      return { first, ...Object.fromEntries(Object.entries(step).map(([name, value]) => [name, cut(value)])) };
     }
     const shown = this.steps.slice(Math.max(0, index - BEFORE), index + 1);
     const earlier = shown.slice(0, -1);
@@ -183,9 +184,7 @@ export class Run {
       path: shown.flatMap((one) => one.path),
       fixed: [...earlier.map(() => false), ...step.fixed],
       infilled: [...earlier.map(() => false), ...step.infilled],
-      ...Object.fromEntries(
-        ["drawn", "drawn_texts", "probability", "alone"].map((name) => [name, shown.flatMap((one) => one[name] ?? [])]),
-      ),
+      ...Object.fromEntries(OF_DRAWN.map((name) => [name, shown.flatMap((one) => one[name] ?? [])])),
     };
   }
 

@@ -7,14 +7,9 @@ import { drawGraph } from "./graph.js";
 import { showHint } from "./hint.js";
 import { palette } from "./palette.js";
 import { shown } from "./svg.js";
+import { MEANINGS } from "./words.js";
 
 const BEAT = 700; // milliseconds that a step stays while playing
-const MEANING = {
-  dadlm: "A column is a position, a box one of its candidates, a line the probability of going from one candidate to the next. The orange path was sampled; a box on it shows the token that was drawn there.",
-  bd3lm: "A column is a position with its prediction. Nothing links the columns: tokens of one pass are drawn independently.",
-  mdlm: "A column is a position with its prediction. Nothing links the columns: tokens of one pass are drawn independently.",
-  ar: "One token after another: the likeliest tokens at the newest position, and the one that was drawn.",
-};
 const SIGNS = { accepted: "✓ ", refused: "✗ ", drafted: "" };
 const TURN = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
@@ -34,7 +29,9 @@ export class Viewer {
     page.next.addEventListener("click", () => this.go(this.#index + 1));
     page.play.addEventListener("click", () => (this.#timer ? this.#pause() : this.#play()));
     document.addEventListener("keydown", (event) => this.#key(event));
-    for (const on of ["pointerover", "focusin"]) page.graph.addEventListener(on, (event) => this.#point(event));
+    for (const on of ["pointerover", "focusin"]) {
+      page.graph.addEventListener(on, (event) => this.#point(event));
+    }
     for (const off of ["pointerleave", "focusout", "scroll"]) {
       page.graph.addEventListener(off, () => (page.hint.hidden = true));
     }
@@ -121,7 +118,7 @@ export class Viewer {
     this.#reveal();
     this.#cue();
     const step = this.#step;
-    meaning.textContent = MEANING[this.#run.mode === "ar" ? "ar" : this.#run.model.dadlm.family] ?? "";
+    meaning.textContent = MEANINGS[this.#run.mode === "ar" ? "ar" : this.#run.model.dadlm.family] ?? "";
     bothProbabilities.hidden = !hasEdges(step);
     const again = focused && this.#node(focused.group, focused.node);
     const first = again ?? graph.querySelector(".lit[tabindex]") ?? graph.querySelector("[tabindex]");
@@ -133,9 +130,9 @@ export class Viewer {
     const { drafts } = this.page;
     const draft = draftOf(this.#run.steps[this.#index], (id) => this.#run.token(id));
     drafts.hidden = !draft.length;
-    drafts.replaceChildren(
-      ...draft.map(({ text, kind }) => make("span", { className: kind, title: kind, text: SIGNS[kind] + shown(text) })),
-    );
+    drafts.replaceChildren(...draft.map(({ text, kind }) =>
+      make("span", { className: kind, title: kind, text: SIGNS[kind] + shown(text) }),
+    ));
   }
 
   /** Say that there is more at the sides. */
