@@ -19,6 +19,7 @@ GAPS_FILLED = WRITE | {"task": "infill", "prompt": GAPS, "sampler": "confidence"
 RACE = RUN | {"task": "race", "in_turn": 1, "lane": ["dadlm diffusion", "bd3lm diffusion", "ar ar"]}
 WIDE, NARROW = {"width": 1280, "height": 720}, {"width": 360, "height": 740}
 PICTURES = {
+    "tour": ({}, {"viewport": WIDE}),  # the example that the page opens with
     "write": (WRITE, {"viewport": WIDE}),
     "dark": (GAPS_FILLED, {"viewport": WIDE, "color_scheme": "dark"}),
     "race": (RACE, {"viewport": WIDE}),
@@ -29,10 +30,11 @@ PICTURES = {
 def draw(url: str, folder: Path) -> None:
     with chromium() as browser:
         for name, (run, look) in PICTURES.items():
-            hash_ = "#" + urlencode(run, doseq=True)
+            hash_ = "#" + urlencode(run, doseq=True) if run else ""
             with visit(browser, url, hash_, device_scale_factor=1.25, **look) as page:
-                page.get_by_text("settings are filled in").wait_for()
-                page.locator("#run").click()
+                if run:
+                    page.get_by_text("settings are filled in").wait_for()
+                    page.locator("#run").click()
                 page.wait_for_selector("#exports:not([hidden])", timeout=120_000)
                 page.locator("#stage").evaluate("stage => stage.classList.remove('in-view')")
                 page.wait_for_timeout(300)  # until the last step is drawn

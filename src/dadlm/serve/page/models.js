@@ -7,8 +7,8 @@ const MODES = {
   lossless: "checked drafts (lossless)",
 };
 const TOUR = {
-  write: "old clocks follow apples ",
-  infill: "old clocks follow apples [[4]]",
+  write: "quiet poets repair mountains ",
+  infill: "quiet poets repair mountains [[4]]",
   max_tokens: 12,
   steps: 1,
 };

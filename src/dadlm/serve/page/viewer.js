@@ -5,6 +5,7 @@ import { draftOf } from "./drafts.js";
 import { hasEdges } from "./flow.js";
 import { drawGraph } from "./graph.js";
 import { showHint } from "./hint.js";
+import { isTour } from "./models.js";
 import { palette } from "./palette.js";
 import { shown } from "./svg.js";
 import { MEANINGS } from "./words.js";
@@ -118,7 +119,9 @@ export class Viewer {
     this.#reveal();
     this.#cue();
     const step = this.#step;
-    meaning.textContent = MEANINGS[this.#run.mode === "ar" ? "ar" : this.#run.model.dadlm.family] ?? "";
+    const { mode, model } = this.#run;
+    const seen = MEANINGS[mode === "ar" ? "ar" : model.dadlm.family] ?? "";
+    meaning.textContent = isTour(model) ? `${seen} ${MEANINGS.tour}` : seen;
     bothProbabilities.hidden = !hasEdges(step);
     const again = focused && this.#node(focused.group, focused.node);
     const first = again ?? graph.querySelector(".lit[tabindex]") ?? graph.querySelector("[tabindex]");
