@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import urlencode
 
 import pytest
-from tests.serve.page_browser import chromium, visit
 from tests.serve.running import Running, letter_model, running, settings
 
 from dadlm import generate
@@ -63,16 +61,3 @@ def test_modes_are_listed_and_counted(server: Running) -> None:
     assert modes == {"both": ["diffusion", "ar"], "bd3lm": ["diffusion"], "ar": ["ar"]}
     text(server, model="both", mode="ar")
     assert b'dadlm_submitted_total{model="both (ar)"}' in server.ask("GET", "/metrics")[2]
-
-
-def test_the_page_decodes_in_both_modes(server: Running) -> None:
-    link = {"mode": "write", "prompt": PROMPT, "model": "both", "temperature": 1, "top_p": 0.9, **HOW}
-    with chromium() as browser:
-        for more in ({}, {"as_ar": 1}):
-            with visit(browser, f"{server.url}/", f"#{urlencode(link | more)}") as page:
-                page.wait_for_selector("#exports:not([hidden])")
-                expected = text(server, model="both", mode="ar" if more else "diffusion")
-                assert page.inner_text("#text") == PROMPT + expected
-                assert page.is_visible("select[name=sampler]") == (not more)
-                page.select_option("select[name=model]", "bd3lm")
-                assert not page.is_visible("input[name=as_ar]") and page.is_visible("select[name=sampler]")

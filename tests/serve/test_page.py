@@ -12,7 +12,7 @@ import pytest
 from tests.decode.tiny import silence_eot, tiny
 from tests.serve.fakes import FakeScheduler, committed, fake_service, finished
 from tests.serve.page_browser import chromium, faint_texts, nameless, tab_stops, visit
-from tests.serve.running import running, settings, until
+from tests.serve.running import letter_model, running, settings, until
 
 from dadlm import Model, StepEvent, generate, stream
 from dadlm.decode import fill_gaps
@@ -675,6 +675,19 @@ def test_a_token_that_was_drawn_and_not_kept_is_shown(browser, url, models) -> N
         assert node.locator("rect").first.get_attribute("stroke-dasharray")
         node.hover()
         assert page.locator("#hint p").first.inner_text().endswith(", masked again")
+
+
+def test_both_modes_of_a_model(browser) -> None:
+    model = letter_model("dadlm", causal_context=True, candidate_offset=0.5)
+    with running(Service({"both": model}, settings())) as server:
+        link = hash_of(model="both", sampler="first-hitting", infill_k="", mode="ar")
+        with visit(browser, f"{server.url}/", link) as page:
+            for mode in ("ar", "diffusion"):
+                page.locator("[name=mode]").select_option(mode)
+                assert page.locator("[name=sampler]").is_visible() == (mode == "diffusion")
+                page.locator("#run").click()
+                until_done(page)
+                assert page.locator("#text").text_content() == text_of(model, mode=mode)
 
 
 def test_modes_are_those_of_the_server(browser, url) -> None:

@@ -18,7 +18,7 @@ const INDEPENDENT = `A column is a position with its prediction. Nothing links t
 /** What one sees in the graph of a family; `tour`: what to look for in its language. */
 export const MEANINGS = {
   dadlm: `A column is a position, a box one of its candidates, a line the probability of going from one candidate
-    to the next. The orange path was chosen; a box on it shows the token that was drawn there.`,
+    to the next. The highlighted path was chosen; a box on it shows the token that was drawn there.`,
   bd3lm: INDEPENDENT,
   mdlm: INDEPENDENT,
   tour: `In the tour's language four phrases can follow a phrase, and words of different ones never fit
