@@ -13,7 +13,7 @@ from dadlm.noise import Noise
 from dadlm.tokens.vocabularies import train_bpe
 
 OF_POSITIONS = ["ids", "texts", "anchor", "top_tokens", "transition", "path", "fixed", "infilled"]
-OF_POSITIONS += ["drawn", "probability", "alone"]
+OF_POSITIONS += ["drawn", "drawn_texts", "probability", "alone"]
 FIELDS = ["block", "step", *OF_POSITIONS]
 OPTIONS = {
     "first-hitting": {"infill": (2, 0.25)},
@@ -187,6 +187,7 @@ def test_a_drawn_token_has_the_probability_that_the_model_gives_it_there(
         masked = torch.tensor([[False] * 8 + [not anchor for anchor in event.anchor]])
         with torch.no_grad():
             emission = model(ids, Noise.of(masked)).emission_logp[0, -1].exp()
+        assert event.drawn_texts == ["" if id_ is None else str(id_) for id_ in event.drawn]
         for i, k in enumerate(event.path):
             assert (event.probability[i] is not None) == drawn[i]
             if drawn[i]:

@@ -214,8 +214,9 @@ def test_numbers_that_json_cannot_hold_are_an_error(
 ) -> None:
     """A model whose weights are not finite: the client gets an error and does not wait forever."""
     nan = float("nan")
+    top = [[[(1, "a", nan)]]]
     step = StepEvent(
-        0, 0, [1], ["a"], [False], [[[(1, "a", nan)]]], [[[nan]]], [0], [True], [False], [1], [nan], [nan]
+        0, 0, [1], ["a"], [False], top, [[[nan]]], [0], [True], [False], [1], ["a"], [nan], [nan]
     )
     block = Committed([1], "a", [TokenLogprob(1, nan, [(1, nan)])], 1)
     with serving(FakeScheduler(step, block, finished())) as server:

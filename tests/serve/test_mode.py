@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import urlencode
 
 import pytest
-from tests.serve.page_browser import chromium, visit
 from tests.serve.running import Running, letter_model, running, settings
 
 from dadlm import generate
@@ -64,11 +62,29 @@ def test_lossless_texts_are_those_of_mode_ar(server: Running) -> None:
     assert answer["dadlm"]["tokens_per_cycle"] is None
     for more, words in (
         ({"mode": "lossless", "logprobs": 1}, "logprobs"),
-        ({"mode": "lossless", "stream": True, "trace": True}, "trace"),
         ({"mode": "ar", "tree": 3}, "tree"),
     ):
         status, answer = server.post("/v1/completions", model="both", prompt=PROMPT, **more)
         assert status == 400 and answer["error"]["param"] == words
+
+
+def test_a_trace_of_lossless_decoding_has_its_drafts(server: Running) -> None:
+    fields = {"model": "both", "prompt": PROMPT, "mode": "lossless", "tree": 6, "trace": True}
+    chunks = server.chunks("/v1/completions", **fields, **HOW)
+    steps = [chunk["dadlm"]["step"] for chunk in chunks if "step" in chunk.get("dadlm", {})]
+    assert [step["block"] for step in steps] == [*range(len(steps))]
+    # Each cycle gives its accepted tokens and one of the target's own.
+    assert sum(sum(step["accepted"]) + 1 for step in steps) == 13
+    assert all(len(step["drafted"]) == len(step["drafted_texts"]) for step in steps) and steps[0]["drafted"]
+    for step in steps:
+        assert sorted(step["accepted"], reverse=True) == step["accepted"]
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
+    assert (
+        text
+        == generate(
+            server.service.schedulers["both"].model, PROMPT, mode="ar", max_new_tokens=13, seed=5
+        ).texts[0]
+    )
 
 
 def test_what_a_model_cannot_do_is_refused(server: Running) -> None:
@@ -89,19 +105,6 @@ def test_modes_are_listed_and_counted(server: Running) -> None:
     }
     text(server, model="both", mode="ar")
     assert b'dadlm_submitted_total{model="both (ar)"}' in server.ask("GET", "/metrics")[2]
-
-
-def test_the_page_decodes_in_both_modes(server: Running) -> None:
-    link = {"mode": "write", "prompt": PROMPT, "model": "both", "temperature": 1, "top_p": 0.9, **HOW}
-    with chromium() as browser:
-        for more in ({}, {"as_ar": 1}):
-            with visit(browser, f"{server.url}/", f"#{urlencode(link | more)}") as page:
-                page.wait_for_selector("#exports:not([hidden])")
-                expected = text(server, model="both", mode="ar" if more else "diffusion")
-                assert page.inner_text("#text") == PROMPT + expected
-                assert page.is_visible("select[name=sampler]") == (not more)
-                page.select_option("select[name=model]", "bd3lm")
-                assert not page.is_visible("input[name=as_ar]") and page.is_visible("select[name=sampler]")
 
 
 def test_schedulers_of_other_modes_are_made_when_asked_for() -> None:

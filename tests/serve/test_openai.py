@@ -181,6 +181,7 @@ def test_models(client: openai.OpenAI, server: Running) -> None:
         "family": "dadlm",
         "block_size": 4,
         "candidates": 3,
+        "edges": False,
         "context": 64,
         "modes": ["diffusion"],
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -10,7 +10,8 @@ from dadlm.bench.machine import Machine, log
 from dadlm.decode import DecodeSettings, Generated, generate
 from dadlm.decode.engines import borrow_lossless
 from dadlm.decode.generate import completions
-from dadlm.decode.lossless import LosslessEngine, target_and_draft
+from dadlm.decode.lossless import LosslessEngine
+from dadlm.decode.pair import target_and_draft
 from dadlm.model import Model
 
 _PROMPT = 32

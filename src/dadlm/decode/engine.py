@@ -12,13 +12,15 @@ S slots of a pass, N block size.
 """
 
 import weakref
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
 from dadlm.decode.batched_settings import Features
 from dadlm.decode.constants import Constants
+from dadlm.decode.events import CycleEvent
 from dadlm.decode.pass_plan import PassPlan
 from dadlm.decode.predict import predict
 from dadlm.decode.request import Request, Row
@@ -47,6 +49,8 @@ class StepResult:
     rows: dict[int, Row]
     """The rows that took part, by their index in `step`."""
     committed: list[Committed]
+    drafts: Mapping[Row, Callable[[], CycleEvent]] = field(default_factory=dict)
+    """Mode lossless: what makes the event of a row's cycle."""
 
 
 class Engine:

@@ -44,6 +44,8 @@ class StepEvent:
     """[N]: decided because they lay in a short gap."""
     drawn: list[int | None]
     """[N]: the token that was drawn on the path, kept or not; None where none was."""
+    drawn_texts: list[str]
+    """[N]: the same tokens as people read them; "" where none was drawn."""
     probability: list[float | None]
     """[N]: of that token by its node, given the token to its left; untempered."""
     alone: list[float | None]
@@ -63,6 +65,24 @@ class StepEvent:
 
         with suppress(ConfigError):
             return svg_of(self)
+
+
+@dataclass(frozen=True)
+class CycleEvent:
+    """A draft and what became of it: the tokens on the way that the target took, and on the likeliest way
+    from where it left the draft."""
+
+    block: int
+    """Number of the cycle."""
+    step: int
+    """0: a cycle has one."""
+    drafted: list[int]
+    drafted_texts: list[str]
+    accepted: list[bool]
+    """Of `drafted`; the target's own token follows those that were accepted."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @torch.inference_mode()
@@ -110,7 +130,14 @@ def _drawn(model: Model, step: Step, row: int) -> dict[str, list]:
         probability = logits_at(model, step, row, place, edges).softmax(-1)
         return column(probability.gather(1, tokens[:, None]).squeeze(1))
 
-    return {"drawn": column(tokens), "probability": said(edges=True), "alone": said(edges=False)}
+    drawn = column(tokens)
+    texts = ["" if id_ is None else token_text(model, id_) for id_ in drawn]
+    return {
+        "drawn": drawn,
+        "drawn_texts": texts,
+        "probability": said(edges=True),
+        "alone": said(edges=False),
+    }
 
 
 def _top_tokens(model: Model, step: Step, tokens: int, row: int) -> list[list[list[tuple[int, str, float]]]]:

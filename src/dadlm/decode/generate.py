@@ -13,8 +13,8 @@ import torch
 from dadlm.decode.engine import Engine, StepResult
 from dadlm.decode.engines import borrow_engine, borrow_lossless
 from dadlm.decode.events import StepEvent, event_of
-from dadlm.decode.lossless import LOOKUP, target_and_draft
 from dadlm.decode.named import model_of
+from dadlm.decode.pair import LOOKUP, target_and_draft
 from dadlm.decode.request import Gap, Prompt, Request, Row, ids_of, is_int, seeds_of, settings_of
 from dadlm.decode.settings import DecodeOptions, DecodeSettings
 from dadlm.errors import ConfigError

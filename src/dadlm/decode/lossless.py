@@ -12,60 +12,26 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from dadlm import counter
-from dadlm.decode.cache import Cache
 from dadlm.decode.draft import Draft, Filter, draft_chain, draft_tree, look_up
 from dadlm.decode.engine import Committed, Engine, StepResult
+from dadlm.decode.events import CycleEvent
 from dadlm.decode.pace import Pace
+from dadlm.decode.pair import PairCache
 from dadlm.decode.predict import predict_blocks
 from dadlm.decode.request import Row
 from dadlm.decode.slots import read_text
-from dadlm.decode.verify import Verified, decide
-from dadlm.errors import ConfigError
-from dadlm.model import Model, eval_mode, in_mode
+from dadlm.decode.verify import Verified, decide, way_of
+from dadlm.model import Model, eval_mode
 
 Result = TypeVar("Result")
-LOOKUP = "lookup"
-"""In place of a draft model: what followed the last tokens where they stood before."""
 _CHAIN = 8  # tokens of a chain: the chance that more are accepted does not pay for them
-
-
-def target_and_draft(model: Model, draft: Model | str | Path | None) -> tuple[Model, Model | None]:
-    """Who decides and who drafts (None: nobody, it is looked up). A model with a causal context is both."""
-    target = in_mode(model, "lossless")
-    if draft == LOOKUP or (draft is None and not model.config.denoises_blocks):
-        return target, None
-    draft = model if draft is None else draft
-    assert isinstance(draft, Model)
-    if not draft.config.denoises_blocks:
-        raise ConfigError(f"a {draft.config.family} model cannot draft: name a bd3lm or dadlm model")
-    if draft.config.vocab_size != target.config.vocab_size or draft.tokenizer != target.tokenizer:
-        raise ConfigError("the draft model has another tokenizer than the model whose text is wanted")
-    if draft.device != target.device:
-        raise ConfigError(f"the draft model is on {draft.device}, the other on {target.device}")
-    return target, draft
-
-
-class PairCache(Cache):
-    """Keys and values of the target, and of a draft model with weights of its own."""
-
-    def __init__(self, target: Model, draft: Model, slots: int, positions: int) -> None:
-        super().__init__(target, slots, positions)
-        self.draft = Cache(draft, slots, positions)
-
-    def copy_from(self, other: "PairCache") -> None:  # type: ignore[override]
-        super().copy_from(other)
-        self.draft.copy_from(other.draft)
-
-    def move(self, source: int, target: int, length: int) -> None:
-        super().move(source, target, length)
-        self.draft.move(source, target, length)
 
 
 class LosslessEngine(Engine):
@@ -103,16 +69,28 @@ class LosslessEngine(Engine):
             self._admit(target, only)
             self._begun = False
             ready = [row for row in self.slots.rows if row and row.ready and only in (None, row)]
-            committed = list[Committed]()
+            committed, drafts = list[Committed](), dict[Row, Callable[[], CycleEvent]]()
             for nodes in {row.settings.tree for row in ready}:
-                committed += self._cycle([row for row in ready if row.settings.tree == nodes], nodes)
+                rows = [row for row in ready if row.settings.tree == nodes]
+                drafted, verified, new = self._cycle(rows, nodes)
+                committed += new
+                drafts |= {
+                    row: partial(self._event, row.cycles - 1, drafted, verified, i)
+                    for i, row in enumerate(rows)
+                }
             for row in [one.row for one in committed if one.row.finished]:
                 self._drop(row)
             if not self.rows:
                 self.clear()
-            return StepResult(None, dict(enumerate(ready)), committed)
+            return StepResult(None, dict(enumerate(ready)), committed, drafts)
 
-    def _cycle(self, rows: Sequence[Row], nodes: int | None) -> list[Committed]:
+    def _event(self, number: int, drafted: Draft, verified: Verified, row: int) -> CycleEvent:
+        tokens, accepted = way_of(drafted, verified, row)
+        words = self.model.tokenizer
+        texts = [str(one) if words is None else words.token_text(one) for one in tokens]
+        return CycleEvent(number, 0, tokens, texts, accepted)
+
+    def _cycle(self, rows: Sequence[Row], nodes: int | None) -> tuple[Draft, Verified, list[Committed]]:
         """Draft, verify and commit, with trees of so many nodes; 0: drawn chains; None: as fast as it was."""
         start, paced = time.perf_counter(), nodes is None
         nodes = self.pace.nodes(len(rows)) if nodes is None else nodes
@@ -133,7 +111,7 @@ class LosslessEngine(Engine):
         if paced:
             new = sum(len(one.positions) for one in committed)
             self.pace.record(len(rows), nodes, time.perf_counter() - start, new)
-        return committed
+        return drafted, verified, committed
 
     def phase(self, name: str, work: Callable[[], Result]) -> Result:
         """Do a part of a cycle; a benchmark puts one that takes the time in its place."""

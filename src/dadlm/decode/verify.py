@@ -32,6 +32,17 @@ class Verified(NamedTuple):
     """[B, n]: the node that each token follows: node 0 and those that were accepted."""
 
 
+def way_of(draft: Draft, verified: Verified, row: int) -> tuple[list[int], list[bool]]:
+    """The drafted tokens of a row on the way that was taken, then on the likeliest way from there; and which
+    of them were accepted."""
+    tokens, parent, exists = (x[row].tolist() for x in (draft.tokens, draft.parent, draft.exists))
+    way = verified.path[row, : int(verified.count[row])].tolist()
+    taken = len(way) - 1
+    while children := [at for at in range(1, len(tokens)) if exists[at] and parent[at] == way[-1]]:
+        way.append(children[0])  # siblings stand in the order of their probabilities
+    return [tokens[at] for at in way[1:]], [at < taken for at in range(len(way) - 1)]
+
+
 def decide(
     target: Model,
     hidden: Tensor,

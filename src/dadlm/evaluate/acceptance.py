@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dadlm.decode import DecodeSettings, generate
-from dadlm.decode.lossless import LOOKUP
+from dadlm.decode.pair import LOOKUP
 from dadlm.errors import ConfigError
 from dadlm.evaluate.intervals import bootstrap, caution
 from dadlm.evaluate.samples import PromptSet, prompt_set

@@ -90,6 +90,8 @@ class ModelMetadata(Answer):
     family: Literal["ar", "mdlm", "bd3lm", "dadlm"]
     block_size: int
     candidates: int
+    edges: bool
+    """Whether a token's probability depends on the one to its left (token edges)."""
     context: int
     modes: list[Mode]
     """What a request's `mode` may be, the default first."""

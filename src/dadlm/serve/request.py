@@ -6,6 +6,7 @@ from queue import Empty, SimpleQueue
 from typing import Literal
 
 from dadlm.decode import StepEvent, request
+from dadlm.decode.events import CycleEvent
 from dadlm.errors import ConfigError, DadlmError
 
 Reason = Literal["stop", "length", "cancelled", "deadline", "shutdown", "error"]
@@ -92,7 +93,7 @@ class Finished:
     """From submission to the first committed block; None if there was none."""
 
 
-Event = Committed | StepEvent | Finished
+Event = Committed | StepEvent | CycleEvent | Finished
 
 
 class Job:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from dadlm.decode import DecodeSettings, StepEvent
+from dadlm.decode.events import CycleEvent
 from dadlm.errors import ConfigError, DataError
 from dadlm.model import Model
 from dadlm.serve.refusals import Refusal
@@ -30,10 +31,9 @@ def _request_options(model: Model, body: Decoding, limits: ServeSettings, max_ne
     except ConfigError as error:
         param = str(error).partition(" ")[0]  # these messages begin with the option's name
         raise Refusal(400, str(error), param=param if param in names else None) from error
-    for name in ("trace", "logprobs"):
-        if settings.mode == "lossless" and getattr(body, name, None):
-            message = f"{name}: mode lossless has no steps to show; ask for the same text with mode ar"
-            raise Refusal(400, message, param=name)
+    if settings.mode == "lossless" and getattr(body, "logprobs", None):
+        message = "logprobs: mode lossless keeps none; ask for the same text with mode ar"
+        raise Refusal(400, message, param="logprobs")
     seed = secrets.randbits(31) if body.seed is None else body.seed
     return {"settings": settings, "seed": seed, "trace": bool(body.trace), "deadline": limits.deadline}
 
@@ -106,7 +106,7 @@ class Completion(Answer):
 
     def take(self, index: int, event: Event) -> list[dict[str, Any]]:
         choice = self.choices[index]
-        if isinstance(event, StepEvent):
+        if isinstance(event, StepEvent | CycleEvent):
             return [self._chunk(index, dadlm={"step": event.to_json()})]
         if isinstance(event, Committed):
             choice.text += event.text
@@ -216,7 +216,7 @@ class FilledGaps(Answer):
 
     def take(self, index: int, event: Event) -> list[dict[str, Any]]:
         """After each block the gaps so far; at the end the whole answer."""
-        if isinstance(event, StepEvent):
+        if isinstance(event, StepEvent | CycleEvent):
             return [self.head | {"dadlm": {"step": event.to_json()}}]
         if isinstance(event, Committed):
             self.tokens += event.tokens

@@ -36,19 +36,18 @@ class Scheduler:
         self,
         model: Model,
         *,
+        engine: Engine | None = None,
         max_rows: int = 64,
         max_queue: int = 256,
         clock=time.monotonic,
-        engine: Engine | None = None,
     ) -> None:
         if min(max_rows, max_queue) < 1:
             raise ConfigError(f"max_rows and max_queue must be at least 1, got {max_rows} and {max_queue}")
-        self.model, self.clock = model, clock
+        self.model, self.clock, self.max_queue = model, clock, max_queue
         self._engine, self._tasks = engine or Engine(model, lockstep=False), dict[Row, Task]()
         if model.config.edge != "none":
             self._engine.prepare_shortlists()  # later it would hold up the rows in work
-        self.max_rows, self.max_queue = slots_that_fit(model, max_rows), max_queue
-        self.max_rows = reserve_rows(self._engine, self.max_rows)
+        self.max_rows = reserve_rows(self._engine, slots_that_fit(model, max_rows))
         self._waiting, self._stats, self._tracer = Waiting(), Stats(), Tracer()
         self._changed = threading.Condition()  # guards `_waiting`, `_tasks`, `_stats` and `_stop_at`
         self._thread: threading.Thread | None = None
@@ -194,9 +193,13 @@ class Scheduler:
 
     def _hand_out(self, result: StepResult) -> None:
         """Give clients the tokens that were committed, and what they asked to know of the step."""
-        if result.step is not None:
+        if result.rows:
             with self._changed:
                 self._stats.step(len(result.rows))
+        for row, make_event in result.drafts.items():
+            if self._tasks[row].request.trace:
+                self._tracer.put(self._tasks[row].job, make_event)
+        if result.step is not None:
             for index, row in result.rows.items():
                 with self._isolated(task := self._tasks[row]):
                     if make_event := task.observe(self.model, result.step, index):

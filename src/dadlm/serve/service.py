@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dadlm.decode.lossless import LosslessEngine, target_and_draft
+from dadlm.decode.lossless import LosslessEngine
+from dadlm.decode.pair import target_and_draft
 from dadlm.model import Mode, Model, in_mode
 from dadlm.serve.refusals import Refusal
 from dadlm.serve.scheduler import Scheduler
@@ -115,6 +116,7 @@ class Service(Collector):
             "family": model.config.family,
             "block_size": model.config.block,
             "candidates": model.config.nodes_per_mask,
+            "edges": model.config.edge != "none",
             "context": model.config.context,
             "modes": list(model.config.modes),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -7,7 +7,7 @@ from typing import Any
 from dadlm import evaluate
 from dadlm.cli.evaluate.common import Common, OneModel, OnText, load_model, load_models, names_of
 from dadlm.cli.evaluate.judge import Judge
-from dadlm.decode.lossless import LOOKUP
+from dadlm.decode.pair import LOOKUP
 from dadlm.errors import ConfigError
 from dadlm.evaluate import AcceptanceSettings, GenerationSettings, LatencySettings
 from dadlm.evaluate.documents import read_documents

@@ -1,32 +1,16 @@
-// The form: the server's models and samplers, the controls that apply, what is sent, and links to a run.
+// The form: the server's models and samplers, the settings that have an effect, and links to a run.
 
 import { make } from "./dom.js";
+import { exampleFor, inOrder, inWords, isTour, modeInWords } from "./models.js";
+import { isOf, requestOptions, stateOf } from "./options.js";
 import { listModels } from "./server.js";
 
 const WORDS = {
-  write: { run: "Write", prompt: "Prompt", example: "How the text begins" },
-  race: { run: "Race", prompt: "Prompt", example: "How every text begins" },
-  infill: {
-    run: "Fill the gaps",
-    prompt: "Text with gaps: [[5]] is one of five tokens",
-    example: "The fox[[3]] the river.",
-  },
+  write: { run: "Write", prompt: "Prompt" },
+  race: { run: "Race", prompt: "Prompt for all" },
+  infill: { run: "Fill the gaps", prompt: "Text with gaps" },
 };
-const TOKENS = 64; // to write, unless the context is short
-const diffuses = (families) => families.some((family) => family !== "ar");
-const both = ({ dadlm }) => dadlm.modes.length > 1;
-
-// When a control is shown; those not listed here, and not an option of a sampler, always are.
-const APPLIES = {
-  model: ({ mode }) => mode !== "race",
-  in_turn: ({ mode }) => mode === "race",
-  as_ar: ({ mode }, _, models) => mode === "write" && models.some(both),
-  max_tokens: ({ mode }) => mode !== "infill",
-  sampler: (_, families) => diffuses(families),
-  infill_k: (_, families) => diffuses(families),
-  infill_r: ({ infill_k }, families) => Boolean(infill_k) && diffuses(families),
-  path: (_, families) => families.includes("dadlm"),
-};
+const keyOf = ({ model, mode }) => `${model.id} ${mode}`; // of a lane
 
 export class Controls {
   models = [];
@@ -45,8 +29,15 @@ export class Controls {
     });
   }
 
+  /** What is chosen, also where it has no effect. */
   get values() {
-    return Object.fromEntries(new FormData(this.form));
+    const values = { lane: [] };
+    for (const { name, type, value, checked } of this.form.elements) {
+      if (!name || ((type === "radio" || type === "checkbox") && !checked)) continue;
+      if (name === "lane") values.lane.push(value);
+      else values[name] = value;
+    }
+    return values;
   }
 
   /** Ask the server for its models and samplers, once; again only after an error. */
@@ -60,51 +51,54 @@ export class Controls {
 
   async #load(key) {
     const { data, dadlm } = await listModels(key);
-    [this.models, this.samplers] = [data, dadlm.samplers];
-    const { model, sampler, max_tokens: tokens } = this.form.elements;
+    [this.models, this.samplers] = [inOrder(data), dadlm.samplers];
+    const { model, sampler } = this.form.elements;
     model.replaceChildren(
-      ...data.map(({ id, dadlm }) => make("option", { value: id, text: `${id} (${dadlm.family})` })),
+      ...this.models.map((one) => make("option", { value: one.id, text: `${one.id}: ${inWords(one)}` })),
     );
-    sampler.replaceChildren(...this.samplers.map(({ name }) => make("option", { value: name, text: name })));
+    sampler.replaceChildren(
+      ...this.samplers.map(({ name }) =>
+        make("option", { value: name, text: name, defaultSelected: name === "random" }),
+      ),
+    );
     const options = new Map(this.samplers.flatMap(({ options }) => options.map((one) => [one.name, one])));
-    this.page.samplerOptions.replaceChildren(...[...options.values()].map(control));
-    const context = Math.min(...data.map(({ dadlm }) => dadlm.context));
-    tokens.defaultValue = Math.min(TOKENS, Math.floor(context / 2)); // keeps what has been typed already
+    sampler.closest("label").after(...[...options.values()].map(control));
+    this.page.lanes.append(...this.#allLanes().map((lane) => this.#laneChoice(lane)));
     this.show();
   }
 
-  /** The models that these values are about. */
-  chosen(values) {
-    return values.mode === "race" ? this.models : this.models.filter(({ id }) => id === values.model);
+  #allLanes() {
+    return this.models.flatMap((model) => model.dadlm.modes.map((mode) => ({ model, mode })));
   }
 
-  /** The family that a model decodes as: one that can do both as an AR model, if that is chosen. */
-  familyOf(values, model) {
-    return values.as_ar && values.mode === "write" && both(model) ? "ar" : model.dadlm.family;
+  #laneChoice(lane) {
+    const { model, mode } = lane;
+    const name = model.dadlm.modes.length > 1 ? `${model.id}, ${mode}` : model.id;
+    const defaultChecked = isTour(model) === isTour(this.models[0]); // others know other words
+    const box = make("input", { type: "checkbox", name: "lane", value: keyOf(lane), defaultChecked });
+    return make("label", { className: "check", title: inWords(model) }, box, name);
   }
 
-  /** The decoding options of a request to a model of this family, under the names of the API. */
-  optionsFor(values, family) {
-    const sampled = this.samplers.flatMap(({ options }) => options.map(({ name }) => name));
-    const options = {};
-    for (const name of ["max_tokens", "seed", "temperature", "top_p", ...sampled]) {
-      if (values[name] && this.#applies(name, values, [family])) options[name] = Number(values[name]);
-    }
-    for (const name of ["sampler", "path"]) {
-      if (this.#applies(name, values, [family])) options[name] = values[name];
-    }
-    if (family === "ar" && values.as_ar) options.mode = "ar";
-    if (values.infill_k && this.#applies("infill_k", values, [family])) {
-      options.infill = [Number(values.infill_k), Number(values.infill_r)];
-    }
-    return options;
+  /** What these values are about: models, each with a mode. */
+  lanes(values) {
+    if (values.task === "race") return this.#allLanes().filter((lane) => values.lane.includes(keyOf(lane)));
+    return this.models.filter(({ id }) => id === values.model).map((model) => {
+      const { modes } = model.dadlm;
+      return { model, mode: modes.includes(values.mode) && values.task === "write" ? values.mode : modes[0] };
+    });
   }
 
-  /** The part of an address after # that repeats a run and shows one of its steps. */
+  /** The settings of a request to one lane. */
+  optionsFor(values, lane) {
+    return requestOptions(values, lane, this.samplers);
+  }
+
+  /** The part of an address after # that holds a run's settings and one of its steps. */
   link(values, step) {
-    const families = this.#families(values);
-    const kept = Object.entries(values).filter(([name]) => this.#applies(name, values, families));
-    const hash = new URLSearchParams(kept);
+    const lanes = this.lanes(values);
+    const kept = Object.entries(values).filter(([name]) => this.#state(name, values, lanes)[0] === "shown");
+    const pairs = kept.flatMap(([name, value]) => [value].flat().map((one) => [name, one]));
+    const hash = new URLSearchParams(pairs);
     if (step !== null) hash.set("step", step);
     return `#${hash}`;
   }
@@ -112,78 +106,129 @@ export class Controls {
   /** Set the controls as a link says; gives the step it points at, or null if there is no link. */
   follow(hash) {
     const linked = new URLSearchParams(hash.slice(1));
-    const isLink = linked.has("seed");
-    for (const field of isLink ? this.form.elements : []) {
-      if (!field.name) continue;
-      const value = linked.get(field.name);
-      if (field.type === "checkbox") field.checked = value !== null;
-      else if (field.type === "radio") {
-        const known = [...this.form.elements[field.name]].some((one) => one.value === value);
-        field.checked = known ? field.value === value : field.defaultChecked;
-      } else if (value !== null) field.value = value;
-      else if (field.tagName !== "SELECT") field.value = field.defaultValue;
-      else if (field.name !== "model") field.selectedIndex = 0; // the models have no default
+    if (!linked.has("seed")) return null;
+    this.form.elements.model.value = linked.get("model") ?? this.models[0]?.id;
+    this.#offerModes();
+    for (const field of this.form.elements) {
+      if (field.name && field.name !== "model") fill(field, linked.getAll(field.name), this.form);
     }
     this.show();
-    if (!isLink) return null;
     return { step: linked.has("step") ? Math.trunc(Number(linked.get("step"))) || 0 : Infinity };
   }
 
-  /** Choose a mode and a model. */
-  choose(mode, model) {
+  /** Choose a lane to write, with its steps. */
+  choose({ model, mode }) {
+    this.form.elements.task.value = "write";
+    this.form.elements.trace.checked = true;
+    this.form.elements.model.value = model.id;
+    this.#offerModes();
     this.form.elements.mode.value = mode;
-    this.form.elements.model.value = model;
     this.show();
   }
 
-  /** Show the controls that apply. */
+  /** Show the controls that apply, and why others do not. */
   show() {
     this.#disableAr();
+    this.#offerModes();
     const { values } = this;
-    const families = this.#families(values);
+    const chosen = this.lanes(values);
+    const lanes = chosen.length ? chosen : this.#allLanes();
+    if (lanes.length) this.#suggest(values, lanes);
+    const reasons = new Map();
     for (const field of this.form.querySelectorAll("[data-field]")) {
-      field.hidden = !this.#applies(field.dataset.field, values, families);
+      const [state, why] = this.#state(field.dataset.field, values, lanes);
+      field.hidden = state === "hidden";
+      field.title = state === "disabled" ? `Without effect: ${why}` : (field.dataset.title ?? "");
+      for (const input of field.querySelectorAll("input, select, button")) input.disabled = state !== "shown";
+      if (why) reasons.set(why, [...(reasons.get(why) ?? []), nameOf(field)]);
     }
-    const { run, prompt, example } = WORDS[values.mode];
-    this.page.promptLabel.textContent = prompt;
-    this.page.prompt.placeholder = example;
-    this.page.run.textContent = run;
-    this.page.samplerSummary.textContent = this.#sampler(values)?.summary ?? "";
+    this.page.unused.textContent = [...reasons]
+      .map(([why, names]) => `Without effect, as ${why}: ${names.join(", ")}.`).join(" ");
+    this.page.promptLabel.textContent = WORDS[values.task].prompt;
+    this.page.run.textContent = WORDS[values.task].run;
+    this.page.notation.hidden = values.task !== "infill";
+    this.page.samplerSummary.textContent = this.form.elements.sampler.disabled ? "" : this.#summary(values.sampler);
   }
 
-  #sampler(values) {
-    return this.samplers.find(({ name }) => name === values.sampler);
+  /** What a sampler does, with the names that its options have on the page. */
+  #summary(sampler) {
+    const summary = this.samplers.find(({ name }) => name === sampler)?.summary;
+    return summary ? `A pass keeps ${summary.replace(/`(\w+)`/g, (_, name) => `“${this.nameOf(name)}”`)}.` : "";
   }
 
-  #applies(name, values, families) {
-    const has = (sampler) => sampler?.options.some((option) => option.name === name);
-    if (this.samplers.some(has)) return diffuses(families) && Boolean(has(this.#sampler(values)));
-    return name in APPLIES ? APPLIES[name](values, families, this.chosen(values)) : true;
+  /** The name that a setting of the API has on the page. */
+  nameOf(setting) {
+    const name = setting === "parts" ? "prompt" : CSS.escape(setting);
+    const field = this.form.querySelector(`[data-field="${name}"]`);
+    return field ? nameOf(field) : setting;
+  }
+
+  /** An example and settings that suit the models, where nobody has typed anything. */
+  #suggest({ task }, lanes) {
+    const { prompt, max_tokens: tokens, steps } = this.form.elements;
+    const example = exampleFor(lanes[0].model);
+    prompt.defaultValue = task === "infill" ? example.infill : example.write;
+    tokens.defaultValue = example.max_tokens;
+    if (!steps) return;
+    steps.defaultValue = example.steps;
+    steps.max = Math.max(...lanes.map(({ model }) => model.dadlm.block_size));
+  }
+
+  #state(name, values, lanes) {
+    return stateOf(name, values, lanes, this.samplers);
   }
 
   /** An autoregressive model cannot fill gaps. */
   #disableAr() {
-    const { model, mode } = this.form.elements;
+    const { model, task } = this.form.elements;
     [...model.options].forEach((option, n) => {
-      option.disabled = mode.value === "infill" && this.models[n].dadlm.family === "ar";
+      option.disabled = task.value === "infill" && this.models[n].dadlm.family === "ar";
     });
     if (model.selectedOptions[0]?.disabled) {
       model.value = [...model.options].find(({ disabled }) => !disabled)?.value ?? "";
     }
   }
 
-  #families(values) {
-    return this.chosen(values).map((model) => this.familyOf(values, model));
+  /** The modes of the chosen model; only blocks can be filled in anywhere. */
+  #offerModes() {
+    const { model, mode, task } = this.form.elements;
+    const modes = this.models.find(({ id }) => id === model.value)?.dadlm.modes ?? [];
+    const offered = task.value === "infill" ? modes.slice(0, 1) : modes;
+    if ([...mode.options].map(({ value }) => value).join() === offered.join()) return;
+    const before = mode.value;
+    mode.replaceChildren(...offered.map((one) => make("option", { value: one, text: modeInWords(one) })));
+    if (offered.includes(before)) mode.value = before;
   }
+}
+
+/** Set a field to the values of a link, or to its default. */
+function fill(field, values, form) {
+  if (field.type === "checkbox") {
+    const isSaid = values.length || (field.name !== "lane" && isOf(field.name, form.elements.task.value));
+    field.checked = isSaid ? values.includes(field.value) : field.defaultChecked;
+  } else if (field.type === "radio") {
+    const known = [...form.elements[field.name]].some((one) => values.includes(one.value));
+    field.checked = known ? values.includes(field.value) : field.defaultChecked;
+  } else if (field.tagName === "SELECT") {
+    const options = [...field.options];
+    const found = options.findIndex(({ value }) => values.includes(value));
+    field.selectedIndex = found >= 0 ? found : Math.max(0, options.findIndex((one) => one.defaultSelected));
+  } else field.value = values[0] ?? field.defaultValue;
+}
+
+function nameOf(field) {
+  return (field.querySelector("label, span, legend") ?? field).firstChild.textContent.trim();
 }
 
 /** A number field for an option of a sampler. */
 function control({ name, description, type, minimum, maximum, default: value }) {
   const words = name.replaceAll("_", " ");
-  const field = make("label", { title: description, text: words.charAt(0).toUpperCase() + words.slice(1) });
+  const field = make("label", { text: words.charAt(0).toUpperCase() + words.slice(1) });
   const step = type === "integer" ? "1" : "any";
-  const bounds = { min: minimum ?? "", max: maximum ?? "", step, defaultValue: value ?? "", placeholder: "default" };
-  field.append(make("input", { name, type: "number", ...bounds }));
-  field.dataset.field = name;
+  const bounds = { min: minimum ?? "", max: maximum ?? "", step };
+  field.append(
+    make("input", { name, type: "number", ...bounds, defaultValue: value ?? "", placeholder: "default" }),
+  );
+  Object.assign(field.dataset, { field: name, title: description });
   return field;
 }

@@ -1,4 +1,4 @@
-// Probabilities read off a step's transitions, for those who draw it.
+// Probabilities read off a step's transitions and tokens, for those who draw it.
 
 /** [N][K]: how likely a path is to come through each node. */
 export function reach(step) {
@@ -12,12 +12,26 @@ export function reach(step) {
   });
 }
 
-/** The token that was drawn at node k of group i: { text, given, alone }; null if none was. */
+/** The token that was drawn at node k of group i: { id, text, given, alone }; null if none was. */
 export function drawnAt(step, i, k) {
   const id = step.path[i] === k ? step.drawn?.[i] ?? null : null;
   if (id === null) return null;
-  const known = id === step.ids[i] ? step.texts?.[i] : step.top_tokens[i][k].find(([one]) => one === id)?.[1];
-  return { text: known || `#${id}`, given: step.probability[i], alone: step.alone[i] };
+  return { id, text: step.drawn_texts?.[i] || `#${id}`, given: step.probability[i], alone: step.alone[i] };
+}
+
+/** The tokens of a node: { text, given, alone, isDrawn }, first the one that was drawn, then the likeliest. */
+export function tokensAt(step, i, k) {
+  const drawn = drawnAt(step, i, k);
+  const others = step.top_tokens[i][k].filter(([id]) => id !== drawn?.id);
+  return [
+    ...(drawn ? [{ ...drawn, isDrawn: true }] : []),
+    ...others.map(([, text, p]) => ({ text, given: p, alone: p, isDrawn: false })),
+  ];
+}
+
+/** Whether tokens of a step depend on the ones to their left. */
+export function hasEdges(step) {
+  return Boolean(step.probability?.some((p, i) => p !== step.alone[i]));
 }
 
 /** The edges into group i: { from, to, probability, flow, lit }. */

@@ -1,8 +1,11 @@
-// The card beside a node that is pointed at or focused: its tokens, and how likely it is to be reached.
+// The card beside a node that is pointed at, focused or tapped: its tokens, and how likely it is to be reached.
 
 import { bar, make } from "./dom.js";
 import { drawnAt, reach } from "./flow.js";
+import { Run } from "./run.js";
 import { percent, shown } from "./svg.js";
+
+const FATES = { fixed: "kept", infilled: "infilled", remasked: "masked again" };
 
 export function showHint(hint, step, node) {
   const i = Number(node.dataset.group), k = Number(node.dataset.node);
@@ -20,26 +23,37 @@ function contents(step, i, k) {
   const where = `Position ${step.first + i}`;
   if (step.anchor[i]) {
     const token = make("b", { text: shown(step.top_tokens[i][0][0][1]) });
-    return [make("h3", { text: `${where}, anchor` }), token, make("p", { text: "Known before this step." })];
+    return [make("h3", { text: where }), token, make("p", { text: "Known before this pass." })];
   }
-  const rows = step.top_tokens[i][k].map(([, text, p]) =>
-    make("li", {}, make("b", { text: shown(text) }), bar(p), make("span", { text: percent(p) })),
-  );
   const before = i ? step.path[i - 1] : 0;
-  const lines = [
+  const lit = step.path[i] === k ? ", on the path" : "";
+  const reached = [
     `${percent(step.transition[i][before][k])} from the path’s node before`,
     `${percent(reach(step)[i][k])} over all paths`,
   ];
-  const drawn = drawnAt(step, i, k);
-  if (drawn) {
-    const { text, given, alone } = drawn;
-    const beside = given === alone ? "" : ` after the token before it, ${percent(alone)} alone`;
-    lines.unshift(`Drawn: ${shown(text)}, ${percent(given)}${beside}`);
-  }
-  const lit = step.path[i] === k ? ", on the path" : "";
   return [
     make("h3", { text: `${where}, candidate ${k}${lit}` }),
-    make("ol", {}, ...rows),
-    ...lines.map((text) => make("p", { text })),
+    ...drawn(step, i, k),
+    make("h4", { text: "Likeliest tokens" }),
+    make("ol", {}, ...step.top_tokens[i][k].map(([, text, p]) => row(shown(text), p))),
+    make("h4", { text: "Reached with" }),
+    ...reached.map((text) => make("p", { text })),
   ];
+}
+
+/** The token that was drawn, with both of its probabilities where they differ. */
+function drawn(step, i, k) {
+  const token = drawnAt(step, i, k);
+  if (!token) return [];
+  const { text, given, alone } = token;
+  const title = make("p", { className: Run.state(step, i) }, "Drawn: ", make("b", { text: shown(text) }));
+  title.append(`, ${FATES[Run.state(step, i)]}`);
+  const rows = given === alone ? [row("probability", given)] : [
+    row("after the token to its left", given), row("without it", alone),
+  ];
+  return [title, make("ol", { className: "drawn" }, ...rows)];
+}
+
+function row(name, p) {
+  return make("li", {}, make("b", { text: name }), bar(p), make("span", { text: percent(p) }));
 }

@@ -1,41 +1,38 @@
 // The playground: reads the controls, asks the server, and shows the answer.
 
 import { Controls } from "./controls.js";
+import { byId } from "./dom.js";
+import { partsOf } from "./gaps.js";
 import { themeSwitch } from "./palette.js";
 import { Lane, race } from "./race.js";
-import { partsOf, Run } from "./run.js";
+import { Run } from "./run.js";
 import { saveJson, savePng, saveSvg } from "./save.js";
 import { stream } from "./server.js";
 import { showFigures, showText } from "./text.js";
 import { Viewer } from "./viewer.js";
+import { ENDS, INVITATIONS } from "./words.js";
 
-const ENDS = {
-  stop: "Done: end of text.",
-  length: "Done: all tokens written.",
-};
-
-// Every element with an id, under that id in camel case.
-const page = {};
-for (const one of document.querySelectorAll("[id]")) {
-  page[one.id.replace(/-(.)/g, (_, letter) => letter.toUpperCase())] = one;
-}
+const page = byId();
 const controls = new Controls(page);
 const viewer = new Viewer(page, showAt);
 let runs = []; // on the page: one, or one for each lane
 let asked = null; // the values of the controls that they were made with
-let begun = 0;
-let ended = null; // when the last of them finished or failed
 let running = null; // aborts what runs
 let unread = null; // a link that was opened before the models were loaded
+let linked = null; // the step that a link points at, once its run is started
 
 page.controls.addEventListener("submit", (event) => {
   event.preventDefault();
   // Not the browser's own check: an invalid value in a hidden control would block the button.
   const shown = [...page.controls.elements].filter((field) => !field.closest("[hidden]"));
-  if (shown.every((field) => field.reportValidity())) start();
+  const faulty = shown.find((field) => !field.checkValidity());
+  if (faulty?.closest("details")) page.settings.open = true;
+  if (faulty) faulty.reportValidity();
+  else start();
 });
 page.controls.addEventListener("input", ({ target }) => {
-  if (target !== page.key) unread = null; // typing something else discards the link
+  if (target !== page.key) unread = linked = null; // typing something else discards the link
+  if (target.name === "task") changeTask();
 });
 page.stop.addEventListener("click", () => running?.abort());
 page.copyLink.addEventListener("click", copyLink);
@@ -43,11 +40,13 @@ page.saveSvg.addEventListener("click", () => saveSvg(viewer.picture(), stepName(
 page.savePng.addEventListener("click", () => savePng(viewer.picture(), stepName()).catch(report));
 page.saveJson.addEventListener("click", () => saveJson(runs.length > 1 ? runs : runs[0], "dadlm-run"));
 themeSwitch(page.theme, () => viewer.redraw());
-addEventListener("hashchange", followLink);
-followLink();
+page.settings.open = matchMedia("(min-width: 60rem)").matches;
+showStage();
+addEventListener("hashchange", openPage);
+openPage();
 
-/** A link holds all settings; opening one repeats the run. */
-async function followLink() {
+/** The page opens with an example that runs. A link only fills in its settings: others may have made it. */
+async function openPage() {
   const { hash } = location; // as it was opened: a run started while the models load changes it
   try {
     await controls.load(page.key.value);
@@ -56,12 +55,36 @@ async function followLink() {
     return report(error);
   }
   unread = null; // this link is the newer one
-  const link = controls.follow(hash);
-  if (link) await start(link.step);
+  if (hash) fillIn(hash);
+  else if (!running && !runs.length) {
+    const error = await start(false);
+    if (error?.param === "prompt") withoutExample();
+    else if (runs[0]?.isOver) viewer.go(runs[0].openingStep);
+  }
 }
 
-/** Start the run that the controls describe; `step` is the one to show at the end. */
-async function start(step = Infinity) {
+/** For a model that does not know the words of the example. */
+function withoutExample() {
+  [runs, asked] = [[], null];
+  viewer.show(null);
+  page.prompt.value = "";
+  page.problem.hidden = page.exports.hidden = true;
+  page.status.textContent = "Type a prompt to begin.";
+  history.replaceState(null, "", location.pathname);
+  showStage();
+}
+
+function fillIn(hash) {
+  const link = controls.follow(hash);
+  if (!link) return;
+  drop();
+  linked = link.step;
+  showStage();
+  page.status.textContent = `The link’s settings are filled in. ${page.run.textContent} runs them.`;
+}
+
+/** Start the run that the controls describe; gives the error that ended it, if one did. */
+async function start(byUser = true) {
   running?.abort();
   const mine = (running = new AbortController());
   page.problem.hidden = true;
@@ -71,56 +94,63 @@ async function start(step = Infinity) {
   try {
     await controls.load(page.key.value);
     mine.signal.throwIfAborted();
-    if (unread !== null) step = controls.follow(unread)?.step ?? step;
-    unread = null;
+    if (unread !== null && new URLSearchParams(unread.slice(1)).has("seed")) {
+      fillIn(unread);
+      unread = null;
+      return;
+    }
     const { values } = controls;
-    if (values.mode === "race") await raceAll(values, mine.signal);
-    else await writeOne(values, mine.signal, step);
+    const step = linked ?? Infinity;
+    linked = null;
+    if (values.task === "race") await raceAll(values, mine.signal, byUser);
+    else await writeOne(values, mine.signal, byUser, step);
   } catch (error) {
     if (mine === running) report(error);
+    return error;
   } finally {
-    mine.abort(); // lanes that still run when another has failed
     if (mine === running) settle();
   }
 }
 
-async function writeOne(values, signal, step) {
-  const [model] = controls.chosen(values);
-  if (!model) throw new Error("This server does not have the model of this link. Choose another.");
-  const fillsGaps = values.mode === "infill";
-  const parts = fillsGaps ? partsOf(values.prompt) : [values.prompt];
-  const { context } = model.dadlm; // the server refuses more too, but only after the page has drawn it
-  const open = parts.reduce((sum, part) => sum + (typeof part === "number" ? part : 0), 0);
-  if (open > context) throw new Error(`The gaps are longer than the context of ${context} tokens.`);
-  const run = new Run(model, parts, {
-    model: model.id,
+async function writeOne(values, signal, byUser, step) {
+  const [lane] = controls.lanes(values);
+  if (!lane) throw new Error("This server does not have the model of this link. Choose another.");
+  const fillsGaps = values.task === "infill";
+  const parts = fillsGaps ? partsOf(values.prompt, lane.model.dadlm.context) : [values.prompt];
+  const run = new Run(lane, parts, {
+    model: lane.model.id,
     ...(fillsGaps ? { parts: parts.map(asGap) } : { prompt: values.prompt }),
-    ...controls.optionsFor(values, controls.familyOf(values, model)),
-    trace: true,
+    ...controls.optionsFor(values, lane),
   });
-  showRuns([run], values);
+  showRuns([run], values, byUser);
   viewer.show(run);
   const path = fillsGaps ? "v1/fill_gaps" : "v1/completions";
-  for await (const chunk of stream(path, run.request, page.key.value, signal)) {
-    run.take(chunk);
+  const ask = (more) => stream(path, { ...run.request, ...more }, page.key.value, signal);
+  await run.time(ask({}), () => {
     page.status.textContent = "Writing …";
     viewer.update();
+  });
+  if (values.trace) {
+    page.status.textContent = "Written. Now the same once more, step by step …";
+    await run.trace(ask({ trace: true }), () => viewer.update());
   }
   if (step === Infinity) viewer.update(); // stays at an earlier step if one was chosen
   else viewer.go(step);
-  page.status.textContent = fillsGaps ? "Done: the gaps are filled." : ENDS[run.reason];
+  page.status.textContent = ENDS[run.reason];
 }
 
 function asGap(part) {
   return typeof part === "number" ? { gap: part } : part;
 }
 
-async function raceAll(values, signal) {
-  const lanes = controls.models.map((model) => {
-    const request = { model: model.id, prompt: values.prompt, ...controls.optionsFor(values, model.dadlm.family) };
-    return new Lane(new Run(model, [values.prompt], request), lookInside);
+async function raceAll(values, signal, byUser) {
+  const chosen = controls.lanes(values);
+  if (!chosen.length) throw new Error("Choose the models of the race.");
+  const lanes = chosen.map((lane) => {
+    const request = { model: lane.model.id, prompt: values.prompt, ...controls.optionsFor(values, lane) };
+    return new Lane(new Run(lane, [values.prompt], request), lookInside);
   });
-  showRuns(lanes.map(({ run }) => run), values);
+  showRuns(lanes.map(({ run }) => run), values, byUser);
   page.race.replaceChildren(...lanes.map(({ card }) => card));
   page.status.textContent = "Racing …";
   const chunksOf = ({ request }) => stream("v1/completions", request, page.key.value, signal);
@@ -129,54 +159,84 @@ async function raceAll(values, signal) {
 }
 
 /** The same seed writes the same text again, this time with its steps. */
-function lookInside(model) {
+function lookInside(lane) {
   controls.follow(controls.link(asked, null)); // the controls may say something else by now
-  controls.choose("write", model.id);
+  controls.choose(lane);
   start();
 }
 
-function showRuns(now, values) {
-  [runs, asked, begun, ended] = [now, values, performance.now(), null];
+function showRuns(now, values, byUser) {
+  [runs, asked] = [now, values];
   history.replaceState(null, "", controls.link(asked, null));
-  const isRace = values.mode === "race";
-  page.race.hidden = !isRace;
-  page.textCard.hidden = page.stepsCard.hidden = page.saveSvg.hidden = page.savePng.hidden = isRace;
   page.exports.hidden = true;
   viewer.show(null);
+  showStage();
+  const { top } = page.stage.getBoundingClientRect();
+  if (!byUser || (top >= 0 && top < innerHeight / 3)) return;
+  page.stage.classList.add("in-view"); // tall enough to be scrolled to before anything is in it
+  page.stage.scrollIntoView();
+}
+
+/** A result is shown with its own task only. */
+function showStage() {
+  const { task } = controls.values;
+  const isRace = task === "race";
+  page.stage.hidden = asked?.task !== task;
+  page.invitation.hidden = !page.stage.hidden;
+  page.invitation.textContent = INVITATIONS[task];
+  page.race.hidden = !isRace;
+  page.textCard.hidden = page.saveSvg.hidden = page.savePng.hidden = isRace;
+  page.stepsCard.hidden = isRace || !asked?.trace;
+}
+
+function changeTask() {
+  drop();
+  page.status.textContent = "";
+  page.problem.hidden = true;
+  showStage();
 }
 
 /** What depends on the step that is shown. */
 function showAt(index) {
   const [run] = runs;
   showText(page.text, run.piecesAt(index));
-  showFigures(page.figures, run, ((ended ?? performance.now()) - begun) / 1000);
+  showFigures(page.figures, run);
+}
+
+/** End what runs, without a word. */
+function drop() {
+  running?.abort();
+  settle();
 }
 
 function settle() {
   running = null;
-  ended ??= performance.now();
   page.stop.disabled = true;
   page.text.ariaBusy = "false";
   page.exports.hidden = !runs.length;
-  page.saveSvg.disabled = page.savePng.disabled = !runs[0]?.steps.length;
+  page.saveSvg.disabled = page.savePng.disabled = !runs[0]?.hasGraph(viewer.index);
+  viewer.redraw();
 }
 
 function report(error) {
-  if (error.name === "AbortError") {
-    page.status.textContent = "Stopped.";
-    return;
-  }
-  page.status.textContent = "";
-  page.problem.textContent = error.message;
+  page.status.textContent = error.name === "AbortError" ? "Stopped." : "";
+  if (error.name === "AbortError") return;
+  const { message, param, place } = error;
+  // The page has names of its own for what the API calls max_tokens or parts.
+  const isNamed = param && message.toLowerCase().startsWith(param.toLowerCase());
+  page.problem.textContent = isNamed ? controls.nameOf(param) + message.slice(param.length) : message;
   page.problem.hidden = false;
   if (error.status === 401) page.keyField.hidden = false;
+  if (!place) return;
+  page.prompt.focus();
+  page.prompt.setSelectionRange(...place);
 }
 
 async function copyLink() {
   history.replaceState(null, "", controls.link(asked, runs[0].steps.length ? viewer.index : null));
   try {
     await navigator.clipboard.writeText(location.href);
-    page.status.textContent = "Link copied: it repeats this run.";
+    page.status.textContent = "Link copied: it holds the settings of this run.";
   } catch {
     page.status.textContent = "The address bar holds the link to this run.";
   }

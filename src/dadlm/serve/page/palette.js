@@ -18,17 +18,17 @@ export function palette() {
 
 /** Let a button switch between light and dark; `changed` is called whenever the colours are others. */
 export function themeSwitch(button, changed) {
-  const root = document.documentElement;
+  const name = () => (button.textContent = `Switch to ${isDark() ? "light" : "dark"}`);
   const show = () => {
-    button.setAttribute("aria-pressed", isDark());
+    name();
     changed();
   };
   button.addEventListener("click", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
     show();
   });
   system.addEventListener("change", show);
-  button.setAttribute("aria-pressed", isDark());
+  name();
 }
 
 function isDark() {

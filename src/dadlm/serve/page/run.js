@@ -1,56 +1,89 @@
 // A run as data: the request, its steps and text, and what follows from them. No drawing.
 
+import { draftOf } from "./drafts.js";
+
+const OF_DRAWN = ["drawn", "drawn_texts", "probability", "alone"];
 const BEFORE = 7; // how many earlier tokens are drawn before one that is decided alone
 
 export class Run {
   /** `parts` is the request's text: strings, and numbers for gaps to fill; a prompt is its only part. */
-  constructor(model, parts, request) {
-    Object.assign(this, { model, parts, request });
+  constructor(lane, parts, request) {
+    Object.assign(this, { ...lane, parts, request });
+    this.begun = this.ended = null;
     this.steps = [];
     this.text = "";
     this.gaps = null;
     this.usage = null;
     this.figures = {};
     this.reason = null;
+    this.isTracing = false;
+    this.traced = 0; // characters of the text that the steps so far have written
     this.textOf = new Map(); // token id → how it is written
     this.given = new Map(); // block → which of its positions were known from the start
   }
 
-  /** Take in one object of the server's stream. */
-  take(chunk) {
+  /** Take in a stream of the server's objects, timed. */
+  async time(chunks, changed = () => {}) {
+    this.begun = performance.now();
+    try {
+      for await (const chunk of chunks) {
+        this.#take(chunk);
+        changed();
+      }
+    } finally {
+      this.ended = performance.now();
+    }
+  }
+
+  /** Take in the steps of the same text, written once more with tracing, which takes longer. */
+  async trace(chunks, changed) {
+    this.isTracing = true;
+    try {
+      for await (const chunk of chunks) {
+        if (chunk.dadlm?.step) this.#takeStep(chunk.dadlm.step);
+        this.traced += chunk.choices?.[0]?.text.length ?? 0;
+        changed();
+      }
+    } finally {
+      this.isTracing = false;
+    }
+  }
+
+  #take(chunk) {
     const choice = chunk.choices?.[0];
     if (choice?.text) this.text += choice.text;
     if (choice?.finish_reason) this.reason = choice.finish_reason;
     if (chunk.gaps) this.gaps = chunk.gaps;
-    if (chunk.text !== undefined) Object.assign(this, { text: chunk.text, reason: "stop" }); // all gaps filled
+    if (chunk.text !== undefined) Object.assign(this, { text: chunk.text, reason: "filled" });
     if (chunk.usage) this.usage = chunk.usage;
     const { step, ...figures } = chunk.dadlm ?? {};
     Object.assign(this.figures, figures);
-    if (step) this.#takeStep(step);
   }
 
   #takeStep(step) {
-    for (const [id, text] of step.top_tokens.flat(2)) this.textOf.set(id, text);
+    for (const [id, text] of step.top_tokens?.flat(2) ?? []) this.textOf.set(id, text);
     step.texts?.forEach((text, i) => this.textOf.set(step.ids[i], text));
     if (!this.given.has(step.block)) this.given.set(step.block, step.anchor);
     // For the text as it stood at this step; not part of the event.
-    this.steps.push({ ...step, written: this.text.length });
+    this.steps.push({ ...step, written: this.traced });
   }
 
   get isOver() {
-    return this.reason !== null;
+    return this.reason !== null && !this.isTracing;
   }
 
-  /** Forward passes so far: sent with each block; each traced step is one. */
+  /** Of the run without tracing, as the server has measured it. */
+  get seconds() {
+    if (this.begun === null) return 0;
+    return this.figures.seconds ?? ((this.ended ?? performance.now()) - this.begun) / 1000;
+  }
+
   get passes() {
-    return Math.max(this.figures.forward_passes ?? 0, this.steps.length);
+    return this.figures.forward_passes ?? 0;
   }
 
-  /** Tokens so far. */
   get tokens() {
-    if (this.usage) return this.usage.completion_tokens;
-    const decided = this.steps.reduce((sum, { fixed }) => sum + fixed.filter(Boolean).length, 0);
-    return Math.max(this.figures.tokens ?? 0, decided);
+    return this.usage?.completion_tokens ?? this.figures.tokens ?? 0;
   }
 
   token(id) {
@@ -79,9 +112,33 @@ export class Run {
     return this.parts.some((part) => typeof part === "number");
   }
 
+  /** A step that shows much: half of its block known, or all of it open. */
+  get openingStep() {
+    const scores = this.steps.map(({ anchor = [] }) => {
+      const known = anchor.filter(Boolean).length;
+      return 2 * known <= anchor.length ? known : -1;
+    });
+    return this.model.dadlm.block_size > 1 ? scores.indexOf(Math.max(...scores)) : Infinity;
+  }
+
+  /** Whether a step has a graph. */
+  hasGraph(index) {
+    return Boolean(this.steps[index]?.top_tokens?.length);
+  }
+
+  /** How many positions of a step's block belong to the text: its last block may be longer than the text. */
+  #lengthOf(step) {
+    const { length } = step.ids;
+    const isCut = this.reason === "length" || this.reason === "filled"; // after an end-of-text, see all
+    if (!isCut || !this.usage) return length;
+    return Math.max(1, Math.min(length, this.usage.total_tokens - step.block * length));
+  }
+
   #openPositions(step) {
+    if (!step.ids) return []; // a step of a mode that has no blocks
     const given = this.given.get(step.block);
-    return step.ids.flatMap((id, i) => (given[i] ? [] : [this.#piece(step, i)]));
+    const ids = step.ids.slice(0, this.#lengthOf(step));
+    return ids.flatMap((_, i) => (given[i] ? [] : [this.#piece(step, i)]));
   }
 
   #piece(step, i) {
@@ -99,16 +156,22 @@ export class Run {
       if (typeof part === "string") return [{ kind: "prompt", text: part }];
       const pieces = open.splice(0, part);
       const text = this.gaps?.[gap++];
-      if (atEnd && text !== undefined) return [{ kind: "text", text }];
+      if (text !== undefined && (atEnd || !this.steps.length)) return [{ kind: "text", text }];
       return [...pieces, ...Array(part - pieces.length).fill({ kind: "mask", text: "" })];
     });
   }
 
-  /** The step to draw. Where tokens are decided one by one, those before it stand there as anchors. */
+  /** The step to draw, as long as the text. Where tokens are decided one by one, those before it stand there
+   * as anchors. */
   graphAt(index) {
     const step = this.steps[index];
-    const first = step.block * step.ids.length;
-    if (step.ids.length > 1) return { ...step, first };
+    const { length } = step.ids;
+    const first = step.block * length;
+    if (length > 1) {
+      const shown = this.#lengthOf(step);
+      const cut = (value) => (Array.isArray(value) && value.length === length ? value.slice(0, shown) : value);
+      return { first, ...Object.fromEntries(Object.entries(step).map(([name, value]) => [name, cut(value)])) };
+    }
     const shown = this.steps.slice(Math.max(0, index - BEFORE), index + 1);
     const earlier = shown.slice(0, -1);
     return {
@@ -121,20 +184,23 @@ export class Run {
       path: shown.flatMap((one) => one.path),
       fixed: [...earlier.map(() => false), ...step.fixed],
       infilled: [...earlier.map(() => false), ...step.infilled],
-      ...Object.fromEntries(
-        ["texts", "drawn", "probability", "alone"].map((name) => [name, shown.flatMap((one) => one[name] ?? [])]),
-      ),
+      ...Object.fromEntries(OF_DRAWN.map((name) => [name, shown.flatMap((one) => one[name] ?? [])])),
     };
   }
 
   /** A sentence about a step. */
   describe(index) {
-    const step = this.steps[index];
-    const now = step.ids.filter((_, i) => step.fixed[i]).map((id) => `“${this.token(id).trim()}”`);
-    if (step.ids.length === 1) return `Position ${step.block}: ${now}`;
-    const known = step.ids.filter((_, i) => step.fixed[i] || step.anchor[i]).length;
-    const what = now.length ? `fixes ${now.join(", ")}` : "fixes nothing";
-    return `Block ${step.block}, step ${step.step} ${what}; ${known} of ${step.ids.length} known`;
+    const draft = draftOf(this.steps[index], (id) => this.token(id));
+    if (draft.length) {
+      const taken = draft.filter(({ kind }) => kind === "accepted").length;
+      return `Cycle ${index + 1}: ${taken} of ${draft.length} drafted tokens accepted`;
+    }
+    const { block, step, ids, fixed, anchor } = this.graphAt(index);
+    const now = ids.filter((_, i) => fixed[i]).map((id) => `“${this.token(id).trim()}”`);
+    if (this.steps[index].ids.length === 1) return `Position ${block}: ${now}`;
+    const known = ids.filter((_, i) => fixed[i] || anchor[i]).length;
+    const what = now.length ? `keeps ${now.join(", ")}` : "keeps nothing";
+    return `Block ${block}, pass ${step + 1} ${what}; ${known} of ${ids.length} known`;
   }
 
   toJSON() {
@@ -142,9 +208,4 @@ export class Run {
     const steps = this.steps.map(({ written, ...step }) => step);
     return { model: model.id, parts, request, text, gaps, finish_reason: reason, usage, dadlm: figures, steps };
   }
-}
-
-/** Split a text with gaps written as [[5]] into strings and numbers. */
-export function partsOf(text) {
-  return text.split(/\[\[(\d+)\]\]/).flatMap((part, n) => (n % 2 ? [Number(part)] : part ? [part] : []));
 }

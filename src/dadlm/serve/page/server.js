@@ -1,9 +1,10 @@
 // Talks to the server: models and samplers, answers as streams of objects, error messages.
 
 export class ServerError extends Error {
-  constructor(message, status) {
+  /** `param`: the setting at fault. */
+  constructor(message, status, param) {
     super(message);
-    this.status = status;
+    Object.assign(this, { status, param });
   }
 }
 
@@ -63,12 +64,12 @@ async function ask(path, request) {
     if (error.name === "AbortError") throw error;
     throw new ServerError("The server cannot be reached. Is it still running?");
   }
-  if (!answer.ok) throw new ServerError(await words(answer), answer.status);
-  return answer;
+  if (answer.ok) return answer;
+  const error = (await answer.json().catch(() => null))?.error;
+  throw new ServerError(words(answer, error?.message), answer.status, error?.param);
 }
 
-async function words(answer) {
-  const message = (await answer.json().catch(() => null))?.error?.message;
+function words(answer, message) {
   if (answer.status === 401) return "This server needs a key. Type it above and try again.";
   if (answer.status === 429) {
     const seconds = answer.headers.get("retry-after");

@@ -14,7 +14,7 @@ export function shown(text) {
 
 /** As much of a token as fits. */
 export function fit(text, width, look, colours) {
-  ruler.font = `${look["font-weight"] ?? 400} ${look["font-size"] ?? 13}px ${colours.font}`;
+  ruler.font = `${look["font-weight"] ?? 400} ${look["font-size"] ?? 12}px ${colours.font}`;
   const signs = [...shown(text)];
   if (ruler.measureText(signs.join("")).width <= width) return signs.join("");
   while (signs.length > 1 && ruler.measureText(`${signs.join("")}…`).width > width) signs.pop();

@@ -8,15 +8,16 @@ export function showText(place, pieces) {
   if (atEnd) place.scrollTop = place.scrollHeight;
 }
 
-export function showFigures(place, run, seconds) {
-  const { tokens, passes } = run;
-  const { cache_passes: cachePasses, seconds: total } = run.figures;
+export function showFigures(place, run) {
+  const { tokens, passes, seconds } = run;
+  const { cache_passes: cachePasses, tokens_per_cycle: perCycle } = run.figures;
   const rows = [
     ["tokens", tokens],
     ["forward passes", passes],
     ["tokens per forward pass", (tokens / Math.max(1, passes)).toFixed(2)],
+    ["tokens per cycle", perCycle?.toFixed(2)],
     ["cache passes", cachePasses],
-    ["seconds", (total ?? seconds).toFixed(2)],
+    ["seconds", seconds.toFixed(2)],
   ].filter(([, value]) => value !== undefined);
   place.replaceChildren(
     ...rows.map(([name, value]) => make("div", {}, make("dt", { text: name }), make("dd", { text: value }))),

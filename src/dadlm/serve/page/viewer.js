@@ -1,11 +1,17 @@
 // Looks at one run step by step: slider, arrow keys, play, and the graph with its hints.
 
+import { make } from "./dom.js";
+import { draftOf } from "./drafts.js";
+import { hasEdges } from "./flow.js";
 import { drawGraph } from "./graph.js";
 import { showHint } from "./hint.js";
+import { isTour } from "./models.js";
 import { palette } from "./palette.js";
+import { shown } from "./svg.js";
+import { MEANINGS } from "./words.js";
 
 const BEAT = 700; // milliseconds that a step stays while playing
-const SMALLEST = 0.72; // how far a wide graph is shrunk before it scrolls
+const SIGNS = { accepted: "✓ ", refused: "✗ ", drafted: "" };
 const TURN = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 export class Viewer {
@@ -24,10 +30,14 @@ export class Viewer {
     page.next.addEventListener("click", () => this.go(this.#index + 1));
     page.play.addEventListener("click", () => (this.#timer ? this.#pause() : this.#play()));
     document.addEventListener("keydown", (event) => this.#key(event));
-    for (const on of ["pointerover", "focusin"]) page.graph.addEventListener(on, (event) => this.#point(event));
+    for (const on of ["pointerover", "focusin"]) {
+      page.graph.addEventListener(on, (event) => this.#point(event));
+    }
     for (const off of ["pointerleave", "focusout", "scroll"]) {
       page.graph.addEventListener(off, () => (page.hint.hidden = true));
     }
+    page.graph.addEventListener("scroll", () => this.#cue());
+    new ResizeObserver(() => this.#run && this.redraw()).observe(page.graph);
   }
 
   get index() {
@@ -40,7 +50,6 @@ export class Viewer {
     this.#run = run;
     this.#index = 0;
     this.#follows = true;
-    this.page.graph.replaceChildren();
     this.update();
   }
 
@@ -66,7 +75,7 @@ export class Viewer {
 
   /** The graph of the step that is shown, drawn anew for a file. */
   picture() {
-    return drawGraph(this.#step, (id) => this.#run.token(id), palette());
+    return drawGraph(this.#step, (id) => this.#run.token(id), palette(), this.page.graph.clientWidth);
   }
 
   get #count() {
@@ -78,13 +87,13 @@ export class Viewer {
   }
 
   #draw() {
-    const { slider, count, caption, player, legend, invitation, hint } = this.page;
+    const { slider, count, caption, player, hint } = this.page;
     const isEmpty = this.#count === 0;
-    player.hidden = legend.hidden = isEmpty;
-    invitation.hidden = !isEmpty;
+    player.hidden = isEmpty;
     hint.hidden = true;
     caption.textContent = isEmpty ? "" : this.#run.describe(this.#index);
     if (this.#run) this.moved(this.#index);
+    this.#drawGraph();
     if (isEmpty) return;
     slider.max = this.#count - 1;
     slider.value = this.#index;
@@ -92,36 +101,59 @@ export class Viewer {
     count.textContent = `${this.#index + 1} / ${this.#count}`;
     // A screen reader would read out every step that arrives or plays.
     caption.setAttribute("aria-live", this.#timer || !this.#run.isOver ? "off" : "polite");
-    this.#drawGraph();
+    this.#drawDraft();
   }
 
   #drawGraph() {
-    const { graph } = this.page;
+    const { graph, legend, meaning, more, bothProbabilities } = this.page;
+    const hasGraph = this.#run?.hasGraph(this.#index) ?? false;
+    legend.hidden = meaning.hidden = !hasGraph;
+    if (!hasGraph) {
+      more.hidden = true;
+      return graph.replaceChildren();
+    }
     const focused = graph.contains(document.activeElement) ? document.activeElement.dataset : null;
     const scrolled = graph.scrollLeft;
-    const svg = this.picture();
-    const width = svg.width.baseVal.value;
-    svg.style.minWidth = `${Math.round(SMALLEST * width)}px`;
-    svg.style.maxWidth = `${width}px`;
-    graph.replaceChildren(svg);
+    graph.replaceChildren(this.picture());
     graph.scrollLeft = scrolled;
-    this.#reveal(svg, width);
+    this.#reveal();
+    this.#cue();
+    const step = this.#step;
+    const { mode, model } = this.#run;
+    const seen = MEANINGS[mode === "ar" ? "ar" : model.dadlm.family] ?? "";
+    meaning.textContent = isTour(model) ? `${seen} ${MEANINGS.tour}` : seen;
+    bothProbabilities.hidden = !hasEdges(step);
     const again = focused && this.#node(focused.group, focused.node);
     const first = again ?? graph.querySelector(".lit[tabindex]") ?? graph.querySelector("[tabindex]");
     first?.setAttribute("tabindex", 0);
     again?.focus();
   }
 
+  #drawDraft() {
+    const { drafts } = this.page;
+    const draft = draftOf(this.#run.steps[this.#index], (id) => this.#run.token(id));
+    drafts.hidden = !draft.length;
+    drafts.replaceChildren(...draft.map(({ text, kind }) =>
+      make("span", { className: kind, title: kind, text: SIGNS[kind] + shown(text) }),
+    ));
+  }
+
+  /** Say that there is more at the sides. */
+  #cue() {
+    const { graph, more } = this.page;
+    const hidden = graph.scrollWidth - graph.clientWidth;
+    more.hidden = hidden < 2;
+    graph.classList.toggle("more-left", graph.scrollLeft > 1);
+    graph.classList.toggle("more-right", graph.scrollLeft < hidden - 1);
+  }
+
   /** Where the graph is wider than its place, bring what this step fixed into view. */
-  #reveal(svg, width) {
+  #reveal() {
     const { graph } = this.page;
-    const i = this.#step.fixed.indexOf(true);
-    const box = graph.querySelector(`[data-group="${i}"]`)?.getBBox();
+    const box = graph.querySelector(`[data-group="${this.#step.fixed.indexOf(true)}"]`)?.getBBox();
     if (!box || graph.scrollWidth <= graph.clientWidth) return;
-    const scale = svg.getBoundingClientRect().width / width;
-    const left = box.x * scale, right = left + box.width * scale;
-    if (left < graph.scrollLeft || right > graph.scrollLeft + graph.clientWidth) {
-      graph.scrollLeft = (left + right - graph.clientWidth) / 2;
+    if (box.x < graph.scrollLeft || box.x + box.width > graph.scrollLeft + graph.clientWidth) {
+      graph.scrollLeft = box.x + (box.width - graph.clientWidth) / 2;
     }
   }
 
