@@ -136,7 +136,7 @@ def test_only_controls_that_apply_are_shown(browser, url) -> None:
     always = {"prompt", "seed", "temperature", "top_p", "trace"}
     with visit(browser, url, EMPTY) as page:
         page.get_by_label("Model").select_option("ar")
-        assert shown() == always | {"model", "max_tokens"}
+        assert shown() == always | {"model", "max_tokens", "mode"}
         assert "writes token by token: Sampler, Path, Nucleus per, Infill gaps up to" in without_effect()
         page.get_by_label("Model").select_option("bd3lm")
         assert shown() == always | {"model", "max_tokens", "sampler", "infill_k", "steps"}
@@ -635,7 +635,7 @@ def test_a_result_leaves_with_its_task(browser, url) -> None:
 def test_a_faulty_gap_is_told_in_the_notation_of_the_page(browser, url) -> None:
     with visit(browser, url, hash_of("infill")) as page:
         bodies = sent_by(page)
-        assert page.get_by_text("is a gap of three tokens").is_visible()
+        page.get_by_text("is a gap of three tokens").wait_for()
         for text, message, selected in [
             ("the red fox", "The text has no gap. Write [[3]] where three tokens are missing.", ""),
             ("the [[x]] fox", "“[[x]]” is not a gap.", "[[x]]"),

@@ -1,7 +1,7 @@
 // The form: the server's models and samplers, the settings that have an effect, and links to a run.
 
 import { make } from "./dom.js";
-import { exampleFor, inOrder, inWords, isTour, modeInWords } from "./models.js";
+import { exampleFor, inOrder, inWords, isTour, laneName, modeInWords } from "./models.js";
 import { isOf, requestOptions, stateOf } from "./options.js";
 import { listModels } from "./server.js";
 
@@ -73,10 +73,10 @@ export class Controls {
 
   #laneChoice(lane) {
     const { model, mode } = lane;
-    const name = model.dadlm.modes.length > 1 ? `${model.id}, ${mode}` : model.id;
-    const defaultChecked = isTour(model) === isTour(this.models[0]); // others know other words
+    // Others know other words, or write the same text in another way.
+    const defaultChecked = isTour(model) === isTour(this.models[0]) && mode === model.dadlm.modes[0];
     const box = make("input", { type: "checkbox", name: "lane", value: keyOf(lane), defaultChecked });
-    return make("label", { className: "check", title: inWords(model) }, box, name);
+    return make("label", { className: "check", title: inWords(model) }, box, laneName(lane));
   }
 
   /** What these values are about: models, each with a mode. */

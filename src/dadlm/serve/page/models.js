@@ -39,6 +39,11 @@ export function modeInWords(mode) {
   return MODES[mode] ?? mode;
 }
 
+/** A model, with its mode if that is not its usual one. */
+export function laneName({ model, mode }) {
+  return mode === model.dadlm.modes[0] ? model.id : `${model.id}, ${mode}`;
+}
+
 /** "DA-DLM, blocks of 16, 4 candidates, token edges, 10.2M parameters". */
 export function inWords({ dadlm }) {
   const { family, block_size: block, candidates, edges, parameters } = dadlm;

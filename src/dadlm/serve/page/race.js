@@ -3,7 +3,7 @@
 // the steps of a lane can be shown afterwards.
 
 import { bar, make } from "./dom.js";
-import { inWords } from "./models.js";
+import { inWords, laneName } from "./models.js";
 import { showText } from "./text.js";
 
 const UNKNOWN = "…";
@@ -22,8 +22,8 @@ export class Lane {
   constructor(run, lookInside) {
     this.run = run;
     this.problem = null;
-    const { model, mode } = run;
-    const name = model.dadlm.modes.length > 1 ? `${model.id}, ${mode}` : model.id;
+    const { model } = run;
+    const name = laneName(run);
     this.text = make("div", { className: "prose" });
     this.bars = make("div", { className: "bars" });
     this.inside = make("button", { type: "button", className: "quiet", text: "See its steps", hidden: true });
