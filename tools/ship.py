@@ -119,14 +119,22 @@ def _template(name: str) -> str:
 
 
 def _edges_card(facts: dict[str, Any]) -> str:
-    rows = [[name, "{mean:.3f} [{low:.3f}, {high:.3f}]".format(**nats)] for name, nats in facts["one_pass"].items()]
-    return _template("card_edges.md").format(**facts, **facts["data"], numbers=table(["", "nats a token"], rows))
+    rows = [
+        [name, "{mean:.3f} [{low:.3f}, {high:.3f}]".format(**nats)]
+        for name, nats in facts["one_pass"].items()
+    ]
+    return _template("card_edges.md").format(
+        **facts, **facts["data"], numbers=table(["", "nats a token"], rows)
+    )
 
 
 def _tour_card(facts: dict[str, Any]) -> str:
     kinds = {"float32, as trained": facts["float32"], "8 bits, as shipped": facts["stored"]}
     rows = [
-        [f"valid blocks, {steps} step{'s' * (steps != '1')}", *(f"{one['valid'][steps]:.1%}" for one in kinds.values())]
+        [
+            f"valid blocks, {steps} step{'s' * (steps != '1')}",
+            *(f"{one['valid'][steps]:.1%}" for one in kinds.values()),
+        ]
         for steps in facts["stored"]["valid"]
     ]
     rows.append(["divergence", *(f"{one['divergence']:.3f}" for one in kinds.values())])

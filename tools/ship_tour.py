@@ -1,6 +1,6 @@
 """Ship the models of `dadlm tour`, in 8 bits, measured, with their cards.
 
-    dadlm tour --out tour && python -m tools.ship_tour tour
+dadlm tour --out tour && python -m tools.ship_tour tour
 """
 
 import argparse
@@ -12,9 +12,9 @@ from dadlm.model import Model, load
 from dadlm.model.checkpoint import write_model
 from dadlm.model.files import WEIGHTS, whole_folder, write_json
 from dadlm.model.pretrained import PRETRAINED
-from dadlm.tour.language import Language, make_language
+from dadlm.tour.language import BLOCKS, Language, make_language
 from dadlm.tour.measure import divergence, validity
-from dadlm.tour.run import BLOCKS, STEPS
+from dadlm.tour.run import STEPS
 from tools.ship import CARD, MEASURED, card
 
 TESTS = 1024

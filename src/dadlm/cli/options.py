@@ -78,6 +78,13 @@ def open_model(name: str, device: str, dtype: str) -> Model:
     return model
 
 
+def wide_seed(seed: int) -> int:
+    """A seed, of which those that follow are used too."""
+    if not -(2**63) <= seed < 2**63 - 1024:
+        raise ConfigError("seed must fit into 64 bits")
+    return seed
+
+
 def cost_line(tokens: int, passes: int) -> str:
     """Tokens and passes of texts, in words."""
     return f"{tokens} tokens in {passes} forward passes: {tokens / max(1, passes):.2f} per pass"

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model.checkpoint import count_parameters, locate, read_config
-from dadlm.recipes import RECIPES, ROUTES, recipe, route
+from dadlm.recipes import RECIPES, ROUTES, describe, recipe, route
 from dadlm.train import Finished, RunConfig, train, train_route
 from dadlm.train.origin import shape_from
 from dadlm.train.route import stages_of
@@ -21,15 +21,12 @@ from dadlm.train.route import stages_of
 def run(words: list[str]) -> int:
     flags = {flag: flag in words for flag in ("--plan", "--json")}
     words = [word for word in words if word not in flags]
-    routes = "\n  ".join(f"{scale:6s} {', then '.join(families)}" for scale, families in ROUTES.items())
-    usage = "usage: dadlm train ROUTE|RECIPE [--plan] [--json] [options]\n\nroutes, all stages in one:\n  "
-    usage += routes + "\n\nrecipes, one stage each:\n  " + "\n  ".join(RECIPES)
     if words and words[0] in ("-h", "--help"):
-        print(usage + "\n\n--plan prints what would be trained, --json the result for programs.")
+        print(_usage() + "\n\n--plan prints what would be trained, --json the result for programs.")
         print("dadlm train RECIPE --help lists the options with the recipe's values.")
         return 0
     if not words or words[0].startswith("-"):
-        raise ConfigError("name a route or a recipe first\n" + usage)
+        raise ConfigError("name a route or a recipe first\n" + _usage())
     stages = _stages(words[0], words[1:])
     if flags["--plan"]:
         return _plan(stages, flags["--json"])
@@ -38,6 +35,13 @@ def run(words: list[str]) -> int:
     else:
         done = train_route(stages, Path(stages[0].out).parent, quiet=flags["--json"])
     return _tell(done, flags["--json"])
+
+
+def _usage() -> str:
+    lines = ["usage: dadlm train ROUTE|RECIPE [--plan] [--json] [options]"]
+    for title, names in (("routes, all stages in one", ROUTES), ("recipes, one stage each", RECIPES)):
+        lines += [f"\n{title}:", *(f"  {name:16s} {describe(name)}" for name in names)]
+    return "\n".join(lines)
 
 
 def _stages(name: str, words: list[str]) -> list[RunConfig]:

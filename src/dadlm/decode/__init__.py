@@ -2,7 +2,7 @@
 
 from dadlm.decode.events import StepEvent
 from dadlm.decode.generate import Filled, Generated, fill_gaps, generate, release_engine, stream
-from dadlm.decode.settings import DecodeSettings
+from dadlm.decode.settings import DecodeSettings, settings_for
 
 __all__ = [
     "DecodeSettings",
@@ -12,5 +12,6 @@ __all__ = [
     "fill_gaps",
     "generate",
     "release_engine",
+    "settings_for",
     "stream",
 ]

@@ -7,7 +7,17 @@ from dadlm.errors import CheckpointError
 from dadlm.model.files import CONFIG, WEIGHTS
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
-NAMES = ("dadlm-edges", "bd3lm-edges", "dadlm", "bd3lm", "ar", "tour-dadlm", "tour-bd3lm")
+ABOUT = {
+    "dadlm-edges": "DA-DLM with token edges: English in few steps",
+    "bd3lm-edges": "BD3LM with token edges: as few steps, faster",
+    "dadlm": "DA-DLM as in the paper",
+    "bd3lm": "block diffusion, to compare with",
+    "ar": "token by token: the best texts",
+    "tour-dadlm": "DA-DLM on the tour's made-up language",
+    "tour-bd3lm": "BD3LM on that language, to compare with",
+}
+"""What each shipped model is for."""
+NAMES = tuple(ABOUT)
 DEFAULT = NAMES[0]
 EDGES = "edges"
 """Folder of the shared edges."""

@@ -60,8 +60,8 @@ class OnText(Common):
 @dataclass(frozen=True, kw_only=True)
 class OneModel(Common):
     model: str = DEFAULT
-    """One that ships with dadlm (dadlm, bd3lm, ar), a folder of a model or of a training run (its best
-    checkpoint), or a Hugging Face name."""
+    """One that ships with dadlm (`dadlm models` lists them), a folder of a model or of a training run (its
+    best checkpoint), or a Hugging Face name."""
 
 
 def load_model(folder: str, options: Common) -> Model:
