@@ -12,9 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from dadlm.evaluate import perplexity, rows_of
 from dadlm.model import Model, load
-from dadlm.model.checkpoint import weights
+from dadlm.model.checkpoint import read_config, weights
 from dadlm.model.files import CONFIG, WEIGHTS, digest, save_tensors, whole_folder, write_json
 from dadlm.model.pretrained import EDGES, PRETRAINED, weight_files
 from dadlm.model.quantised import quantise
@@ -24,28 +26,38 @@ BASES = ("dadlm", "bd3lm")
 ROWS, LENGTH = 20, 256
 
 
-def ship_edges(source: str, counted: dict[str, Any], data: str, target: Path = PRETRAINED) -> None:
-    """Write target/edges and target/NAME-edges for every base."""
-    model = load(source)
-    own = {name: tensor for name, tensor in weights(model).items() if name.startswith("head.edge.")}
+def put_edges(edged: Model, target: Path = PRETRAINED) -> list[Path]:
+    """Write the edges of a model to target/edges, and the folders NAME-edges that take them in."""
     with whole_folder(target / EDGES) as folder:
-        save_tensors(quantise(own), folder / WEIGHTS)
-    for base in BASES:
-        folder = target / f"{base}-{EDGES}"
+        save_tensors(quantise(own_tensors(edged)), folder / WEIGHTS)
+    folders = [target / f"{base}-{EDGES}" for base in BASES]
+    for folder, base in zip(folders, BASES, strict=True):
         folder.mkdir(exist_ok=True)
-        plain = load(target / base)
-        shape = asdict(plain.config) | {"edge": "bilinear", "edge_rank": model.config.edge_rank}
+        shape = asdict(read_config(target / base)) | {
+            name: getattr(edged.config, name) for name in ("edge", "edge_rank")
+        }
         about = {"model_type": "dadlm", "format": 2, "weights_sha256": digest(*weight_files(folder))}
         write_json(folder / CONFIG, about | shape)
-        stored = load(folder)
+    return folders
+
+
+def own_tensors(edged: Model) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in weights(edged).items() if name.startswith("head.edge.")}
+
+
+def ship_edges(source: str, counted: dict[str, Any], data: str, target: Path = PRETRAINED) -> None:
+    """Put the edges of the model in `source` beside the shipped models, measured, with their cards."""
+    edged = load(source)
+    for folder, base in zip(put_edges(edged, target), BASES, strict=True):
+        plain, stored = load(target / base), load(folder)
         facts = {
             "kind": EDGES,
             "name": folder.name,
             "base": base,
             "family": plain.config.family,
-            "parameters": count(stored),
-            "edge_parameters": sum(tensor.numel() for tensor in own.values()),
-            "rank": model.config.edge_rank,
+            "parameters": sum(parameter.numel() for parameter in stored.parameters()),
+            "edge_parameters": sum(tensor.numel() for tensor in own_tensors(edged).values()),
+            "rank": edged.config.edge_rank,
             "bytes": (target / EDGES / WEIGHTS).stat().st_size,
             "tokens": counted["tokens"],
             "pairs": counted["pairs"],
@@ -55,10 +67,6 @@ def ship_edges(source: str, counted: dict[str, Any], data: str, target: Path = P
         }
         write_json(folder / MEASURED, facts)
         (folder / CARD).write_text(card(facts), encoding="utf-8")
-
-
-def count(model: Model) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def one_pass(model: Model, data: str) -> dict[str, float]:

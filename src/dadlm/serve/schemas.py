@@ -99,8 +99,8 @@ class Decoding(Body):
     bound: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
     """Entropy, in nats, that one step may keep. Default 0.5."""
     nucleus: Literal["standard", "bd3lm", "position"] | None = None
-    """position: top_p applies to a position's tokens, not to those of the sampled candidate (DA-DLM, its
-    default); bd3lm leaves out the token that crosses top_p."""
+    """position: top_p applies to a position's tokens, not to those of the sampled candidate (DA-DLM; its
+    default without token edges); bd3lm leaves out the token that crosses top_p."""
     shortlist: Count | None = None
     """M, for models with token edges: draw from the M likeliest tokens without the edges and the likeliest
     successors of the token to the left. Default: from the whole vocabulary."""

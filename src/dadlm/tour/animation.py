@@ -22,7 +22,8 @@ _STYLE = """\
 text { font: 13px ui-sans-serif, system-ui, sans-serif; fill: #212529; text-anchor: middle }
 .l { text-anchor: start } .b { font-weight: 600; font-size: 15px } .s { fill: #495057 }
 .n { fill: #f1f3f5; stroke: #ced4da } .t { stroke: #868e96; fill: none }
-.on rect { fill: #fff3bf; stroke: #f08c00; stroke-width: 2.5 } .on path { stroke: #f08c00; stroke-width: 4; fill: none }
+.on rect { fill: #fff3bf; stroke: #f08c00; stroke-width: 2.5 }
+.on path { stroke: #f08c00; stroke-width: 4; fill: none }
 .yes { fill: #2b8a3e; font-weight: 600 } .no { fill: #c92a2a; font-weight: 600 }"""
 
 
@@ -59,7 +60,9 @@ def _head(before: str) -> Iterator[str]:
     yield f"<style>\n{_STYLE}"
     for place in range(LENGTH + 1):
         start = 100 * place * _DRAW / total
-        yield f"@keyframes k{place} {{ 0%, {start:.2f}% {{ opacity: 0 }} {start + 0.3:.2f}%, {end:.2f}% {{ opacity: 1 }} {end + 0.2:.2f}%, 100% {{ opacity: 0 }} }}"
+        off, on = "{ opacity: 0 }", "{ opacity: 1 }"
+        shown = f"{start + 0.3:.2f}%, {end:.2f}% {on} {end + 0.2:.2f}%, 100% {off}"
+        yield f"@keyframes k{place} {{ 0%, {start:.2f}% {off} {shown} }}"
         yield f".k{place} {{ opacity: 0; animation: k{place} {total:g}s linear infinite }}"
     yield from (f".f{frame} * {{ animation-delay: {frame * SECONDS:.1f}s }}" for frame in range(FRAMES))
     yield "@media (prefers-reduced-motion) { .on * { animation: none } .f0 * { opacity: 1 } }\n</style>"
@@ -71,7 +74,8 @@ def _head(before: str) -> Iterator[str]:
 def _panel(
     name: str, events: list[StepEvent], language: Language, before: torch.Tensor, share: float
 ) -> Iterator[str]:
-    yield f'<text x="0" y="58" class="l b">{name} <tspan class="s" font-size="13" font-weight="400">{_SUBTITLES[name]}</tspan></text>'
+    rest = f'<tspan class="s" font-size="13" font-weight="400">{_SUBTITLES[name]}</tspan>'
+    yield f'<text x="0" y="58" class="l b">{name} {rest}</text>'
     words = _words(events[0])
     if len(events[0].top_tokens[0]) > 1:
         yield from _transitions(events[0])
@@ -83,8 +87,9 @@ def _panel(
         said = " ".join(language.tokenizer.decode([token]) for token in drawn[0].tolist())
         yield f'<g class="on f{frame}">'
         yield from _lit(event, words, language)
-        mark = f'class="k{LENGTH} {"yes" if valid else "no"}"'
-        yield f'<text x="{2 * _COLUMN}" y="{_TOP + 4 * _ROW + 22}" {mark}>{escape(said)} {"✓" if valid else "✗"}</text></g>'
+        look, mark = ("yes", "✓") if valid else ("no", "✗")
+        place = f'x="{2 * _COLUMN}" y="{_TOP + 4 * _ROW + 22}"'
+        yield f'<text {place} class="k{LENGTH} {look}">{escape(said)} {mark}</text></g>'
     tally = f"{share:.1%} of the phrases are valid"
     yield f'<text x="{2 * _COLUMN}" y="{_TOP + 4 * _ROW + 52}" class="b">{tally}</text>'
 

@@ -30,10 +30,11 @@ WRITTEN = ("demo.json", "dag.svg", "dag.png", "tour.svg", "valid.txt")
 _BLOCKS, _BEFORE = 1024, 4
 _NEXT = """\
 [bold]Next[/bold]
-  .venv/bin/dadlm generate "The history of"           write; --help lists the options, `dadlm models` the models
-  .venv/bin/dadlm serve                               OpenAI's API, and a page that draws every step
-  .venv/bin/dadlm tour                                train the two models of the first part yourself, 3 minutes
-  .venv/bin/dadlm train small --data.train FILE.txt   train on your own text"""
+  dadlm generate "The history of"           complete a text; without one, a loop at the terminal
+  dadlm serve                               OpenAI's API, and a page that draws every step
+  dadlm tour                                train the two models of the first part yourself
+  dadlm train small --data.train FILE.txt   train on your own text
+  dadlm models                              what there is (after `make demo`: .venv/bin/dadlm)"""
 
 
 @one_thread()

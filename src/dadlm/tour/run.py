@@ -20,9 +20,9 @@ from dadlm.model.files import write_json
 from dadlm.recipes import recipe
 from dadlm.threads import one_thread
 from dadlm.tokens import Rows
+from dadlm.tour.demo import WRITTEN
 from dadlm.tour.language import BLOCKS, LENGTH, Language, make_language
 from dadlm.tour.measure import divergence, validity
-from dadlm.tour.demo import WRITTEN
 from dadlm.tour.report import draw, folder, introduce, report, show_samples, write_text
 from dadlm.train import Trainer
 from dadlm.train.trainer import fresh_model, model_from
