@@ -16,6 +16,7 @@ from tests.serve.running import WAIT, Running, events, model_to_save, process, u
 import dadlm
 from dadlm import Model
 from dadlm.cli.serve import _sources
+from dadlm.decode import settings_for
 
 PROMPT = "the cat "
 
@@ -56,7 +57,8 @@ def end_under_load(started: subprocess.Popen[str], server: Running, tokens: int)
 
 
 def test_sigterm_lets_texts_finish(folder: Path) -> None:
-    want = dadlm.generate(long_model(), [PROMPT] * 8, seed=0, max_new_tokens=160).texts
+    how = settings_for(long_model().config, {"max_new_tokens": 160})
+    want = dadlm.generate(long_model(), [PROMPT] * 8, seed=0, settings=how).texts
     with process("--model", folder, "--grace", WAIT, stderr=subprocess.PIPE) as (started, server):
         answers = end_under_load(started, server, 160)
     texts = ["".join(chunk["choices"][0]["text"] for chunk in chunks) for _, chunks in answers]

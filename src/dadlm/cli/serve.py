@@ -12,7 +12,7 @@ import tyro
 
 from dadlm.cli.options import ModelOptions, parse
 from dadlm.errors import ConfigError
-from dadlm.model import find_device, load
+from dadlm.model import load
 from dadlm.model.pretrained import NAMES
 from dadlm.serve.settings import ServeSettings
 
@@ -22,8 +22,8 @@ class Options(ModelOptions):
     model: tuple[str, ...] = NAMES
     """Models to serve: names of models that ship with dadlm, folders, Hugging Face names, or NAME=FOLDER to
     choose the name. The first is the default of requests."""
-    device: str = "auto"
-    """cpu, cuda, or auto: cuda where there is one."""
+    device: str = "cpu"
+    """Where to run, e.g. cuda."""
     api_key_file: Path | None = None
     """File with the API key that clients must send; else the variable DADLM_API_KEY; neither: no key."""
     replicas: int = 1
@@ -67,7 +67,7 @@ def _serve(options: Options, sources: dict[str, str], key: str | None) -> None:
     if options.replicas > 1:
         from dadlm.serve.replicas import serve_replicas
 
-        on_gpu = find_device(options.device).type == "cuda"
+        on_gpu = options.device.startswith("cuda")
         return serve_replicas(lambda: build()[0], settings, options.replicas, on_gpu, announce)
     with open_socket(settings) as opened:
         app, service = build()
