@@ -69,11 +69,13 @@ def test_modes_are_listed_and_counted(server: Running) -> None:
 
 def test_the_page_decodes_in_both_modes(server: Running) -> None:
     link = {"mode": "write", "prompt": PROMPT, "model": "both", "temperature": 1, "top_p": 0.9, **HOW}
+    link |= {"sampler": "first-hitting"}
     with chromium() as browser:
         for more in ({}, {"as_ar": 1}):
             with visit(browser, f"{server.url}/", f"#{urlencode(link | more)}") as page:
                 page.wait_for_selector("#exports:not([hidden])")
-                expected = text(server, model="both", mode="ar" if more else "diffusion")
+                mode = {"mode": "ar"} if more else {"mode": "diffusion", "sampler": "first-hitting"}
+                expected = text(server, model="both", **mode)
                 assert page.inner_text("#text") == PROMPT + expected
                 assert page.is_visible("select[name=sampler]") == (not more)
                 page.select_option("select[name=model]", "bd3lm")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from dadlm.cli.options import open_model
 from dadlm.errors import ConfigError
 from dadlm.evaluate import rows_of
-from dadlm.model import Model, find_device
+from dadlm.model import Mode, Model, find_device, in_mode
 from dadlm.model.pretrained import DEFAULT, shipped
 from dadlm.tokens import Rows
 
@@ -68,12 +68,13 @@ def load_model(folder: str, options: Common) -> Model:
     return open_model(folder, str(find_device(options.device)), options.dtype)
 
 
-def load_models(folders: Sequence[str], options: Common) -> dict[str, Model]:
-    """Models by their names."""
+def load_models(folders: Sequence[str], options: Common, mode: Mode = "diffusion") -> dict[str, Model]:
+    """Models by their names, in a mode."""
     names = names_of(folders)
     if len(set(names)) < len(names):
         raise ConfigError(f"--model names a model twice: {' '.join(folders)}")
-    return {name: load_model(folder, options) for name, folder in zip(names, folders, strict=True)}
+    models = {name: load_model(folder, options) for name, folder in zip(names, folders, strict=True)}
+    return {name: in_mode(model, mode) for name, model in models.items()}
 
 
 def names_of(folders: Sequence[str]) -> list[str]:
