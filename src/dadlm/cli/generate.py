@@ -66,8 +66,8 @@ def run(words: list[str]) -> int:
         print(json.dumps({name: getattr(out, name) for name in names}, ensure_ascii=False))
         return 0
     console = Console(highlight=False, soft_wrap=True)
-    for prompt, text in zip(prompts, out.texts, strict=True):
-        show(text + "\n", console, prompt)
+    for prompt, ids, text in zip(prompts, out.tokens, out.texts, strict=True):
+        show(_continued(model, prompt, ids, text) + "\n", console, prompt)
     cost = cost_line(sum(map(len, out.tokens)), sum(out.forward_passes))
     if not console.is_terminal:  # texts alone go into a file
         console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -84,6 +84,13 @@ def _settings(model: Model, parsed: DecodeSettings, words: list[str]) -> DecodeS
         options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
         print(f"note: with this model and these options, {options} changes nothing", file=sys.stderr)
     return settings
+
+
+def _continued(model: Model, prompt: str, ids: list[int], text: str) -> str:
+    """A text as it follows its prompt: between words a tokenizer of words writes a space."""
+    assert model.tokenizer is not None, "the prompt was a text"
+    whole = model.tokenizer.decode([*model.tokenizer.encode(prompt), *ids])
+    return whole.removeprefix(prompt) if prompt and whole.startswith(prompt) else text
 
 
 def _lines() -> list[str]:

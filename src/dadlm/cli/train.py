@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from dadlm.cli.options import plain_errors
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model.checkpoint import count_parameters, locate, read_config
 from dadlm.recipes import RECIPES, ROUTES, describe, recipe, route
@@ -48,12 +49,15 @@ def _stages(name: str, words: list[str]) -> list[RunConfig]:
     """The runs of a route or of a single recipe with the options of the command line."""
     if name in ROUTES:
         shared, runs = route(name)
-        return stages_of(tyro.cli(type(shared), args=words, default=shared, prog=f"dadlm train {name}"), runs)
+        with plain_errors():
+            chosen = tyro.cli(type(shared), args=words, default=shared, prog=f"dadlm train {name}")
+        return stages_of(chosen, runs)
     start = recipe(name)
     if (origin := _origin(words)) is not None:
         with suppress(CheckpointError):  # a run that is resumed has no need of it; for others, training tells
             start = replace(start, model=shape_from(start.model, read_config(locate(origin))))
-    return [tyro.cli(type(start), args=words, default=start, prog=f"dadlm train {name}")]
+    with plain_errors():
+        return [tyro.cli(type(start), args=words, default=start, prog=f"dadlm train {name}")]
 
 
 def _origin(words: list[str]) -> str | None:
