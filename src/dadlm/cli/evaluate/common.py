@@ -9,7 +9,7 @@ from dadlm.cli.options import open_model
 from dadlm.errors import ConfigError
 from dadlm.evaluate import rows_of
 from dadlm.model import Mode, Model, find_device, in_mode
-from dadlm.model.pretrained import DEFAULT, shipped
+from dadlm.model.pretrained import shipped
 from dadlm.tokens import Rows
 
 
@@ -59,7 +59,7 @@ class OnText(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class OneModel(Common):
-    model: str = DEFAULT
+    model: str = "dadlm"
     """One that ships with dadlm (`dadlm models` lists them), a folder of a model or of a training run (its
     best checkpoint), or a Hugging Face name."""
 
