@@ -17,6 +17,7 @@ import dadlm
 from dadlm import Model
 from dadlm.cli.serve import _sources
 from dadlm.decode import settings_for
+from dadlm.model.pretrained import NAMES
 
 PROMPT = "the cat "
 
@@ -109,7 +110,7 @@ def test_warns_if_others_can_call_without_a_key(
     assert cli("serve") == (0, "", "")
     sources, keys = [given[1] for given in served], [given[2] for given in served]
     assert keys == [None, "a-key-of-tests", "another-key"]
-    assert sources[2] == {name: name for name in ("dadlm", "bd3lm", "ar")}, "all that ship"
+    assert sources[2] == {name: name for name in NAMES}, "all that ship"
     assert sources[1] == {"a": str(folder), "long": str(folder)}
 
 

@@ -37,9 +37,7 @@ def run(words: list[str]) -> int:
         table.add_row(one["name"], one["family"], *numbers, f"{one['parameters']:,}", size, one["about"])
     Console(highlight=False).print(table)
     print("N: tokens of a block; K: candidates of a position; edges: their rank. All in 8 bits.")
-    print(
-        f"--model takes these names ({DEFAULT} is generate's default), a folder, a run or a Hugging Face name."
-    )
+    print(f"--model takes these names, a folder, a run or a Hugging Face name; generate's default: {DEFAULT}")
     return 0
 
 
