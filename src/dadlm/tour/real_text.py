@@ -103,7 +103,9 @@ def show_completion(row: Completion, prompt: str, console: Console) -> None:
 
 def compare(rows: list[Completion], console: Console) -> None:
     """A table of all rows."""
-    table = Table(title=f"{TEXTS} texts after one prompt, {NEW_TOKENS} tokens each", title_justify="left")
+    table = Table(
+        title=f"{TEXTS} texts after one prompt, about {NEW_TOKENS} tokens each", title_justify="left"
+    )
     table.add_column("")
     table.add_column("decoding", no_wrap=True)
     for name in ("tokens\nper pass", "seconds", "perplexity\nunder AR"):
