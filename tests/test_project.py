@@ -78,10 +78,18 @@ def test_every_direct_dependency_is_pinned(pins: dict[str, str]) -> None:
     assert {canonical(need) for need in needed} - {"torch", "triton"} <= pins.keys()
 
 
-def test_readme_names_every_folder_of_the_package() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_architecture_names_every_folder_of_the_package() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     folders = [path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
-    assert not [name for name in folders if f"{name}/" not in readme]
+    assert not [name for name in folders if f"{name}/" not in page]
+
+
+def test_the_readme_is_short_and_names_the_paper_with_its_authors() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.count("\n") <= 130
+    for name in ("Pengyu Ji", "Zichen Zhang", "Xiang Hu", "Kewei Tu", "@misc", "docs/pictures/tour.svg"):
+        assert name in readme
+    assert (ROOT / "docs" / "pictures" / "tour.svg").stat().st_size < 300_000
 
 
 def test_performance_tables_are_those_of_the_result_files() -> None:

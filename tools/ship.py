@@ -18,12 +18,12 @@ from dadlm.evaluate import perplexity, reconstruction, rows_of
 from dadlm.model import Model, load
 from dadlm.model.checkpoint import locate, write_model
 from dadlm.model.files import WEIGHTS, whole_folder, write_json
-from dadlm.model.pretrained import NAMES, PRETRAINED
+from dadlm.model.pretrained import PRETRAINED
 from dadlm.tokens import Rows
 from dadlm.train.checkpoint import read_progress
 from research.tables import table
 
-TEMPLATE = Path(__file__).with_name("card.md")
+HERE = Path(__file__).parent
 CARD, MEASURED, TOKENIZER = "README.md", "measured.json", "tokenizer.json"
 BOUND = "The perplexity is an upper bound (first-hitting decoding, temperature 1, top_p 1).\n"
 SYSTEMS = {"ar": "autoregressive", "bd3lm": "BD3LM (block diffusion)", "dadlm": "DA-DLM"}
@@ -109,7 +109,41 @@ def _share_tokenizer(own: Path, shared: Path) -> None:
 
 
 def card(facts: dict[str, Any]) -> str:
-    """The model card, in the form that Hugging Face reads: card.md filled with the facts."""
+    """The model card, in the form that Hugging Face reads, of any kind of shipped model."""
+    kinds = {"edges": _edges_card, "tour": _tour_card, None: _trained_card}
+    return kinds[facts.get("kind")](facts)
+
+
+def _template(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def _edges_card(facts: dict[str, Any]) -> str:
+    rows = [
+        [name, "{mean:.3f} [{low:.3f}, {high:.3f}]".format(**nats)]
+        for name, nats in facts["one_pass"].items()
+    ]
+    return _template("card_edges.md").format(
+        **facts, **facts["data"], numbers=table(["", "nats a token"], rows)
+    )
+
+
+def _tour_card(facts: dict[str, Any]) -> str:
+    kinds = {"float32, as trained": facts["float32"], "8 bits, as shipped": facts["stored"]}
+    rows = [
+        [
+            f"valid blocks, {steps} step{'s' * (steps != '1')}",
+            *(f"{one['valid'][steps]:.1%}" for one in kinds.values()),
+        ]
+        for steps in facts["stored"]["valid"]
+    ]
+    rows.append(["divergence", *(f"{one['divergence']:.3f}" for one in kinds.values())])
+    return _template("card_tour.md").format(
+        **facts, system=SYSTEMS[facts["family"]], numbers=table(["", *kinds], rows)
+    )
+
+
+def _trained_card(facts: dict[str, Any]) -> str:
     shape, sign = facts["shape"], "≤ " if facts["is_bound"] else ""
     blocks = f", blocks of {shape['block_size']}" if "block_size" in shape else ""
     blocks += f", {shape['candidates']} candidates" if "candidates" in shape else ""
@@ -123,7 +157,7 @@ def card(facts: dict[str, Any]) -> str:
         numbers.append(["conditional reconstruction, nats per token", *values])
         change = facts["reconstruction_difference"]
         loss += "; reconstruction {mean:+.5f}, 95% interval [{low:+.5f}, {high:+.5f}]".format(**change)
-    return TEMPLATE.read_text(encoding="utf-8").format(
+    return _template("card.md").format(
         **{key: facts[key] for key in ("name", "family", "parameters", "bytes", "rows")},
         **{key: shape[key] for key in ("layers", "width", "vocab_size", "context")},
         system=SYSTEMS[facts["family"]],
@@ -160,7 +194,7 @@ def renew_cards(target: Path = PRETRAINED) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make a trained model one that ships with dadlm.")
     parser.add_argument("run", type=Path, nargs="?", help="folder of a training run; its best model is taken")
-    parser.add_argument("name", choices=NAMES, nargs="?")
+    parser.add_argument("name", choices=tuple(SYSTEMS), nargs="?")
     parser.add_argument("--data", help="text to measure on, not trained on")
     parser.add_argument("--rows", type=int, default=64, help="rows to measure on; minutes on a GPU")
     parser.add_argument("--device", default="auto")

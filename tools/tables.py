@@ -6,11 +6,13 @@ A table stands between `<!-- bench:NAME -->` and `<!-- /bench -->`; what is betw
 """
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 from dadlm.evaluate.subject import NAMES
+from dadlm.model.pretrained import PRETRAINED
 from research.files import read_results
 from research.summaries_tables import ALL, SYSTEMS
 from research.tables import table, with_interval
@@ -18,7 +20,10 @@ from research.text_tables import main_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = [ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "serving.md"]
+SPEED = ROOT / "research" / "results" / "speed"
+SHIPPED_TEXTS = ROOT / "research" / "results" / "edges" / "shipped-texts.json"
+PAGES_OF_DOCS = ("models", "performance", "results", "serving")
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in PAGES_OF_DOCS)]
 MARK = re.compile(r"(<!-- bench:(\w+) -->\n).*?(<!-- /bench -->)", re.S)
 
 
@@ -140,7 +145,58 @@ def summaries() -> str:
     return table(["", "ROUGE", "TPF", "tokens of a summary", "ms, served"], rows)
 
 
+SHIPPED = {
+    "BD3LM": ("bd3lm", "standard"),
+    "DA-DLM, as in the paper": ("dadlm", "standard"),
+    'DA-DLM, `nucleus="position"`': ("dadlm", "position"),
+    "BD3LM with edges": ("bd3lm-edges", "standard"),
+    "DA-DLM with edges": ("dadlm-edges", "standard"),
+}
+"""Row of a table: model and nucleus."""
+
+
+def _perplexities() -> dict[tuple[str, str, int], str]:
+    """Perplexity under AR by model, nucleus and steps a block."""
+    found = json.loads(SHIPPED_TEXTS.read_text(encoding="utf-8"))
+    return {
+        (one["model"], one["nucleus"], one["steps"]): "{mean:,.0f} [{low:,.0f}, {high:,.0f}]".format(
+            **{name: math.exp(nats) for name, nats in one["nats"].items()}
+        )
+        for one in found
+    }
+
+
+def shipped() -> str:
+    """Texts of the models that ship with the package, at equal steps."""
+    found, steps = _perplexities(), (8, 4, 2, 1)
+    rows = [[row, *(found.get((*which, T), "–") for T in steps)] for row, which in SHIPPED.items()]
+    return table(["steps a block (tokens a pass)", "8 (2.3)", "4 (4.0)", "2 (8)", "1 (16)"], rows)
+
+
+def short() -> str:
+    """What the README claims: the tour, texts at equal steps, and what a step costs."""
+    texts, speed = _perplexities(), json.loads((SPEED / "latency-32.json").read_text(encoding="utf-8"))
+    ms = {row["model"]["name"]: row["ms_median"] for row in speed["rows"]}
+    timed = {
+        "BD3LM": "bd3lm-16-long",
+        "DA-DLM, as in the paper": "dadlm-16-long",
+        'DA-DLM, `nucleus="position"`': "dadlm-16-long-position",
+    }
+    rows = []
+    for row, which in SHIPPED.items():
+        facts = PRETRAINED / f"tour-{which[0]}" / "measured.json"
+        valid = "–"
+        if which[1] == "standard" and facts.exists():
+            valid = f"{json.loads(facts.read_text(encoding='utf-8'))['stored']['valid']['1']:.1%}"
+        cells = [texts.get((*which, T), "–") for T in (8, 4)]
+        rows.append([row, valid, *cells, f"{ms[timed[row]]:.2f}" if row in timed else "–"])
+    head = ["", "valid, one pass", "perplexity, 2.3 tokens a pass", "4.0 tokens a pass", "ms a step, H200"]
+    return table(head, rows)
+
+
 TABLES = {
+    "shipped": shipped,
+    "short": short,
     "steps": steps,
     "texts": texts,
     "training": training,

@@ -1,8 +1,5 @@
-"""Complete runs by name, `SCALE-FAMILY`, at every scale. Each is a function that returns plain settings.
-
-tour   a made-up language, seconds on a CPU          small  a text file, minutes on a CPU
-lab    about 10M parameters, minutes on one GPU      paper  the paper's size and schedule on OpenWebText
-lm1b   the same on LM1B, in rows of 128 tokens
+"""Complete runs by name, `SCALE-FAMILY`, at every scale (`ABOUT`). Each is a function that returns plain
+settings.
 
 At the paper's scales BD3LM also has the budgets of the baselines: `SCALE-bd3lm-150k`, `paper-bd3lm-300k`.
 `SCALE-bd3lm` is the stage before DA-DLM.
@@ -120,6 +117,14 @@ _LONGER = {  # BD3LM as DA-DLM's equal in steps, and in compute
     "paper-bd3lm-300k": 300_000,
     "lm1b-bd3lm-150k": 150_000,
 }
+ABOUT = {
+    "tour": "a made-up language, a minute on a CPU",
+    "small": "a text file, 1M parameters, minutes on a CPU",
+    "lab": "10M parameters, minutes on one GPU",
+    "paper": "the paper's size and schedule, OpenWebText",
+    "lm1b": "the paper's size, LM1B, rows of 128 tokens",
+}
+"""What each scale is for."""
 RECIPES: tuple[str, ...] = tuple(f"{scale}-{family}" for scale in _SCALES for family in FAMILIES)
 RECIPES += tuple(_LONGER)
 # What a scale trains one after the other. AR gets a block-diffusion model going much sooner than MDLM does
@@ -141,6 +146,14 @@ def recipe(name: str, **changes) -> RunConfig:
     if name in _LONGER:
         run = replace(run, train=replace(run.train, steps=_LONGER[name]), out=f"runs/{name}")
     return replace(run, **changes)
+
+
+def describe(name: str) -> str:
+    """A recipe or a route in one line."""
+    if name in ROUTES:
+        return f"{', then '.join(ROUTES[name])}: {ABOUT[name]}"
+    run = recipe(name)
+    return f"{run.train.steps:,} steps of {run.model.family}: {ABOUT[name.split('-')[0]]}"
 
 
 def route(scale: str) -> tuple[RouteConfig, list[RunConfig]]:

@@ -45,9 +45,21 @@ def test_eighty_columns_are_enough():
     model = silence_eot(tiny("dadlm", candidates=4, block=16, context=48))
     event = next(iter(stream(model, prompt_of(6), max_new_tokens=20, seed=0)))
     text = shown(event, ["a long token here"] * len(event.ids), width=80)
-    rows = [line for line in text.splitlines() if line.startswith("│")]
-    assert [row.split("│")[1].strip() for row in rows] == [str(i) for i in range(len(event.ids))]
+    rows = [line for line in text.splitlines() if re.match(r" \d", line)]
+    assert [row.split()[0] for row in rows] == [str(i) for i in range(len(event.ids))]
     assert all("a long" in row or "▢" in row for row in rows)
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in "".join(row[:60] for row in rows)
+
+
+def test_eighty_columns_show_whole_words():
+    """Four candidates of nine letters each, with both numbers."""
+    model = silence_eot(tiny("dadlm", candidates=4, block=4, context=48))
+    event = next(iter(stream(model, prompt_of(8), max_new_tokens=4, seed=0)))
+    top = [[[(id_, "mountains", p) for id_, _, p in node] for node in group] for group in event.top_tokens]
+    text = shown(dataclasses.replace(event, top_tokens=top), ["mountains"] * 4, width=80)
+    assert text.count("mountains") >= 16
+    for k, p in enumerate(event.transition[1][event.path[0]]):
+        assert f"{p:.2f} {event.top_tokens[1][k][0][2]:.2f}" in text
 
 
 def test_every_candidate_stands_with_probability_and_transition():

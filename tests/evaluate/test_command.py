@@ -1,19 +1,22 @@
 """What all kinds of evaluation share on the command line, and what the package offers to Python."""
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.commands import Cli, refused
 from tests.decode.tiny import tiny
 from tests.evaluate import results
 
 import dadlm.evaluate
-from dadlm.cli.evaluate import OPTIONS, show
+from dadlm.cli.evaluate import OPTIONS, _table, show
 from dadlm.cli.evaluate.common import default_folder, load_models, names_of
 from dadlm.errors import ConfigError
+from dadlm.evaluate.report import document as doc
 from dadlm.model import save
 from dadlm.tokens import word_level
 
@@ -126,3 +129,37 @@ def test_folders_of_long_commands_have_names_of_bounded_length() -> None:
         for some in (configurations, configurations[:-1])
     )
     assert a != b and max(len(a.name), len(b.name)) < 120 and a.name.startswith("generation-bd3lm-dadlm-t-")
+
+
+def test_latency_and_texts_in_both_modes(cli: Cli, tmp_path: Path) -> None:
+    words = [f"w{number}" for number in range(28)]
+    save(tiny("bd3lm", tokenizer=word_level(words), causal_context=True), tmp_path / "both")
+    (tmp_path / "text.txt").write_text(" ".join(words[n * n % 28] for n in range(256)), encoding="utf-8")
+    few = ["--model", "both", "--device", "cpu", "--json", "--mode", "ar"]
+    told = cli("evaluate", "latency", *few, "--batch-size", 1, "--steps", 1, "--warmup", 0, "--new-tokens", 4)
+    assert [row["model"]["family"] for row in told.json["rows"]] == ["ar"]
+    grid = ["--data", "text.txt", "--samples", 2, "--embedder", "none", "--judge-lm", "none"]
+    told = cli("evaluate", "generation", *few, *grid)
+    assert [model["family"] for model in told.json["models"]] == ["ar"], told.err
+
+
+def test_a_table_that_is_too_wide_is_turned() -> None:
+    """Where it fits so; one that fits as it is stays as it is."""
+    places = [doc.Column(str(place), "Nats at place") for place in range(1, 9)]
+    rows = [doc.Row([name, "613.86 [491.37, 766.88]", *["3.13"] * 8]) for name in ("bd3lm", "dadlm")]
+    table = doc.Table([], "caption", ["Model", "Perplexity", *places], rows)
+    wide, narrow = (_lines(table, width) for width in (240, 80))
+    assert [line.split()[0] for line in wide if line] == [
+        "Model",
+        "─" * len(wide[2].strip()),
+        "bd3lm",
+        "dadlm",
+    ]
+    assert [line.split()[-1] for line in narrow if "place" in line] == ["3.13"] * 8
+    assert sum("613.86 [491.37, 766.88]" in line for line in narrow) == 1 and "bd3lm" in narrow[1]
+
+
+def _lines(table: doc.Table, width: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width).print(_table(table, width))
+    return [line.rstrip() for line in out.getvalue().splitlines()]

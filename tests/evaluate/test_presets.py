@@ -65,7 +65,7 @@ def test_an_ar_model_decodes_one_way_only() -> None:
 
 def test_a_fingerprint_is_of_all_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of those that a label leaves out."""
-    some = [Configuration(DecodeSettings(threshold=value)) for value in (0.8, 0.9)]
+    some = [Configuration(DecodeSettings(mode=mode)) for mode in ("ar", "diffusion")]
     assert some[0].label == some[1].label == "FH"
     assert some[0].fingerprint != some[1].fingerprint == parse("FH").fingerprint
 

@@ -16,6 +16,7 @@ from tests.train.runs import config
 from dadlm import generate
 from dadlm.errors import CheckpointError
 from dadlm.evaluate import rows_of, score_rows
+from dadlm.interop.convert import convert
 from dadlm.model import Model, load, pretrained, save
 from dadlm.model.checkpoint import weights
 from dadlm.tokens import word_level
@@ -41,12 +42,32 @@ def same(one: Model, other: Model, by: float) -> bool:
 # Names
 
 
-@pytest.mark.parametrize("name", pretrained.NAMES)
+@pytest.mark.parametrize("name", ["dadlm", "bd3lm", "ar", "dadlm-edges", "bd3lm-edges"])
 def test_a_name_gives_the_shipped_model(name: str, shipped: dict[str, Model]) -> None:
     model = load(name)
     assert model.config == shipped[name].config and same(model, shipped[name], by=0.02)
     assert model.tokenizer == word_level(WORDS)  # one for all of them
     assert len(generate(model, ["w1 w2"], max_new_tokens=8, seed=1).tokens[0]) >= 1
+
+
+def test_models_with_edges_take_their_weights_from_two_files(shipped: dict[str, Model]) -> None:
+    """No second copy of the base; what was exchanged is refused; all of it can be saved as one folder."""
+    folder = pretrained.PRETRAINED / "dadlm-edges"
+    assert not (folder / "model.safetensors").exists()
+    save(load("dadlm-edges"), "whole")
+    assert same(load("whole"), load("dadlm-edges"), by=0) and load("whole").config.edge == "bilinear"
+    convert("dadlm-edges", "converted")
+    assert same(load("converted"), load(folder), by=0)
+    for part in ("edges", "dadlm"):
+        weights_file = pretrained.PRETRAINED / part / "model.safetensors"
+        before = weights_file.read_bytes()
+        weights_file.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        with pytest.raises(CheckpointError, match="checksum"):
+            load("dadlm-edges")
+        weights_file.write_bytes(before)
+    (pretrained.PRETRAINED / "edges" / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load("dadlm-edges")
 
 
 def test_a_folder_of_that_name_is_reached_by_a_path_only(shipped: dict[str, Model]) -> None:
@@ -153,12 +174,13 @@ def present(name: str) -> Path:
 def test_a_shipped_model_is_whole_and_small(name: str) -> None:
     folder = present(name)
     model = load(name)
-    assert model.config.family == name and model.tokenizer is not None
+    assert model.config.family in name.split("-") and model.tokenizer is not None
+    assert (model.config.edge == "bilinear") == name.endswith("-edges")
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 11_000_000
     facts = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
     assert facts["name"] == name
     assert facts["parameters"] == sum(parameter.numel() for parameter in model.parameters())
-    assert facts["bytes"] == (folder / "model.safetensors").stat().st_size
+    assert facts["bytes"] == pretrained.weight_files(folder)[-1].stat().st_size
 
 
 @pytest.mark.parametrize("name", pretrained.NAMES)
@@ -173,7 +195,7 @@ def test_weights_figures_and_results_stay_small() -> None:
     folders = [PRETRAINED, ROOT / "docs", ROOT / "benchmarks", ROOT / "research"]
     files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     kept = [file for file in files if "__pycache__" not in file.parts]
-    assert sum(file.stat().st_size for file in kept) <= 32 * MIB
+    assert sum(file.stat().st_size for file in kept) <= 36 * MIB
 
 
 def test_the_wheel_carries_every_file_of_the_package(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from tests.serve.running import WAIT, Running, events, model_to_save, process, u
 import dadlm
 from dadlm import Model
 from dadlm.cli.serve import _sources
+from dadlm.decode import settings_for
+from dadlm.model.pretrained import NAMES
 
 PROMPT = "the cat "
 
@@ -58,7 +60,8 @@ def end_under_load(started: subprocess.Popen[str], server: Running, tokens: int)
 
 
 def test_sigterm_lets_texts_finish(folder: Path) -> None:
-    want = dadlm.generate(long_model(), [PROMPT] * 8, seed=0, max_new_tokens=160).texts
+    how = settings_for(long_model().config, {"max_new_tokens": 160})
+    want = dadlm.generate(long_model(), [PROMPT] * 8, seed=0, settings=how).texts
     with process("--model", folder, "--grace", WAIT, stderr=subprocess.PIPE) as (started, server):
         answers = end_under_load(started, server, 160)
     texts = ["".join(chunk["choices"][0]["text"] for chunk in chunks) for _, chunks in answers]
@@ -109,7 +112,7 @@ def test_warns_if_others_can_call_without_a_key(
     assert cli("serve") == (0, "", "")
     sources, keys = [given[1] for given in served], [given[2] for given in served]
     assert keys == [None, "a-key-of-tests", "another-key"]
-    assert sources[2] == {name: name for name in ("dadlm", "bd3lm", "ar")}, "all that ship"
+    assert sources[2] == {name: name for name in NAMES}, "all that ship"
     assert sources[1] == {"a": str(folder), "long": str(folder)}
 
 

@@ -45,7 +45,8 @@ BAD_VALUES: dict[str, list[Any]] = {
     "trace": [True],
     "stream_options": [{"include_usage": True}],
     "sampler": ["best"],
-    "steps": [2],
+    "steps": [5],  # more than the block has tokens
+    "threshold": [0.5],  # of another sampler than the default
     "infill": [[1], [0, 0.5], [1, 2]],
     "path": [1],
     "suffix": ["y"],

@@ -7,6 +7,7 @@ import pytest
 from tests.serve.running import Running, letter_model, running, settings
 
 from dadlm import generate
+from dadlm.decode import settings_for
 from dadlm.serve.service import Service
 
 PROMPT, HOW = "the cat ", {"max_tokens": 13, "seed": 5}
@@ -32,7 +33,8 @@ def test_texts_of_both_modes_are_those_of_generate(server: Running) -> None:
     with ThreadPoolExecutor(8) as pool:  # side by side, in two threads of the server
         found = list(pool.map(lambda mode: text(server, model="both", mode=mode), modes))
     for mode, one in zip(modes, found, strict=True):
-        assert [one] == generate(model, PROMPT, mode=mode, max_new_tokens=13, seed=5).texts
+        how = settings_for(model.config, {"mode": mode, "max_new_tokens": 13})
+        assert [one] == generate(model, PROMPT, seed=5, settings=how).texts
     assert text(server, model="both") == found[0] != found[1]
     status, answer = server.post("/v1/completions", model="both", prompt=PROMPT, mode="ar", logprobs=2, **HOW)
     assert status == 200 and answer["dadlm"]["forward_passes"] == 13

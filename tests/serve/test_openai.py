@@ -12,7 +12,7 @@ from tests.serve.running import WAIT, Running, letter_model, letters, running, s
 from tests.serve.test_request import byte_fallback
 
 import dadlm
-from dadlm.decode import DecodeSettings, fill_gaps
+from dadlm.decode import DecodeSettings, fill_gaps, settings_for
 from dadlm.decode.samplers import SAMPLERS
 from dadlm.serve.request import TokenLogprob
 from dadlm.serve.routes import Choice, Completion
@@ -37,8 +37,13 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
         yield connected
 
 
-def alone(family: str, prompt: Any = PROMPT, **options: Any) -> dadlm.Generated:
-    return dadlm.generate(letter_model(family), prompt, **options)
+def suited(family: str, **options: Any) -> DecodeSettings:
+    """What the server decodes with where only these options are named."""
+    return settings_for(letter_model(family).config, options)
+
+
+def alone(family: str, prompt: Any = PROMPT, seed: Any = None, **options: Any) -> dadlm.Generated:
+    return dadlm.generate(letter_model(family), prompt, seed=seed, settings=suited(family, **options))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -144,7 +149,9 @@ def test_trace_carries_every_step(server: Running) -> None:
     fields = {"model": "dadlm", "prompt": PROMPT, "seed": 8, "max_tokens": 8}
     chunks = server.chunks("/v1/completions", trace=True, **fields)
     steps = [chunk["dadlm"]["step"] for chunk in chunks if "step" in chunk.get("dadlm", {})]
-    want = list(dadlm.stream(letter_model("dadlm"), PROMPT, seed=8, max_new_tokens=8))
+    want = list(
+        dadlm.stream(letter_model("dadlm"), PROMPT, seed=8, settings=suited("dadlm", max_new_tokens=8))
+    )
     assert [set(step) for step in steps] == [set(event.to_json()) for event in want]
     for name in ("block", "step", "ids", "texts", "anchor", "path", "fixed", "infilled"):
         assert [step[name] for step in steps] == [getattr(event, name) for event in want], name
@@ -155,7 +162,9 @@ def test_trace_carries_every_step(server: Running) -> None:
 def test_blocks_carry_passes_and_tokens_so_far(server: Running) -> None:
     chunks = server.chunks("/v1/completions", model="bd3lm", prompt=PROMPT, seed=8, max_tokens=9)
     so_far = [(chunk["dadlm"]["forward_passes"], chunk["dadlm"].get("tokens")) for chunk in chunks]
-    steps = list(dadlm.stream(letter_model("bd3lm"), PROMPT, seed=8, max_new_tokens=9))
+    steps = list(
+        dadlm.stream(letter_model("bd3lm"), PROMPT, seed=8, settings=suited("bd3lm", max_new_tokens=9))
+    )
     lasts = [
         i for i, (one, two) in enumerate(pairwise([*steps, None]), 1) if not two or one.block < two.block
     ]
@@ -206,7 +215,9 @@ def test_gaps_are_those_of_fill(server: Running, family: str) -> None:
     first, middle, last = (letters().encode(text) for text in ("the cat ", " on the ", "."))
     ids = [*first, *[0] * 5, *middle, *[0] * 2, *last]
     gaps = [(len(first), 5), (len(first) + 5 + len(middle), 2)]
-    want = fill_gaps(letter_model(family), ids, gaps, seed=3, sampler="random", steps=2)
+    want = fill_gaps(
+        letter_model(family), ids, gaps, seed=3, settings=suited(family, sampler="random", steps=2)
+    )
     fields = {"model": family, "seed": 3, "parts": parts, "sampler": "random", "steps": 2}
     status, answer = server.post("/v1/fill_gaps", **fields)
     assert status == 200 and answer["object"] == "fill_gaps"
@@ -223,7 +234,13 @@ def test_gaps_are_those_of_fill(server: Running, family: str) -> None:
 def test_a_gap_may_come_first(server: Running) -> None:
     """The text then begins after an end of text, as an empty prompt does."""
     ending = letters().encode(" sat")
-    want = fill_gaps(letter_model("dadlm"), [letters().eot_id, 0, 0, 0, *ending], [(1, 3)], seed=1)
+    want = fill_gaps(
+        letter_model("dadlm"),
+        [letters().eot_id, 0, 0, 0, *ending],
+        [(1, 3)],
+        seed=1,
+        settings=suited("dadlm"),
+    )
     status, answer = server.post("/v1/fill_gaps", model="dadlm", seed=1, parts=[{"gap": 3}, " sat"])
     assert status == 200 and answer["text"] == want.text and answer["text"].endswith(" sat")
     again = server.post("/v1/fill_gaps", model="dadlm", seed=1, parts=["", {"gap": 3}, " sat"])[1]

@@ -13,6 +13,7 @@ import pytest
 from tests.serve.running import Running, events, model_to_save, process, until
 
 import dadlm
+from dadlm.decode import settings_for
 
 pytestmark = pytest.mark.acceptance
 PROMPT = "the cat "
@@ -63,9 +64,9 @@ def test_all_of_ray_stays_on_loopback(server: Running) -> None:
 
 
 def test_one_is_killed_and_later_requests_do_not_notice(server: Running) -> None:
-    want = [
-        dadlm.generate(model_to_save(256), PROMPT, seed=seed, max_new_tokens=24).texts[0] for seed in range(8)
-    ]
+    model = model_to_save(256)
+    how = settings_for(model.config, {"max_new_tokens": 24})
+    want = [dadlm.generate(model, PROMPT, seed=seed, settings=how).texts[0] for seed in range(8)]
     assert len(copies()) == 2
     killed, over = threading.Event(), threading.Event()
     before: list[bool] = []

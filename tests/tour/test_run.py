@@ -67,12 +67,12 @@ def test_a_tour_writes_what_it_shows(edges: bool, tmp_path: Path, capsys: pytest
         assert load(out / name).config.edge == ("bilinear" if name.endswith("edges") else "none")
 
 
-PROMPT = ["prompt.json", "dag.svg", "dag.png"]  # what `--prompt` leaves: a tour may take its place
+DEMO = ["demo.json", "dag.svg", "tour.svg"]  # what `dadlm demo` leaves: a tour may take its place
 
 
 @pytest.mark.parametrize(
     "names",
-    [["novel.txt"], ["common/novel.txt"], ["bd3lm/weights.txt", "notes.md"], [*PROMPT, "dadlm/weights.txt"]],
+    [["novel.txt"], ["common/novel.txt"], ["bd3lm/weights.txt", "notes.md"], [*DEMO, "dadlm/weights.txt"]],
 )
 def test_a_folder_of_somebody_else_is_left_alone(names: list[str], tmp_path: Path) -> None:
     """A folder called `common` is nothing that only a tour has."""
@@ -86,7 +86,7 @@ def test_a_folder_of_somebody_else_is_left_alone(names: list[str], tmp_path: Pat
 
 
 def test_new_folders_and_those_of_a_prompt_are_taken(tmp_path: Path) -> None:
-    for name in PROMPT:
+    for name in DEMO:
         (tmp_path / name).write_text("{}", encoding="utf-8")
     for out in (tmp_path, tmp_path / "new" / "deeper"):
         with pytest.raises(StartedError):

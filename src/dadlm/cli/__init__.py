@@ -11,28 +11,44 @@ from importlib import import_module
 from dadlm.errors import ConfigError, DadlmError
 
 # One module each, imported when its command is called: `dadlm --help` must answer at once.
-COMMANDS = {
-    "tour": "see the idea at work: a known language, BD3LM and DA-DLM side by side",
-    "train": "train a model by recipe: dadlm train small-bd3lm --data.train FILE",
-    "finetune": "teach a model to summarise, or any other pairs of texts",
-    "generate": "complete prompts with a trained model",
-    "summarize": "summarise documents with a fine-tuned model",
-    "serve": "answer over HTTP as OpenAI's servers do, with a page to watch the graph think",
-    "evaluate": "measure models: reconstruction, perplexity, generation, summarisation, judge, latency",
-    "lm-eval": "run the tasks of lm-evaluation-harness on a model",
-    "bench": "measure the speed of decoding, training and the kernels on this machine",
-    "report": "gather evaluations into one page, the paper's numbers beside ours",
-    "edges": "give a model token edges that are counted from text, without training it",
-    "convert": "bring models in from elsewhere, or into the form of transformers or the hub",
-    "data": "turn text into token shards, or train a tokenizer",
+GROUPS = {
+    "start here": {
+        "demo": "the idea and real text, by models that ship with dadlm, in half a minute",
+        "tour": "train the idea's models: a known language, BD3LM and DA-DLM side by side",
+        "models": "list the models that ship with dadlm",
+    },
+    "write": {
+        "generate": "complete prompts, or talk to a model at the terminal",
+        "summarize": "summarise documents with a fine-tuned model",
+        "serve": "answer over HTTP as OpenAI's servers do, with a page that draws every step",
+    },
+    "train": {
+        "train": "train a model by recipe: dadlm train small --data.train FILE",
+        "finetune": "teach a model to summarise, or any other pairs of texts",
+        "edges": "give a model token edges that are counted from text, without training it",
+        "data": "turn text into token shards, or train a tokenizer",
+    },
+    "measure": {
+        "evaluate": "reconstruction, perplexity, generation, summarisation, judge, latency, acceptance",
+        "lm-eval": "run the tasks of lm-evaluation-harness on a model",
+        "report": "gather evaluations into one page, the paper's numbers beside ours",
+        "bench": "speed of decoding, training, kernels and the lossless mode here",
+    },
+    "exchange": {
+        "convert": "models from elsewhere, or into the form of transformers or the hub",
+    },
 }
-USAGE = "\n".join(
-    [
-        "usage: dadlm COMMAND [options]\n",
-        *(f"  {name:10s} {what}" for name, what in COMMANDS.items()),
-        "\ndadlm COMMAND --help lists a command's options.",
-    ]
-)
+COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
+
+
+def _usage() -> str:
+    lines = ["usage: dadlm COMMAND [options]"]
+    for group, commands in GROUPS.items():
+        lines += [f"\n{group}:", *(f"  {name:10s} {what}" for name, what in commands.items())]
+    return "\n".join([*lines, "\ndadlm COMMAND --help lists a command's options."])
+
+
+USAGE = _usage()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

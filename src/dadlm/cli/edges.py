@@ -13,7 +13,6 @@ from rich.table import Table
 from dadlm.cli.options import JsonOption, open_model, parse, subcommand
 from dadlm.errors import ConfigError
 from dadlm.model import save
-from dadlm.model.pretrained import DEFAULT
 from dadlm.tokens import Rows, prepare
 from dadlm.train.edges import choose_scale, count_pairs, decompose, fit, pair_nll, set_edges, with_edges
 
@@ -34,7 +33,7 @@ class _Count(JsonOption):
     """A .txt, .jsonl, .jsonl.zst or .parquet file, a folder or pattern of these, or hf:NAME."""
     out: str
     """Folder for the model with edges."""
-    model: str = DEFAULT
+    model: str = "dadlm"
     """A bd3lm or dadlm model without edges: its name or folder."""
     rank: int = 128
     """Rank of the edges; each doubling says a little more and costs as many parameters again."""

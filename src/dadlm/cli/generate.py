@@ -3,7 +3,7 @@
 import json
 import secrets
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated
 
 import tyro
@@ -11,10 +11,11 @@ from rich.console import Console
 
 from dadlm.cli.interactive import converse
 from dadlm.cli.options import ModelOptions, cost_line, numbers_last, open_model, parse, show
-from dadlm.decode import DecodeSettings, generate, stream
+from dadlm.decode import DecodeSettings, generate, settings_for, stream
 from dadlm.decode.picture import check_name, draw_step
 from dadlm.decode.show import show_step
 from dadlm.errors import ConfigError, DataError
+from dadlm.model import Model, in_mode
 from dadlm.model.pretrained import DEFAULT
 
 
@@ -23,21 +24,23 @@ class Options(ModelOptions):
     prompts: tyro.conf.Positional[tuple[str, ...]] = ()
     """Prompts to complete ("": the empty one); none: a loop at the terminal, or lines of standard input."""
     model: str = DEFAULT
-    """One that ships with dadlm (dadlm, bd3lm, ar), a folder of a model or of a training run (its best
-    checkpoint), or a Hugging Face name."""
+    """One that ships with dadlm (`dadlm models` lists them), a folder of a model or of a training run (its
+    best checkpoint), or a Hugging Face name."""
     seed: tuple[int, ...] = ()
     """One number s gives prompt i the seed s + i; several give each prompt its own; none: new ones."""
     batch_size: int = 32
     """Prompts decoded side by side; changes speed, not texts."""
-    device: str = "cpu"
-    """Where to run, e.g. cuda."""
+    device: str = "auto"
+    """cpu, cuda, or auto: cuda where there is one."""
     show: bool = False
     """Print every denoising step of the first prompt with its graph."""
     picture: str | None = None
     """Save the graph of one step of the first prompt as .svg, .png or .pdf."""
     picture_step: int = 0
     """Which step to draw, counted from 0 over all blocks."""
-    decoding: Annotated[DecodeSettings, tyro.conf.arg(name="")] = field(default_factory=DecodeSettings)
+    decoding: Annotated[DecodeSettings, tyro.conf.arg(name="")] = field(
+        default_factory=lambda: DecodeSettings(sampler="random", nucleus="position")
+    )
 
 
 def run(words: list[str]) -> int:
@@ -45,6 +48,7 @@ def run(words: list[str]) -> int:
     if options.picture:
         check_name(options.picture)
     model = open_model(options.model, options.device, options.dtype)
+    options = replace(options, decoding=_settings(model, options.decoding, words))
     # Nobody named a prompt, and somebody sits at the terminal to type one.
     for_files = options.prompts or options.json or options.picture
     if not for_files and sys.stdin.isatty() and sys.stdout.isatty():
@@ -62,13 +66,31 @@ def run(words: list[str]) -> int:
         print(json.dumps({name: getattr(out, name) for name in names}, ensure_ascii=False))
         return 0
     console = Console(highlight=False, soft_wrap=True)
-    for prompt, text in zip(prompts, out.texts, strict=True):
-        show(text + "\n", console, prompt)
+    for prompt, ids, text in zip(prompts, out.tokens, out.texts, strict=True):
+        show(_continued(model, prompt, ids, text) + "\n", console, prompt)
     cost = cost_line(sum(map(len, out.tokens)), sum(out.forward_passes))
     if not console.is_terminal:  # texts alone go into a file
         console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"{cost}; seed {' '.join(map(str, out.seeds))}", style="dim")
     return 0
+
+
+def _settings(model: Model, parsed: DecodeSettings, words: list[str]) -> DecodeSettings:
+    """What the command line names, and for the rest what suits the model; says what changes nothing."""
+    given = {word.partition("=")[0][2:].replace("-", "_") for word in words if word.startswith("--")}
+    named = {name: value for name, value in asdict(parsed).items() if name in given}
+    settings = settings_for(model.config, named)
+    if idle := sorted(settings.unread(in_mode(model, settings.mode).config) & named.keys()):
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        print(f"note: with this model and these options, {options} changes nothing", file=sys.stderr)
+    return settings
+
+
+def _continued(model: Model, prompt: str, ids: list[int], text: str) -> str:
+    """A text as it follows its prompt: between words a tokenizer of words writes a space."""
+    assert model.tokenizer is not None, "the prompt was a text"
+    whole = model.tokenizer.decode([*model.tokenizer.encode(prompt), *ids])
+    return whole.removeprefix(prompt) if prompt and whole.startswith(prompt) else text
 
 
 def _lines() -> list[str]:

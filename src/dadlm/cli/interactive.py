@@ -14,6 +14,7 @@ from dadlm.cli.options import cost_line
 from dadlm.decode import DecodeSettings
 from dadlm.decode.events import event_of
 from dadlm.decode.generate import completions, decode_steps
+from dadlm.decode.samplers import SAMPLERS
 from dadlm.decode.show import show_step
 from dadlm.errors import ConfigError, DadlmError
 from dadlm.model import Model, in_mode
@@ -64,8 +65,9 @@ class Session:
             raise ConfigError(f"no setting {name!r}; /set lists them")
         values = [_value(word) for word in words]
         changes: dict[str, Any] = {name: values[0] if len(values) == 1 else tuple(values)}
-        if name == "sampler" and changes[name] != "random":
-            changes["steps"] = None  # only that sampler has them
+        if name == "sampler":  # what only the one before reads goes with it
+            fields = type(self.settings).__dataclass_fields__
+            changes |= {one: fields[one].default for other in SAMPLERS.values() for one in other.options}
         changed = replace(self.settings, **changes)
         changed.check(in_mode(self.model, changed.mode).config)
         self.settings = changed

@@ -1,7 +1,10 @@
 """What the commands share: how words become options, models by the names people type, texts for people."""
 
+import io
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -15,6 +18,8 @@ from dadlm.model import Model, load
 from dadlm.model.pretrained import shipped
 
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?")
+_TYPE = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
+_TYPES = {"NoneType": "None", "int": "whole number", "float": "number", "str": "text"}
 T = TypeVar("T")
 
 
@@ -43,7 +48,24 @@ class DeviceOptions(JsonOption):
 
 def parse(kind: type[T], words: list[str], command: str, **more: Any) -> T:
     """The options of a command; a flag has no --no-FLAG beside it."""
-    return tyro.cli(kind, args=words, prog=f"dadlm {command}", config=(tyro.conf.FlagCreatePairsOff,), **more)
+    flags = (tyro.conf.FlagCreatePairsOff,)
+    with plain_errors():
+        return tyro.cli(kind, args=words, prog=f"dadlm {command}", config=flags, **more)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """The parser's errors without Python's names of types, which its boxes show."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            yield
+    finally:
+        for line in said.getvalue().splitlines(keepends=True):
+            plain = _TYPE.sub(lambda found: _TYPES.get(found[1], found[1]), line)
+            if line != plain and (edge := plain.rfind("│")) > 0:  # the box stays as wide as it was
+                plain = plain[:edge] + " " * (len(line) - len(plain)) + plain[edge:]
+            sys.stderr.write(plain)
 
 
 def usage_of(command: str, kinds: dict[str, type]) -> str:
@@ -87,6 +109,13 @@ def open_model(name: str, device: str, dtype: str) -> Model:
         here = f"; the folder {name} that lies here is ./{name}" if Path(name).is_dir() else ""
         print(f"model: {name}, which ships with dadlm (--model for another{here})", file=sys.stderr)
     return model
+
+
+def wide_seed(seed: int) -> int:
+    """A seed, of which those that follow are used too."""
+    if not -(2**63) <= seed < 2**63 - 1024:
+        raise ConfigError("seed must fit into 64 bits")
+    return seed
 
 
 def cost_line(tokens: int, passes: int) -> str:

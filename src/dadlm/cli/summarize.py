@@ -17,7 +17,7 @@ from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import lines_of, object_of, text_of
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
-from dadlm.model import Model
+from dadlm.model import Mode, Model, in_mode
 from dadlm.model.files import whole_file
 from dadlm.tokens.readers import check_regular
 from dadlm.train.finetune import learned_lengths, lengths_as_learned
@@ -32,6 +32,8 @@ class Options(DeviceOptions):
     standard input, one document."""
     model: str = ""
     """A model that was fine-tuned on summaries: its folder, or that of its run (`dadlm finetune`)."""
+    mode: Mode = "diffusion"
+    """ar: token by token, for models with `causal_context`."""
     document_tokens: int | None = None
     """Tokens of a document that are read, the end-of-text after it included; none: as many as in fine-tuning,
     or 3/4 of the context."""
@@ -66,7 +68,7 @@ def run(words: list[str]) -> int:
     if options.pairs is not None:  # now, not when all is summarised
         _check_pairs(Path(options.pairs), options)
     documents, skipped = _read(options)
-    model = open_model(options.model, options.device, options.dtype)
+    model = in_mode(open_model(options.model, options.device, options.dtype), options.mode)
     learned = learned_lengths(options.model)
     if learned is None:
         reason = "was never fine-tuned on summaries (dadlm finetune does that): expect no summary of it"

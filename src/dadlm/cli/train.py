@@ -10,9 +10,10 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from dadlm.cli.options import plain_errors
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model.checkpoint import count_parameters
-from dadlm.recipes import RECIPES, ROUTES, recipe, route
+from dadlm.recipes import RECIPES, ROUTES, describe, recipe, route
 from dadlm.train import Finished, RunConfig, train, train_route
 from dadlm.train.origin import begun_from, shape_from
 from dadlm.train.route import stages_of
@@ -21,15 +22,12 @@ from dadlm.train.route import stages_of
 def run(words: list[str]) -> int:
     flags = {flag: flag in words for flag in ("--plan", "--json")}
     words = [word for word in words if word not in flags]
-    routes = "\n  ".join(f"{scale:6s} {', then '.join(families)}" for scale, families in ROUTES.items())
-    usage = "usage: dadlm train ROUTE|RECIPE [--plan] [--json] [options]\n\nroutes, all stages in one:\n  "
-    usage += routes + "\n\nrecipes, one stage each:\n  " + "\n  ".join(RECIPES)
     if words and words[0] in ("-h", "--help"):
-        print(usage + "\n\n--plan prints what would be trained, --json the result for programs.")
+        print(_usage() + "\n\n--plan prints what would be trained, --json the result for programs.")
         print("dadlm train RECIPE --help lists the options with the recipe's values.")
         return 0
     if not words or words[0].startswith("-"):
-        raise ConfigError("name a route or a recipe first\n" + usage)
+        raise ConfigError("name a route or a recipe first\n" + _usage())
     stages = _stages(words[0], words[1:])
     if flags["--plan"]:
         return _plan(stages, flags["--json"])
@@ -40,18 +38,28 @@ def run(words: list[str]) -> int:
     return _tell(done, flags["--json"])
 
 
+def _usage() -> str:
+    lines = ["usage: dadlm train ROUTE|RECIPE [--plan] [--json] [options]"]
+    for title, names in (("routes, all stages in one", ROUTES), ("recipes, one stage each", RECIPES)):
+        lines += [f"\n{title}:", *(f"  {name:16s} {describe(name)}" for name in names)]
+    return "\n".join(lines)
+
+
 def _stages(name: str, words: list[str]) -> list[RunConfig]:
     """The runs of a route or of a single recipe with the options of the command line."""
     if name in ROUTES:
         shared, runs = route(name)
-        return stages_of(tyro.cli(type(shared), args=words, default=shared, prog=f"dadlm train {name}"), runs)
+        with plain_errors():
+            chosen = tyro.cli(type(shared), args=words, default=shared, prog=f"dadlm train {name}")
+        return stages_of(chosen, runs)
     start = recipe(name)
     # The shape of the model to start from is the default of the other options, so it must be known first.
     if (origin := _value(words, "--init-from")) is not None:
         with suppress(CheckpointError):  # training tells
             shape = begun_from(origin, _value(words, "--out") or start.out)
             start = replace(start, model=shape_from(start.model, shape))
-    return [tyro.cli(type(start), args=words, default=start, prog=f"dadlm train {name}")]
+    with plain_errors():
+        return [tyro.cli(type(start), args=words, default=start, prog=f"dadlm train {name}")]
 
 
 def _value(words: list[str], name: str) -> str | None:

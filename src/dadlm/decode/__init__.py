@@ -4,7 +4,7 @@ from dadlm.decode.engines import release_engine
 from dadlm.decode.events import StepEvent
 from dadlm.decode.generate import Filled, Generated, fill_gaps, generate, stream
 from dadlm.decode.named import release_models
-from dadlm.decode.settings import DecodeOptions, DecodeSettings
+from dadlm.decode.settings import DecodeOptions, DecodeSettings, settings_for
 from dadlm.model import Model
 
 # As methods, which the layer of models cannot have by itself: it knows nothing of decoding.
@@ -20,5 +20,6 @@ __all__ = [
     "generate",
     "release_engine",
     "release_models",
+    "settings_for",
     "stream",
 ]

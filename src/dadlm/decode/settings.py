@@ -1,7 +1,8 @@
 """How to decode: every option of `generate`, checked where it is born."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypedDict, TypeGuard, get_args
+from typing import Any, Literal, TypedDict, TypeGuard, get_args
 
 from dadlm.decode.samplers import SAMPLERS, SamplerName
 from dadlm.errors import ConfigError
@@ -13,7 +14,8 @@ MOST_NODES = 256
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSettings:
-    """Options shared by `generate`, `stream` and the command line."""
+    """Options shared by `generate`, `stream` and the command line. The defaults are the paper's; the command
+    line and the server take what suits the model where an option is not named (`settings_for`)."""
 
     max_new_tokens: int | None = None
     """Tokens to write after the prompt; None: 128, or what the context leaves if that is less."""
@@ -25,7 +27,8 @@ class DecodeSettings:
     """Which predictions a step keeps: one at random, a random share, all that are sure enough, or as many as
     an entropy bound allows."""
     steps: int | None = None
-    """Denoising steps per block of the random sampler; None: as many as the block has tokens."""
+    """Denoising steps per block of the random sampler; None: as many as the block has tokens, on the command
+    line half as many."""
     threshold: float = 0.9
     """Confidence from which on the confidence sampler keeps a token."""
     transition_weight: float = 0.5
@@ -82,11 +85,13 @@ class DecodeSettings:
             raise ConfigError(f"tree belongs to mode lossless, and the mode is {self.mode}: leave it out")
         if self.tree is not None and (not _is_whole(self.tree) or not 0 <= self.tree <= MOST_NODES):
             raise ConfigError(f"tree must be a whole number from 0 to {MOST_NODES}, got {self.tree!r}")
-        if self.steps is not None and "steps" not in SAMPLERS[self.sampler].options:
-            owners = " and ".join(name for name, sampler in SAMPLERS.items() if "steps" in sampler.options)
-            raise ConfigError(
-                f"steps belongs to the {owners} sampler; {self.sampler} takes as many as it needs"
-            )
+        for owner in SAMPLERS.values():
+            for name in set(owner.options) - set(SAMPLERS[self.sampler].options):
+                if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                    raise ConfigError(
+                        f"{name} belongs to the {owner.name} sampler, and {self.sampler} does not read it: "
+                        f"leave it out, or choose the sampler {owner.name}"
+                    )
         if self.infill is not None:
             if not isinstance(self.infill, tuple | list) or len(self.infill) != 2:
                 raise ConfigError(f"infill takes a gap length k and a ratio r, got {self.infill!r}")
@@ -124,6 +129,21 @@ class DecodeSettings:
                 "and each step fixes at least one, so more steps than tokens cannot be"
             )
 
+    def unread(self, config: ModelConfig) -> set[str]:
+        """Names of settings that change nothing with this model and the other settings."""
+        names = set()
+        if self.mode == "ar" or config.family == "ar":
+            names |= {"sampler", "steps", "threshold", "transition_weight", "bound", "infill", "padded"}
+        if config.nodes_per_mask == 1:
+            names |= {"transition_weight"} | ({"nucleus"} if self.nucleus == "position" else set())
+        if self.path != "sample" or self.temperature == 0:
+            names |= {"top_p", "nucleus"}
+        if self.path != "sample":
+            names |= {"temperature"}
+        if self.path != "sample" or (self.of_position and config.nodes_per_mask > 1):
+            names |= {"shortlist"}
+        return names
+
     def new_tokens(self, prompt: int, config: ModelConfig) -> int:
         """How many tokens follow a prompt of so many; the context bounds both together."""
         room = config.context - prompt
@@ -160,6 +180,19 @@ class DecodeOptions(TypedDict, total=False):
     nucleus: Literal["standard", "bd3lm", "position"]
     shortlist: int | None
     tree: int | None
+
+
+def settings_for(config: ModelConfig, named: Mapping[str, Any]) -> DecodeSettings:
+    """Settings with what is named; for the rest, what suits the model (docs/models.md): a block in half as
+    many steps as it has tokens, and DA-DLM without edges with the nucleus of the position."""
+    suited: dict[str, Any] = {}
+    if config.denoises_blocks and named.get("mode", "diffusion") == "diffusion":
+        suited["sampler"] = named.get("sampler", "random")
+        if suited["sampler"] == "random":
+            suited["steps"] = max(1, config.block // 2)
+        if config.nodes_per_mask > 1 and config.edge == "none":  # with edges it takes twice the time
+            suited["nucleus"] = "position"
+    return DecodeSettings(**(suited | dict(named)))
 
 
 def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ from dadlm.model.config import ModelConfig
 from dadlm.model.files import CONFIG, WEIGHTS, digest, read_json
 from dadlm.model.lora import merge
 from dadlm.model.network import Model
-from dadlm.model.pretrained import locate
+from dadlm.model.pretrained import locate, weight_files
 from dadlm.model.quantised import dequantise, quantise, without_scales
 from dadlm.model.uninitialised import uninitialised
 from dadlm.tokens import Tokenizer
@@ -148,7 +148,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
 
 def _check_header(folder: Path, config: ModelConfig, is_quantised: bool) -> None:
     """Compare names and shapes in the header of the weights with the configuration; builds nothing."""
-    header = files.read_shapes(folder / WEIGHTS)
+    header = {name: found for file in weight_files(folder) for name, found in files.read_shapes(file).items()}
     if is_quantised:
         header = without_scales(header, {name for name, (kind, _) in header.items() if kind == "I8"})
     if config.layers > len(header):
@@ -179,12 +179,12 @@ def find_device(name: str | torch.device) -> torch.device:
 def load(
     name_or_folder: str | Path, device: str | torch.device = "cpu", dtype: str | torch.dtype = "float32"
 ) -> Model:
-    """Load a model of any family: "dadlm", "bd3lm" or "ar", which ship with the package, a folder, or a
-    Hugging Face repository name.
+    """Load a model of any family: one that ships with the package by its name ("dadlm-edges", "bd3lm", "ar";
+    `dadlm models` lists them), a folder, or a Hugging Face repository name.
 
-    These three names always mean the shipped models; a folder called dadlm is "./dadlm" or Path("dadlm").
-    device "auto" is CUDA where there is one; dtype "auto" is bfloat16 on CUDA, where it is several times
-    faster, and float32 elsewhere. Only in float32 is a row's text the same in every batch.
+    Such a name always means the shipped model; a folder called dadlm is "./dadlm" or Path("dadlm"). device
+    "auto" is CUDA where there is one; dtype "auto" is bfloat16 on CUDA, where it is several times faster, and
+    float32 elsewhere. Only in float32 is a row's text the same in every batch.
     """
     device, dtype = find_device(device), str(dtype).removeprefix("torch.")
     if dtype not in ("auto", *_DTYPES):
@@ -204,12 +204,13 @@ def load(
     metadata = _read_metadata(folder)
     is_quantised = metadata["format"] == _FORMATS[8]
     _check_header(folder, config, is_quantised)
-    tensors = files.load_tensors(folder / WEIGHTS)
+    parts = weight_files(folder)
+    tensors = {name: tensor for file in parts for name, tensor in files.load_tensors(file).items()}
     model = uninitialised(config, tokenizer)
     set_weights(model, dequantise(tensors, folder) if is_quantised else tensors, folder)
     expected = metadata.get("weights_sha256")
-    if expected is not None and expected != digest(folder / WEIGHTS):
-        raise CheckpointError(f"{folder / WEIGHTS} was changed after it was saved: its checksum differs")
+    if expected is not None and expected != digest(*parts):
+        raise CheckpointError(f"{parts[-1]} was changed after it was saved: its checksum differs")
     model = model.to(device, _DTYPES[dtype]).eval()
     check_finite(weights(model), folder)
     return model

@@ -142,9 +142,13 @@ def write_json(file: Path, content: Any) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def digest(file: Path) -> str:
-    with open(file, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+def digest(*files: Path) -> str:
+    """The SHA-256 of files, one after the other."""
+    found = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as handle:
+            hashlib.file_digest(handle, lambda: found)
+    return found.hexdigest()
 
 
 def lock(descriptor: int) -> bool:

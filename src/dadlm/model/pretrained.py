@@ -1,5 +1,5 @@
 """Where models are: those that ship with the package, folders, training runs, a hub. Knows nothing of what
-is in them."""
+is in them, but that a shipped NAME-edges is the shipped NAME and the token edges that all of them share."""
 
 from pathlib import Path
 
@@ -7,8 +7,28 @@ from dadlm.errors import CheckpointError
 from dadlm.model.files import CONFIG, WEIGHTS
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
-NAMES = ("dadlm", "bd3lm", "ar")
+ABOUT = {
+    "dadlm-edges": "DA-DLM with token edges: English in few steps",
+    "bd3lm-edges": "BD3LM with token edges: as few steps, faster",
+    "dadlm": "DA-DLM as in the paper",
+    "bd3lm": "block diffusion, to compare with",
+    "ar": "token by token: the best texts",
+    "tour-dadlm": "DA-DLM on the tour's made-up language",
+    "tour-bd3lm": "BD3LM on that language, to compare with",
+}
+"""What each shipped model is for."""
+NAMES = tuple(ABOUT)
 DEFAULT = NAMES[0]
+EDGES = "edges"
+"""Folder of the shared edges."""
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The files that together hold the tensors of a model's folder."""
+    name, _, last = folder.name.rpartition("-")
+    if folder.parent == PRETRAINED and last == EDGES:
+        return PRETRAINED / name / WEIGHTS, PRETRAINED / EDGES / WEIGHTS
+    return (folder / WEIGHTS,)
 
 
 def shipped(name: object) -> Path | None:
@@ -31,7 +51,7 @@ def locate(name_or_folder: str | Path) -> Path:
         return own
     folder = Path(name_or_folder)
     for place in (folder, folder / "best", folder / "last"):  # a training run stands for its best model
-        if (place / CONFIG).is_file() and (place / WEIGHTS).exists():
+        if (place / CONFIG).is_file() and all(file.exists() for file in weight_files(place)):
             return place
     names = ", ".join(NAMES)
     if folder.exists():

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from dadlm.decode import DecodeSettings, StepEvent
+from dadlm.decode import DecodeSettings, StepEvent, settings_for
 from dadlm.decode.events import CycleEvent
 from dadlm.errors import ConfigError, DataError
 from dadlm.model import Model
@@ -22,11 +22,11 @@ _LATER_BYTE = re.compile("<0x[89AB].>")
 
 
 def _request_options(model: Model, body: Decoding, limits: ServeSettings, max_new_tokens: int | None = None):
-    """What the requests of all routes have in common; our defaults for options left out."""
+    """What the requests of all routes have in common; for options left out, what suits the model."""
     names = {field.name for field in fields(DecodeSettings)}
     given = {name: value for name, value in body if name in names and value is not None}
     try:
-        settings = DecodeSettings(**given, max_new_tokens=max_new_tokens)
+        settings = settings_for(model.config, given | {"max_new_tokens": max_new_tokens})
         settings.check(model.config)
     except ConfigError as error:
         param = str(error).partition(" ")[0]  # these messages begin with the option's name

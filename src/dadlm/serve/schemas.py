@@ -83,10 +83,12 @@ class Decoding(Body):
     """One of the model's `modes` in /v1/models: diffusion, block by block; ar, token by token; lossless, the
     text of ar in fewer passes. Default: the first of these."""
     sampler: SamplerName | None = Field(
-        None, description="; ".join(f"{name}: {sampler.summary}" for name, sampler in SAMPLERS.items())
+        None,
+        description="; ".join(f"{name}: {sampler.summary}" for name, sampler in SAMPLERS.items())
+        + ". Default: random",
     )
     steps: Count | None = None
-    """Denoising steps per block. Default: as many as the block has tokens."""
+    """Denoising steps per block. Default: half as many as the block has tokens."""
     path: Literal["sample", "viterbi", "lookahead"] | None = None
     """Sample a path and its tokens, or take the most probable ones, of the block or node after node."""
     infill: Annotated[tuple[Count, Fraction], Field(strict=False)] | None = None
@@ -100,8 +102,8 @@ class Decoding(Body):
     bound: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
     """Entropy, in nats, that one step may keep. Default 0.5."""
     nucleus: Literal["standard", "bd3lm", "position"] | None = None
-    """position: top_p applies to a position's tokens, not to those of the sampled candidate (DA-DLM); bd3lm
-    leaves out the token that crosses top_p."""
+    """position: top_p applies to a position's tokens, not to those of the sampled candidate (DA-DLM; its
+    default without token edges); bd3lm leaves out the token that crosses top_p."""
     shortlist: Count | None = None
     """M, for models with token edges: draw from the M likeliest tokens without the edges and the likeliest
     successors of the token to the left. Default: from the whole vocabulary."""

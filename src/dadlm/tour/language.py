@@ -27,6 +27,8 @@ PHRASES, SUCCESSORS = 16, 4
 SHARED = 2
 """The place of the shared word, in the language that has one."""
 LENGTH = len(WORDS)
+BLOCKS = 8
+"""Phrases of a text to train on."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,10 @@ class Language:
     def rows(self, count: int, blocks: int, seed: int) -> Tensor:
         """Sequences [count, blocks·N] drawn from the chain."""
         return self.phrases[self.walks(count, blocks, seed)].flatten(1)
+
+    def validation(self, seed: int) -> Tensor:
+        """The texts [256, BLOCKS·N] that a tour of this seed validates on."""
+        return self.rows(256, BLOCKS, seed + 2)
 
     def walks(self, count: int, blocks: int, seed: int) -> Tensor:
         """Phrase numbers [count, blocks] drawn from the chain, started uniformly."""

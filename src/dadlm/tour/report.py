@@ -36,6 +36,12 @@ def introduce(language: Language, console: Console) -> None:
     console.print(say)
 
 
+def write_text(file: Path, language: Language, seed: int) -> None:
+    """The text that training validates on, for `dadlm evaluate`: its tokens are these rows in order."""
+    lines = [language.tokenizer.decode(row.tolist()) for row in language.validation(seed)]
+    file.write_text("\n".join(lines), encoding="utf-8")
+
+
 def show_samples(
     models: dict[str, Model], language: Language, walks: Tensor, seed: int, console: Console
 ) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from torch import Tensor
 
 from dadlm.decode.picture import new_figure
 from dadlm.errors import ConfigError
@@ -21,14 +20,13 @@ from dadlm.model.files import write_json
 from dadlm.recipes import recipe
 from dadlm.threads import one_thread
 from dadlm.tokens import Rows
-from dadlm.tour.language import LENGTH, Language, make_language
+from dadlm.tour.demo import WRITTEN
+from dadlm.tour.language import BLOCKS, LENGTH, Language, make_language
 from dadlm.tour.measure import divergence, validity
-from dadlm.tour.report import draw, folder, introduce, report, show_samples
-from dadlm.tour.side_by_side import LEFT
+from dadlm.tour.report import draw, folder, introduce, report, show_samples, write_text
 from dadlm.train import Trainer
 from dadlm.train.trainer import fresh_model, model_from
 
-BLOCKS = 8
 STEPS = (1, 2, 4)
 COMMON_STEPS, SIDE_BY_SIDE_STEPS = 500, 800
 EDGES = {"edge": "bilinear", "edge_rank": 16}
@@ -44,7 +42,7 @@ def take_tour(out: Path, seed: int = 0, quiet: bool = False, edges: bool = False
     language, console = make_language(seed, shares_word=edges), Console(quiet=quiet)
     introduce(language, console)
     _clear(out)
-    _write_text(out / "valid.txt", language, seed)
+    write_text(out / "valid.txt", language, seed)
     start = _train("bd3lm", COMMON_STEPS, out / "common", None, language, seed, quiet)
     origin = out / "common" / "last"
     models = {
@@ -81,23 +79,13 @@ def _clear(out: Path) -> None:
     """A tour starts from nothing; it removes what an earlier one left, and nothing else."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose another --out")
-    others = {file.name for file in out.iterdir()} - set(LEFT) if out.exists() else set()
+    others = {file.name for file in out.iterdir()} - set(WRITTEN) if out.exists() else set()
     if others and not (out / "tour.json").exists():
         raise ConfigError(f"{out} holds something else than an earlier tour; choose another --out")
     for name in ("common", *map(folder, WITH_EDGES)):
         shutil.rmtree(out / name, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "tour.json", {})  # says whose folder it is, should the tour be interrupted
-
-
-def _validation(language: Language, seed: int) -> Tensor:
-    return language.rows(256, BLOCKS, seed + 2)
-
-
-def _write_text(file: Path, language: Language, seed: int) -> None:
-    """The text that training validates on, for `dadlm evaluate`: its tokens are these rows in order."""
-    lines = [language.tokenizer.decode(row.tolist()) for row in _validation(language, seed)]
-    file.write_text("\n".join(lines), encoding="utf-8")
 
 
 def _train(
@@ -116,7 +104,7 @@ def _train(
     model = fresh_model(run.model, language.tokenizer, seed) if fresh else model_from(origin, run.model, seed)
     context = BLOCKS * LENGTH
     rows = Rows.from_ids(language.rows(4096, BLOCKS, seed + 1).flatten(), context)
-    valid = Rows.from_ids(_validation(language, seed).flatten(), context)
+    valid = Rows.from_ids(language.validation(seed).flatten(), context)
     walks = language.walks(256, BLOCKS, seed + 2)
 
     def probe(model: Model) -> dict[str, float]:

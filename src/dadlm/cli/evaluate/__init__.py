@@ -64,7 +64,7 @@ def show(result: dict[str, Any], file: Path) -> None:
     tables = [part for part in section.parts if isinstance(part, doc.Table)]
     for table in tables:
         console.print(table.caption, soft_wrap=True)
-        console.print(_table(table))
+        console.print(_table(table, console.width))
     notes = dict.fromkeys(note for table in tables for note in table.notes)
     for line in (*notes, *section.short, *filter(None, [result.get("note")])):
         console.print(line, soft_wrap=True)
@@ -74,18 +74,37 @@ def show(result: dict[str, Any], file: Path) -> None:
     console.print("Run again, it reuses what is there: remove the folder to measure anew.", style="dim")
 
 
-def _table(table: doc.Table) -> Table:
+def _table(table: doc.Table, width: int) -> Table:
+    """As it is, or, where it is too wide for the terminal and fits so, turned: a column for each row."""
     shown = [at for at, one in enumerate(table.columns) if not (one.paper or one.detail)]
+    rows = [row for row in table.rows if not row.paper]
+    heads = [_name(table.columns[at]) for at in shown]
+    cells = [[_cell(row.cells[at]) for at in shown] for row in rows]
+    words = [not at or column.words for at, column in enumerate(table.columns)]
+    if _width([heads, *cells]) > width:
+        turned = [list(line) for line in zip(heads, *cells, strict=True)]
+        if _width(turned) <= width:
+            heads, cells, rows = turned[0], turned[1:], []
+            words = [True] + [False] * len(heads)
+            shown = list(range(len(heads)))
     out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # 80 columns are enough for most
-    for at in shown:
-        column = table.columns[at]
-        justify = "left" if at == 0 or column.words else "right"
-        name = f"{column.group}: {column.name}" if column.group not in ("", "Ours") else column.name
-        out.add_column(name, justify=justify, overflow="fold")  # a number is never cut off
-    for row in table.rows:
-        if not row.paper:
-            if row.rule:
-                out.add_section()
-            cells = [row.cells[at] for at in shown]
-            out.add_row(*(Text(f"{one.text} {one.beside}".rstrip(), "bold" * one.best) for one in cells))
+    for at, head in zip(shown, heads, strict=True):  # a number is never cut off
+        out.add_column(head, justify="left" if words[at] else "right", overflow="fold")
+    for at, line in enumerate(cells):
+        if rows and rows[at].rule:
+            out.add_section()
+        out.add_row(*line)
     return out
+
+
+def _name(column: doc.Column) -> Text:
+    return Text(f"{column.group}: {column.name}" if column.group not in ("", "Ours") else column.name)
+
+
+def _cell(one: doc.Cell) -> Text:
+    return Text(f"{one.text} {one.beside}".rstrip(), "bold" * one.best)
+
+
+def _width(lines: list[list[Text]]) -> int:
+    """Columns that a table of these lines takes, nothing folded."""
+    return 1 + sum(1 + max(cell.cell_len for cell in column) for column in zip(*lines, strict=True))

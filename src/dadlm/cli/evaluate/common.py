@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 from dadlm.cli.options import open_model
 from dadlm.errors import ConfigError
 from dadlm.evaluate import rows_of
-from dadlm.model import Model, find_device
-from dadlm.model.pretrained import DEFAULT, shipped
+from dadlm.model import Mode, Model, find_device, in_mode
+from dadlm.model.pretrained import shipped
 from dadlm.tokens import Rows
 
 
@@ -65,9 +65,9 @@ class OnText(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class OneModel(Common):
-    model: str = DEFAULT
-    """One that ships with dadlm (dadlm, bd3lm, ar), a folder of a model or of a training run (its best
-    checkpoint), or a Hugging Face name."""
+    model: str = "dadlm"
+    """One that ships with dadlm (`dadlm models` lists them), a folder of a model or of a training run (its
+    best checkpoint), or a Hugging Face name."""
 
 
 # They do not decide the result, or may be secret.
@@ -114,12 +114,13 @@ def load_model(folder: str, options: Common) -> Model:
     return open_model(folder, str(find_device(options.device)), options.dtype)
 
 
-def load_models(folders: Sequence[str], options: Common) -> dict[str, Model]:
-    """Models by their names."""
+def load_models(folders: Sequence[str], options: Common, mode: Mode = "diffusion") -> dict[str, Model]:
+    """Models by their names, in a mode."""
     names = names_of(folders)
     if len(set(names)) < len(names):
         raise ConfigError(f"--model names a model twice: {' '.join(folders)}")
-    return {name: load_model(folder, options) for name, folder in zip(names, folders, strict=True)}
+    models = {name: load_model(folder, options) for name, folder in zip(names, folders, strict=True)}
+    return {name: in_mode(model, mode) for name, model in models.items()}
 
 
 def names_of(folders: Sequence[str]) -> list[str]:

@@ -73,6 +73,8 @@ class Generation(OnText, GenerationSettings):
 
     model: tuple[str, ...] = ("bd3lm", "dadlm")
     """Models to compare, by name or folder; a BD3LM of the same block size makes an adjusted TPF possible."""
+    mode: Mode = "diffusion"
+    """ar: models with `causal_context` as the AR models that they are too."""
     configurations: tuple[str, ...] = ("quick",)
     """Presets (quick, paper, paper-16, paper-8, paper-4) or single ones: FH T=8 T=8/infill=2,0.5 conf=0.9
     H=0.5."""
@@ -83,7 +85,7 @@ class Generation(OnText, GenerationSettings):
     """Language model for perplexity: smollm2, a Hugging Face name or folder; none: no perplexity."""
 
     def measure(self, folder: Path) -> dict[str, Any]:
-        models = load_models(self.model, self)
+        models = load_models(self.model, self, self.mode)
         rows, data = self.rows(min(models.values(), key=lambda model: model.config.context))
         without = {name: None for name in ("embedder", "judge_lm") if getattr(self, name) in ("", "none")}
         return evaluate.generation(models, rows, self, out=folder, quiet=self.json, data=data, **without)
@@ -140,13 +142,15 @@ class Latency(Common, LatencySettings):
     decides = ("batch_size",)
     model: tuple[str, ...] = ("bd3lm", "dadlm")
     """Models to measure, by name or folder; one BD3LM among them makes ratios possible."""
+    mode: Mode = "diffusion"
+    """ar: models with `causal_context` as the AR models that they are too."""
     batch_size: int = 32
     """Texts side by side; the paper has 32."""
     new_tokens: int | None = None
     """Length of the text whose memory is watched; None: to the end of the context, on a CPU 64."""
 
     def measure(self, folder: Path) -> dict[str, Any]:
-        models = load_models(self.model, self)
+        models = load_models(self.model, self, self.mode)
         # 64 tokens take a CPU seconds; in a short context there is no choice.
         slow = all(model.device.type == "cpu" and model.config.context >= 256 for model in models.values())
         new_tokens = self.new_tokens or (64 if models and slow else None)
