@@ -79,7 +79,7 @@ def _is_complete(text: str) -> bool:
 
 def calls(command: str) -> Iterator[list[str]]:
     """The words after `dadlm` of each call of it in a command."""
-    lexer = shlex.shlex(command, posix=True, punctuation_chars="();<>|&")
+    lexer = shlex.shlex(command.replace("\\\n", " "), posix=True, punctuation_chars="();<>|&")
     lexer.whitespace_split, lexer.commenters = True, "#"
     words: list[str] = []
     for word in [*lexer, ";"]:

@@ -1,6 +1,6 @@
 """The figure of docs/concepts.md: a reader steps through real denoising steps. One page of HTML, no requests.
 
-    dadlm tour --out tour && python -m tools.docs_figure tour docs/pictures/steps.html
+    dadlm tour --out tour && python -m tools.docs_figure docs/pictures/steps.html tour/dadlm tour/bd3lm
 
 Both models of the tour write the block after each of the language's first phrases, in one and in two steps.
 """
@@ -15,9 +15,10 @@ from dadlm.decode import StepEvent
 from dadlm.model import Model
 from dadlm.tour.language import LENGTH, Language, make_language
 
-MODELS = {"DA-DLM": "dadlm", "BD3LM": "bd3lm"}
+MODELS = ("DA-DLM", "BD3LM")
 STEPS = (1, 2)
 PHRASES, SEED = 8, 0
+PLACE = "null /* runs */"
 SHOWN = 0.005  # less probable tokens and transitions are left out
 
 
@@ -47,20 +48,20 @@ def _drawable(event: StepEvent, language: Language) -> dict[str, Any]:
     return {name: getattr(event, name) for name in names} | {"nodes": nodes, "edges": edges, "drawn": words}
 
 
-def page(tour: Path) -> str:
-    """The template with the runs and the language's true successors in it."""
+def page(models: dict[str, Model]) -> str:
+    """The template with the runs of the models and the language's true successors in it."""
     language = make_language()
     text = [language.tokenizer.decode(phrase.tolist()) for phrase in language.phrases]
     follow = {text[i]: [text[j] for j in row] for i, row in enumerate(language.successors.tolist())}
-    models = {name: dadlm.load(str(tour / folder)) for name, folder in MODELS.items()}
     runs = {
         name: {steps: [steps_of(model, language, i, steps) for i in range(PHRASES)] for steps in STEPS}
         for name, model in models.items()
     }
     content = {"prompts": text[:PHRASES], "follow": follow, "runs": runs}
     template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
-    return template.replace("null /* runs */", json.dumps(content, ensure_ascii=False).replace("</", "<\\/"))
+    return template.replace(PLACE, json.dumps(content, ensure_ascii=False).replace("</", "<\\/"))
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(page(Path(sys.argv[1])), encoding="utf-8")
+    named = {name: dadlm.load(folder) for name, folder in zip(MODELS, sys.argv[2:4], strict=True)}
+    Path(sys.argv[1]).write_text(page(named), encoding="utf-8")

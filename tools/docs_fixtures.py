@@ -14,6 +14,7 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -95,7 +96,13 @@ def short_tour(words: list[str]) -> None:
     from dadlm.cli import main
     from dadlm.tour import run
 
-    run.COMMON_STEPS = run.SIDE_BY_SIDE_STEPS = 10
+    whole = run.recipe
+
+    def short(name: str, **changes: Any) -> Any:
+        made = whole(name, **changes)
+        return replace(made, train=replace(made.train, warmup=1, decay=0))
+
+    run.recipe, run.COMMON_STEPS, run.SIDE_BY_SIDE_STEPS = short, 10, 10
     sys.exit(main(["tour", *words]))
 
 
