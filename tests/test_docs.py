@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.commands import Cli
 
+import dadlm.evaluate
 from tools import docs_blocks, docs_figure, docs_fixtures, docs_test
 
 PAGES = docs_blocks.pages()
@@ -136,6 +137,10 @@ def test_the_site_builds_without_a_warning_and_asks_nothing_of_the_network(tmp_p
     assert len(files) > 20
     assert not [path for path in files if fetched.search(path.read_text(encoding="utf-8"))]
     assert "<math" in (tmp_path / "maths.html").read_text(encoding="utf-8")
+    api = (tmp_path / "api.html").read_text(encoding="utf-8")
+    public = {*dadlm.__all__, *dadlm.decode.__all__, *dadlm.evaluate.__all__} - {"dag"}
+    missing = [name for name in public if not re.search(rf'<h[34] id="dadlm[\w.]*\.{name}"', api)]
+    assert not missing, f"docs/api.md leaves out {missing}"
 
 
 def test_the_figure_is_the_template_with_real_steps() -> None:

@@ -22,7 +22,8 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages of the root, and what pages link to outside docs/."""
     for source, page in PAGES.items():
-        content = FROM_ROOT.sub(r"\1", (ROOT / source).read_text(encoding="utf-8"))
+        text = (ROOT / source).read_text(encoding="utf-8")
+        content = FROM_ROOT.sub(lambda match: PAGES.get(match[1], match[1]), text)
         files.append(File.generated(config, page, content=content))
     linked = {
         path
