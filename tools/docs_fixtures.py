@@ -49,7 +49,9 @@ def furnish(scratch: Path) -> None:
         (scratch / name).write_text(pairs, encoding="utf-8")
     for name in TEXTS:
         (scratch / name).write_text("\n\n".join(documents[:40]), encoding="utf-8")
-    (scratch / "real.jsonl").write_text(records, encoding="utf-8")
+    real = [" ".join(text.split()[:200]) for text in documents]  # the shortest that pairs are planted in
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in real)
+    (scratch / "real.jsonl").write_text(lines, encoding="utf-8")
     (scratch / "prompts.txt").write_text("The city\nThe river\n", encoding="utf-8")
     _models(scratch)
 

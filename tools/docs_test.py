@@ -27,6 +27,7 @@ PORT = "127.0.0.1:8000"
 
 # A pattern, and what stands in its place here. All that match are applied, in this order.
 ONE_STEP = "--train.steps 2 --train.warmup 1 --train.batch-size 2 --train.valid-rows 2"
+FEW_TEXTS = "--samples 12 --new-tokens 8 --embedder minilm --judge-lm none"
 RULES = [
     (r"\.venv/bin/", ""),  # the environment that runs this
     (r"^pip install .*", lambda found: f"python -m tools.docs_fixtures installed {quote(found[0])}"),
@@ -42,14 +43,14 @@ RULES = [
     (r"\bdadlm generate(?!.*--max-new-tokens)", "dadlm generate --max-new-tokens 16"),
     (r"--max-new-tokens \d+", "--max-new-tokens 16"),
     (r"\bdadlm evaluate (reconstruction|perplexity)", r"dadlm evaluate \1 --count 4"),
-    (r"(dadlm evaluate generation.*)--samples \d+", r"\1--samples 12 --new-tokens 8"),
-    (r"\bdadlm evaluate generation(?!.*--samples)", "dadlm evaluate generation --samples 12 --new-tokens 8"),
+    (r"(dadlm evaluate generation.*)--samples \d+", r"\1"),
+    (r"\bdadlm evaluate generation", f"dadlm evaluate generation {FEW_TEXTS}"),
     (
         r"\bdadlm evaluate latency",
         "dadlm evaluate latency --steps 2 --warmup 1 --batch-size 1 --prompt-tokens 8 --new-tokens 8",
     ),
     (r"\bdadlm evaluate summarisation", "dadlm evaluate summarisation --pairs 2"),
-    (r"(dadlm evaluate judge.*)--planted (\S+)", r"\1--planted \2 --planted-count 2"),
+    (r"(dadlm evaluate judge.*)--planted (\S+)", r"\1--planted \2 --planted-count 1"),
     (r"\bdadlm edges count", "dadlm edges count --tokens 20000 --rank 4 --steps 2"),
     (r"\bdadlm bench decode", "dadlm bench decode --scale tour --batches 1 --no-texts"),
     (r"--workers \d+", "--workers 2"),
