@@ -31,10 +31,11 @@ FEW_TEXTS = "--samples 12 --new-tokens 8 --embedder minilm --judge-lm none"
 RULES = [
     (r"\.venv/bin/", ""),  # the environment that runs this
     (r"^pip install .*", lambda found: f"python -m tools.docs_fixtures installed {quote(found[0])}"),
-    (r"^make (\w+)", r"make -n -C $ROOT \1"),
+    (r"^make demo", r"make $DRY -C $ROOT demo"),  # -n unless the environment is that of this clone
+    (r"^make (?!\$DRY)", "make -n -C $ROOT "),
     (r"\bdadlm tour\b", "python -m tools.docs_fixtures tour"),  # ten steps of each stage
     (r"\bdadlm train (small|lab|paper)(?= |$)", r"dadlm train \1 --length 0.005 --batch-size 2"),
-    (r"\bdadlm train ((?:small|lab|paper|lm1b)-\S+)(?! --help)", rf"dadlm train \1 {ONE_STEP}"),
+    (r"\bdadlm train ((?:small|lab|paper|lm1b)-[\w-]+)", rf"dadlm train \1 {ONE_STEP}"),
     (
         r"\bdadlm finetune",
         f"dadlm finetune {ONE_STEP} --train.decay 1 --train.valid-every 2 --rouge-pairs 2 "
@@ -83,6 +84,7 @@ class Runner:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         python = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         settings = {"PATH": path, "PYTHONPATH": python, "ROOT": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        settings["DRY"] = "" if Path(sys.prefix).resolve() == ROOT / ".venv" else "-n"
         self.environment = os.environ | {"OMP_NUM_THREADS": "1"} | settings
 
     def page(self, page: Path) -> Iterator[Done]:
