@@ -47,7 +47,7 @@ lint: $(FOR_DEV)  ## style, format, types and who may import whom
 
 docs: $(FOR_DEV)  ## the documentation site (into site/)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "dadlm: site/index.html"
+	@echo "dadlm: site/index.html (its search needs a server: python -m http.server -d site)"
 
 docs-test: $(FOR_DEV)  ## run every command of README and docs in a scratch folder, long ones shortened
 	@$(BIN)/python -m tools.docs_test
