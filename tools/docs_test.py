@@ -27,7 +27,7 @@ PORT = "127.0.0.1:8000"
 
 # A pattern, and what stands in its place here. All that match are applied, in this order.
 ONE_STEP = "--train.steps 2 --train.warmup 1 --train.batch-size 2 --train.valid-rows 2"
-FEW_TEXTS = "--samples 12 --new-tokens 8 --embedder minilm --judge-lm none"
+FEW_TEXTS = "--samples 12 --new-tokens 8 --configurations T=2 --embedder minilm --judge-lm none"
 RULES = [
     (r"\.venv/bin/", ""),  # the environment that runs this
     (r"^pip install .*", lambda found: f"python -m tools.docs_fixtures installed {quote(found[0])}"),
@@ -45,6 +45,7 @@ RULES = [
     (r"--max-new-tokens \d+", "--max-new-tokens 16"),
     (r"\bdadlm evaluate (reconstruction|perplexity)", r"dadlm evaluate \1 --count 4"),
     (r"(dadlm evaluate generation.*)--samples \d+", r"\1"),
+    (r"--configurations(?: [^-\s]\S*)+", ""),
     (r"\bdadlm evaluate generation", f"dadlm evaluate generation {FEW_TEXTS}"),
     (
         r"\bdadlm evaluate latency",
