@@ -2,13 +2,14 @@
 
     python -m tools.docs_test [--only PAGE ...] [--keep FOLDER]
 
-They run in a scratch folder that holds small texts under the names that the docs use. Long ones are shortened
-by RULES; what cannot run is skipped for a reason that is printed. None may fail.
+Each page runs in a scratch folder that holds small texts under the names that the docs use. Long commands are
+shortened by RULES; what cannot run is skipped for a reason that is printed. None may fail.
 """
 
 import argparse
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -179,15 +180,16 @@ def show(done: Done) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="*", default=[], metavar="PAGE", help="file names, such as decode.md")
-    parser.add_argument("--keep", type=Path, help="scratch folder, kept afterwards; default: a temporary one")
+    parser.add_argument("--keep", type=Path, help="a new folder to work in; default: a temporary one")
     options = parser.parse_args()
     chosen = [page for page in pages() if not options.only or page.name in options.only]
     with tempfile.TemporaryDirectory(prefix="dadlm-docs-") as temporary:
-        scratch = options.keep or Path(temporary)
-        furnish(scratch)
-        runner, results = Runner(scratch), []
-        for page in chosen:
-            for done in runner.page(page):
+        scratch, results = options.keep or Path(temporary), []
+        furnish(scratch / "fixtures")
+        for number, page in enumerate(chosen):
+            folder = scratch / f"{number:02}-{page.stem}"
+            shutil.copytree(scratch / "fixtures", folder, symlinks=True)
+            for done in Runner(folder).page(page):
                 show(done)
                 results.append(done)
     failed = [done for done in results if done.failure]
