@@ -53,7 +53,7 @@ RULES = [
         "dadlm evaluate latency --steps 2 --warmup 1 --batch-size 1 --prompt-tokens 8 --new-tokens 8",
     ),
     (r"\bdadlm evaluate summarisation", "dadlm evaluate summarisation --pairs 2"),
-    (r"(dadlm evaluate judge.*)--planted (\S+)", r"\1--planted \2 --planted-count 1"),
+    (r"(dadlm evaluate judge.*)--planted (\S+)", r"\1--planted \2 --planted-count 2"),
     (r"\bdadlm edges count", "dadlm edges count --tokens 20000 --rank 4 --steps 2"),
     (r"\bdadlm bench decode", "dadlm bench decode --scale tour --batches 1 --no-texts"),
     (r"--workers \d+", "--workers 2"),
