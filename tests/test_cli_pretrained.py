@@ -88,6 +88,8 @@ def test_the_demo(
     assert (row["tokens"], row["forward_passes"]) == (sum(map(len, out.tokens)), sum(out.forward_passes))
     assert row["judge_perplexity"] == pytest.approx(judged(load("ar"), prompt, out.tokens), rel=1e-4)
     assert f"{row['judge_perplexity']:,.0f}" in shown
+    lossless = told["lossless"]
+    assert lossless["same"] and lossless["cycles"] <= lossless["tokens"] and "the same text takes" in shown
     (tmp_path / "notes").write_text("notes")
     refused(cli("demo", "--out", "notes"), "notes is a file")
     again = cli(*words, "--json").json  # the same folder once more, and all but the clock is the same
@@ -151,3 +153,16 @@ def judged(judge: Model, prompt: list[int], texts: list[list[int]]) -> float:
                 hidden = judge.read(torch.tensor([prompt + text[:place]]))
                 nats.append(-float(judge.head.logits(hidden[0, -1]).log_softmax(-1)[token]))
     return math.exp(sum(nats) / len(nats))
+
+
+def test_lossless_texts_at_the_command_line(cli: Cli, shipped: dict[str, Model]) -> None:
+    """The shipped AR model is drafted for by the shipped model with edges, if no other is named."""
+    words = ["generate", "w1 w2 w3", "--model", "ar", "--max-new-tokens", 12, "--seed", 3, "--json"]
+    alone = cli(*words, "--mode", "ar").json
+    for more in ([], ["--draft", "lookup"], ["--draft", "bd3lm", "--tree", 4]):
+        result = cli(*words, "--mode", "lossless", *more)
+        assert result.json["texts"] == alone["texts"] and result.json["tokens_per_cycle"][0] >= 1
+        assert ("bd3lm-edges" in result.err) == (not more)
+    assert "cycles" not in alone
+    refused(cli(*words, "--draft", "bd3lm"), "draft belongs to mode lossless")
+    refused(cli(*words, "--mode", "ar", "--tree", 3), "tree belongs to mode lossless")

@@ -12,6 +12,7 @@ from rich.console import Console
 from dadlm.cli.interactive import converse
 from dadlm.cli.options import ModelOptions, cost_line, numbers_last, open_model, parse, show
 from dadlm.decode import DecodeSettings, generate, settings_for, stream
+from dadlm.decode.pair import LOOKUP
 from dadlm.decode.picture import check_name, draw_step
 from dadlm.decode.show import show_step
 from dadlm.errors import ConfigError, DataError
@@ -26,6 +27,9 @@ class Options(ModelOptions):
     model: str = DEFAULT
     """One that ships with dadlm (`dadlm models` lists them), a folder of a model or of a training run (its
     best checkpoint), or a Hugging Face name."""
+    draft: str = ""
+    """Mode lossless: the model that drafts, or lookup (what stood in the text before); empty: the model
+    itself if it can, bd3lm-edges for the shipped ar, else lookup."""
     seed: tuple[int, ...] = ()
     """One number s gives prompt i the seed s + i; several give each prompt its own; none: new ones."""
     batch_size: int = 32
@@ -48,10 +52,15 @@ def run(words: list[str]) -> int:
     if options.picture:
         check_name(options.picture)
     model = open_model(options.model, options.device, options.dtype)
+    draft = _draft(options)
     options = replace(options, decoding=_settings(model, options.decoding, words))
     # Nobody named a prompt, and somebody sits at the terminal to type one.
     for_files = options.prompts or options.json or options.picture
     if not for_files and sys.stdin.isatty() and sys.stdout.isatty():
+        if options.decoding.mode == "lossless":
+            raise ConfigError(
+                "mode lossless needs prompts: name some, or use --mode ar, which writes the same"
+            )
         return converse(model, options.decoding, options.seed, options.show)
     prompts = list(options.prompts) or _lines()
     seeds = list(options.seed)
@@ -60,15 +69,18 @@ def run(words: list[str]) -> int:
         seeds = [first + row for row in range(len(prompts))]
     if options.show or options.picture:
         _look(model, prompts[0], seeds[0], options)
-    out = generate(model, prompts, seed=seeds, batch_size=options.batch_size, settings=options.decoding)
+    how = {"batch_size": options.batch_size, "settings": options.decoding, "draft": draft}
+    out = generate(model, prompts, seed=seeds, **how)
+    lossless = options.decoding.mode == "lossless"
     if options.json:
         names = ("texts", "forward_passes", "tokens_per_forward", "cache_passes", "seeds")
+        names += ("cycles", "tokens_per_cycle") if lossless else ()
         print(json.dumps({name: getattr(out, name) for name in names}, ensure_ascii=False))
         return 0
     console = Console(highlight=False, soft_wrap=True)
     for prompt, ids, text in zip(prompts, out.tokens, out.texts, strict=True):
         show(_continued(model, prompt, ids, text) + "\n", console, prompt)
-    cost = cost_line(sum(map(len, out.tokens)), sum(out.forward_passes))
+    cost = cost_line(sum(map(len, out.tokens)), sum(out.forward_passes), sum(out.cycles))
     if not console.is_terminal:  # texts alone go into a file
         console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"{cost}; seed {' '.join(map(str, out.seeds))}", style="dim")
@@ -84,6 +96,16 @@ def _settings(model: Model, parsed: DecodeSettings, words: list[str]) -> DecodeS
         options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
         print(f"note: with this model and these options, {options} changes nothing", file=sys.stderr)
     return settings
+
+
+def _draft(options: Options) -> Model | str | None:
+    """Who drafts in mode lossless; None: as `generate` has it."""
+    name = options.draft
+    if options.decoding.mode != "lossless" or name == LOOKUP:
+        return name or None
+    if not name and options.model == "ar":
+        name = "bd3lm-edges"
+    return open_model(name, options.device, options.dtype) if name else None
 
 
 def _continued(model: Model, prompt: str, ids: list[int], text: str) -> str:

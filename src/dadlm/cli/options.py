@@ -118,8 +118,10 @@ def wide_seed(seed: int) -> int:
     return seed
 
 
-def cost_line(tokens: int, passes: int) -> str:
-    """Tokens and passes of texts, in words."""
+def cost_line(tokens: int, passes: int, cycles: int = 0) -> str:
+    """Tokens and passes of texts, in words; of mode lossless its cycles."""
+    if cycles:
+        return f"{tokens} tokens in {cycles} cycles of draft and verify: {tokens / cycles:.2f} per cycle"
     return f"{tokens} tokens in {passes} forward passes: {tokens / max(1, passes):.2f} per pass"
 
 

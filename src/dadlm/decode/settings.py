@@ -137,7 +137,7 @@ class DecodeSettings:
         if config.nodes_per_mask == 1:
             names |= {"transition_weight"} | ({"nucleus"} if self.nucleus == "position" else set())
         if self.path != "sample" or self.temperature == 0:
-            names |= {"top_p", "nucleus"}
+            names |= {"top_p", "top_k", "nucleus"}
         if self.path != "sample":
             names |= {"temperature"}
         if self.path != "sample" or (self.of_position and config.nodes_per_mask > 1):

@@ -17,6 +17,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainT
 from starlette.staticfiles import StaticFiles
 
 from dadlm.serve import answers, reference, schemas
+from dadlm.serve.body import read_body
 from dadlm.serve.middleware import Guard, RequestLog
 from dadlm.serve.refusals import Refusal, add_handlers
 from dadlm.serve.respond import Answer, respond
@@ -80,7 +81,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     def post(path: str, schema: type[schemas.Decoding], plan: Callable[..., Answer], **about: Any) -> None:
         async def handle(http: Request) -> Response:
             # The body is not a parameter: the framework would check it on the event loop.
-            body = await schemas.read_body(http, schema, lock)
+            body = await read_body(http, schema, lock)
             name, scheduler = service.find(body.model, body.mode)
             planned = await asyncio.to_thread(plan, name, scheduler.model, body, service.settings)
             return await respond(scheduler, planned, http, bool(body.stream))

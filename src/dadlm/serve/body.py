@@ -1,0 +1,59 @@
+"""Reading a request's body: JSON as its schema describes it, or a refusal that says what is wrong."""
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pydantic
+from starlette.requests import Request
+
+from dadlm.serve.refusals import Refusal
+from dadlm.serve.schemas import Body
+
+_NOT_AN_OBJECT = "the body must be a JSON object, sent with content-type: application/json"
+
+
+async def read_body(http: Request, schema: type[Body], lock: asyncio.Lock) -> Any:
+    """The body as `schema` describes it, or a refusal that names the field at fault.
+
+    Parsed in a thread, as large bodies take long, and one at a time: threads share one interpreter, and
+    several would leave little of it to the event loop.
+    """
+    content = await http.body()
+    async with lock:
+        return await asyncio.to_thread(_parse, content, http.headers.get("content-type", ""), schema)
+
+
+def _parse(content: bytes, content_type: str, schema: type[Body]) -> Body:
+    kind = content_type.partition(";")[0].strip().lower()
+    # Pages of other origins can send some other types without a CORS preflight.
+    if not content or not re.fullmatch(r"application/(json|.*\+json)", kind):
+        raise Refusal(400, _NOT_AN_OBJECT)
+    try:
+        return schema.model_validate(json.loads(content))
+    except json.JSONDecodeError as error:
+        raise Refusal(400, f"the body is not JSON: {error.msg} at character {error.pos}") from error
+    except pydantic.ValidationError as error:
+        raise _refusal(error) from error
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, "the body is not valid JSON in UTF-8") from error
+
+
+def _refusal(error: pydantic.ValidationError) -> Refusal:
+    """The first error; in a union, that of the branch that matched furthest."""
+    errors = error.errors(include_url=False, include_input=False)
+    # A branch that wants another type says nothing about the one that was meant.
+    errors = [one for one in errors if not one["type"].endswith("_type")] or errors
+    first = max(errors, key=lambda one: len(one["loc"]))
+    if not (place := first["loc"]):
+        return Refusal(400, _NOT_AN_OBJECT)
+    param = str(place[0])[:100]
+    if first["type"] == "extra_forbidden":
+        where = ".".join(map(str, place))[:200]
+        return Refusal(400, f"unknown field {where}", param=param, code="unknown_parameter")
+    message = first["msg"].removeprefix("Value error, ")
+    branches = {one["loc"][1] for one in errors if len(one["loc"]) > 1 and one["loc"][0] == place[0]}
+    if sum(isinstance(branch, str) for branch in branches) > 1:
+        message = f"matches none of the accepted forms; for the closest one: {message}"
+    return Refusal(400, f"{param}: {message}", param=param, code="invalid_value")
