@@ -27,6 +27,7 @@ from dadlm.recipes import recipe
 from dadlm.tokens import Rows, word_level
 from dadlm.tour import run as tour
 from dadlm.tour.language import Language, make_language
+from dadlm.tour.report import write_text
 from dadlm.train import RunConfig
 
 FAMILIES = ("ar", "mdlm", "bd3lm", "dadlm")
@@ -233,7 +234,7 @@ def test_it_is_the_value_that_training_saw(family, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Language, "walks", lambda self, count, *how: walks(self, min(count, 64), *how))
     language, run = make_language(1), tmp_path / "run"
     tour._train(family, 2, run, None, language, 1, quiet=True)
-    tour._write_text(tmp_path / "valid.txt", language, 1)
+    write_text(tmp_path / "valid.txt", language, 1)
     assert (run / "best").resolve() != (run / "last").resolve()  # a wild rate: the first step was the best
     for folder, link in ((run, "best"), (run / "best", "best"), (run / "last", "last")):
         model = load(folder)

@@ -132,21 +132,21 @@ def test_says_what_it_loads_and_takes_memory_by_need() -> None:
         try:
             assert started.stdout is not None and started.stderr is not None
             lines = [started.stdout.readline().strip() for _ in range(4)]
-            loading = [started.stderr.readline().strip() for _ in range(3)]
+            loading = [started.stderr.readline().strip() for _ in NAMES]
             memory = psutil.Process(started.pid).memory_info
             idle = memory().rss
             port = int(re.findall(r"http://127.0.0.1:(\d+)/$", lines[1])[0])
             server = Running("127.0.0.1", port, None, None)  # type: ignore[arg-type]
-            for name in ("dadlm", "bd3lm", "ar"):
+            for name in NAMES[:5]:
                 fields = {"model": name, "prompt": "The river", "max_tokens": 17, "n": 4}
                 assert server.post("/v1/completions", **fields)[0] == 200
             used = memory().rss
         finally:
             started.kill()
     assert re.fullmatch(r"ready after \d+\.\d s; Ctrl-C ends", lines[0])
-    assert "/v1 (models: dadlm, bd3lm, ar)" in lines[2] and lines[3].endswith("/docs")
+    assert f"/v1 (models: {', '.join(NAMES)})" in lines[2] and lines[3].endswith("/docs")
     name = "cuda" if torch.cuda.is_available() else "cpu"
-    expected = [f"loading {one} on {name} ({i} of 3)" for i, one in enumerate(("dadlm", "bd3lm", "ar"), 1)]
+    expected = [f"loading {one} on {name} ({i} of {len(NAMES)})" for i, one in enumerate(NAMES, 1)]
     assert loading == expected
     if name == "cpu":
         assert idle < 800e6 and used < 800e6

@@ -1,5 +1,7 @@
 """Models with token edges behind the scheduler and over HTTP: texts, traces and log-probabilities."""
 
+import threading
+
 import pytest
 import torch
 from tests.decode.test_chain import edge_model
@@ -75,8 +77,25 @@ def test_over_http() -> None:
     assert any(step["probability"] != step["alone"] for step in steps)
 
 
+def test_over_http_successors_are_found_outside_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """V² scores take their time: memory and time for them are taken when a client asks for a shortlist."""
+    threads, table = [], successors._table
+    monkeypatch.setattr(
+        successors, "_table", lambda *parts: threads.append(threading.current_thread().name) or table(*parts)
+    )
+    served = letter_model("bd3lm", edge="bilinear", edge_rank=8, seed=3)
+    with running(Service({"edges": served}, settings())) as server:
+        fields = {"prompt": "the cat", "max_tokens": 5, "seed": 3}
+        assert server.post("/v1/completions", **fields)[0] == 200 and not threads
+        for _ in range(2):
+            assert server.post("/v1/completions", shortlist=7, **fields)[0] == 200
+    assert len(threads) == 1 and "scheduler" not in threads[0]
+
+
 @every_family
-def test_successors_are_found_before_there_are_rows(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_graphs_successors_are_found_before_there_are_rows(
+    family: str, monkeypatch: pytest.MonkeyPatch, as_on_cuda: None
+) -> None:
     """V² scores take their time, and would hold up whoever is being answered."""
     found, table = [], successors._table
     monkeypatch.setattr(successors, "_table", lambda *parts: found.append(1) or table(*parts))

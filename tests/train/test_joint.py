@@ -70,7 +70,7 @@ def test_a_stage_keeps_both(tmp_path: Path) -> None:
     train(joint("bd3lm", tmp_path / "bd3lm", steps=3))
     run = joint("dadlm", tmp_path / "dadlm", steps=3)
     model = model_from(tmp_path / "bd3lm", run.model, 0)
-    assert model.config.modes == ("diffusion", "ar")
+    assert model.config.modes == ("diffusion", "ar", "lossless")
     trainer(run, model).run()
     assert load(tmp_path / "dadlm").config.causal_context
     with pytest.raises(CheckpointError, match="also an AR model"):

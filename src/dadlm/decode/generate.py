@@ -4,7 +4,7 @@ A row's text depends on its prompt, seed and settings, never on the rows beside 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
@@ -37,13 +37,13 @@ class Generated:
     """Passes that only wrote keys and values of a finished block."""
     seeds: list[int]
     """The seed of each sample; giving it again gives the same text again."""
-    cycles: list[int]
+    cycles: list[int] = field(default_factory=list)
     """Mode lossless: drafts that were verified, steps without a draft included; else 0."""
 
     @property
     def tokens_per_cycle(self) -> list[float]:
         """Mode lossless."""
-        return [len(ids) / max(1, cycles) for ids, cycles in zip(self.tokens, self.cycles, strict=True)]
+        return [len(ids) / max(1, cycles) for ids, cycles in zip(self.tokens, self.cycles, strict=False)]
 
     @property
     def tokens_per_forward(self) -> list[float]:

@@ -213,7 +213,7 @@ def _notes(prompts: PromptSet, lines: Sequence[Mapping[str, Any]], embedder: str
             "BD3LM of the same block size and configuration in the same run, and of both a step to time "
             "that does not begin a block."
         )
-    drawn = {tuple(row["settings"][name] for name in DRAWING) for row in lines}
+    drawn = {tuple(row["settings"].get(name) for name in DRAWING) for row in lines}
     if len(drawn) > 1 and any(row["family"] == "ar" for row in lines):
         notes.append(f"Configurations differ in {', '.join(DRAWING)}: AR has the defaults.")
     for field, what in (

@@ -50,7 +50,7 @@ def score_rows(
     with eval_mode(model), torch.no_grad():
         for first in range(0, count, batch_size):
             index = torch.arange(first, min(first + batch_size, count))
-            ids, both = rows.batch(index), len(model.config.modes) > 1
+            ids, both = rows.batch(index), model.config.is_both
             batches.append(score_batch(model, ids, index, count, seed, next_tokens=both))
     return RowScores(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
 

@@ -193,10 +193,14 @@ class ModelConfig:
         """The ways in which the model can decode, the usual one first."""
         if self.family == "ar":
             return ("ar", "lossless")
-        both = self.causal_context and self.family != "mdlm"
-        if both and self.denoises_blocks:
-            return ("diffusion", "ar", "lossless")
-        return ("diffusion", "ar") if both else ("diffusion",)
+        if not self.is_both:
+            return ("diffusion",)
+        return ("diffusion", "ar", "lossless") if self.denoises_blocks else ("diffusion", "ar")
+
+    @property
+    def is_both(self) -> bool:
+        """Whether a diffusion model is an AR model too."""
+        return self.causal_context and self.family in ("bd3lm", "dadlm")
 
     @property
     def denoises_blocks(self) -> bool:

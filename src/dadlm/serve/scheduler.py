@@ -45,8 +45,8 @@ class Scheduler:
             raise ConfigError(f"max_rows and max_queue must be at least 1, got {max_rows} and {max_queue}")
         self.model, self.clock, self.max_queue = model, clock, max_queue
         self._engine, self._tasks = engine or Engine(model, lockstep=False), dict[Row, Task]()
-        if model.config.edge != "none":
-            self._engine.prepare_shortlists()  # later it would hold up the rows in work
+        if model.config.edge != "none" and self._engine.graphs.enabled:
+            self._engine.prepare_shortlists()  # later it would hold up the rows in work, and move graphs
         self.max_rows = reserve_rows(self._engine, slots_that_fit(model, max_rows))
         self._waiting, self._stats, self._tracer = Waiting(), Stats(), Tracer()
         self._changed = threading.Condition()  # guards `_waiting`, `_tasks`, `_stats` and `_stop_at`

@@ -147,7 +147,7 @@ class RunConfig:
                 "train.masks_per_row needs blocks of several tokens and a clean text, as bd3lm and dadlm "
                 f"have them: leave it out for this {self.model.family}"
             )
-        if self.train.ar_weight and len(self.model.modes) < 2:
+        if self.train.ar_weight and not self.model.is_both:
             raise ConfigError(
                 "train.ar_weight needs a bd3lm or dadlm model that reads clean text token by token: pass "
                 f"--model.causal-context as well, or leave it out for this {self.model.family}"

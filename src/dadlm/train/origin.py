@@ -63,7 +63,7 @@ def model_from(origin: str | Path, config: ModelConfig, seed: int) -> Model:
             f"{origin} is a model of family {family}; {config.family} can start from {allowed}. To train on "
             f"with this one: dadlm train small-{family} --init-from {origin}"
         )
-    if len(earlier.config.modes) > len(config.modes):
+    if earlier.config.is_both and not config.is_both:
         raise CheckpointError(
             f"{origin} is also an AR model, and this one would not be: pass --model.causal-context"
         )
