@@ -29,8 +29,16 @@ FOREIGN = {
 }
 SUBCOMMANDS = {
     "train": ["small", "small-dadlm"],
-    "evaluate": ["reconstruction", "perplexity", "generation", "judge", "summarisation", "latency"],
-    "bench": ["decode", "train", "kernels"],
+    "evaluate": [
+        "reconstruction",
+        "perplexity",
+        "generation",
+        "judge",
+        "summarisation",
+        "latency",
+        "acceptance",
+    ],
+    "bench": ["decode", "train", "kernels", "lossless"],
     "data": ["prepare", "verify", "tokenizer"],
     "edges": ["count"],
 }
@@ -111,6 +119,9 @@ def test_a_failure_is_told_and_the_others_run(tmp_path: Path, monkeypatch: pytes
         ("dadlm train small-dadlm --data.train x", "dadlm train small-dadlm --train.steps 2 "),
         ("dadlm train small --data.train x", "dadlm train small --length 0.005 "),
         ("dadlm evaluate generation --samples 200", "dadlm evaluate generation --samples 12 "),
+        ("make demo   # first", "make $DRY -C $ROOT demo && if "),
+        ("make test", "make -n -C $ROOT test"),
+        ("dadlm bench lossless --model ar", "dadlm bench lossless --tokens 16 "),
         ("pip install -e '.[eval]'", "python -m tools.docs_fixtures installed "),
     ],
 )

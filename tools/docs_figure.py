@@ -1,6 +1,6 @@
 """The figure of docs/concepts.md: a reader steps through real denoising steps. One page of HTML, no requests.
 
-    dadlm tour --out tour && python -m tools.docs_figure docs/pictures/steps.html tour/dadlm tour/bd3lm
+    python -m tools.docs_figure docs/pictures/steps.html tour-dadlm tour-bd3lm
 
 Both models of the tour write the block after each of the language's first phrases, in one and in two steps.
 """

@@ -29,10 +29,12 @@ PORT = "127.0.0.1:8000"
 # A pattern, and what stands in its place here. All that match are applied, in this order.
 ONE_STEP = "--train.steps 2 --train.warmup 1 --train.batch-size 2 --train.valid-rows 2"
 FEW_TEXTS = "--samples 12 --new-tokens 8 --configurations T=2 --embedder minilm --judge-lm none"
+DEMO_FILES = 'if [ "$DRY" ]; then dadlm demo; else cp -r $ROOT/demo .; fi'
 RULES = [
     (r"\.venv/bin/", ""),  # the environment that runs this
     (r"^pip install .*", lambda found: f"python -m tools.docs_fixtures installed {quote(found[0])}"),
-    (r"^make demo", r"make $DRY -C $ROOT demo"),  # -n unless the environment is that of this clone
+    # -n unless the environment is that of this clone; what the demo writes is used by later commands
+    (r"^make demo(?= *(?:#|$))", f"make $DRY -C $ROOT demo && {DEMO_FILES}"),
     (r"^make (?!\$DRY)", "make -n -C $ROOT "),
     (r"\bdadlm tour\b", "python -m tools.docs_fixtures tour"),  # ten steps of each stage
     (r"\bdadlm train (small|lab|paper)(?= |$)", r"dadlm train \1 --length 0.005 --batch-size 2"),
@@ -54,6 +56,8 @@ RULES = [
     ),
     (r"\bdadlm evaluate summarisation", "dadlm evaluate summarisation --pairs 2"),
     (r"(dadlm evaluate judge.*)--planted (\S+)", r"\1--planted \2 --planted-count 2"),
+    (r"\bdadlm evaluate acceptance", "dadlm evaluate acceptance --samples 2 --new-tokens 16"),
+    (r"\bdadlm bench lossless", "dadlm bench lossless --tokens 16 --trees 16"),
     (r"\bdadlm edges count", "dadlm edges count --tokens 20000 --rank 4 --steps 2"),
     (r"\bdadlm bench decode", "dadlm bench decode --scale tour --batches 1 --no-texts"),
     (r"--workers \d+", "--workers 2"),

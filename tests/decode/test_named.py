@@ -49,9 +49,10 @@ def test_few_models_are_kept(tmp_path: Path, loads: list[Path]) -> None:
     assert named._loaded.cache_info().currsize < 6
 
 
-def test_a_name_that_ships(loads: list[Path]) -> None:
-    text = dadlm.generate("dadlm", "The city", max_new_tokens=3, seed=1).texts
-    assert dadlm.generate("dadlm", "The city", max_new_tokens=3, seed=1).texts == text and len(loads) == 1
+@pytest.mark.parametrize("name", ["dadlm-edges", "ar"])  # weights in two files, and in one
+def test_a_name_that_ships(name: str, loads: list[Path]) -> None:
+    text = dadlm.generate(name, "The city", max_new_tokens=3, seed=1).texts
+    assert dadlm.generate(name, "The city", max_new_tokens=3, seed=1).texts == text and len(loads) == 1
     with pytest.raises(CheckpointError, match="Models that ship: dadlm-edges, "):
         dadlm.generate("no-such-model", "The city")
 

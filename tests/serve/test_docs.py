@@ -10,8 +10,10 @@ def test_all_routes_and_fields_are_on_the_page() -> None:
         status, headers, page = server.ask("GET", "/docs")
         schema = server.ask("GET", "/openapi.json")[2]
         style = server.ask("GET", "/docs.css")
+        playground = server.ask("GET", "/")[2]
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert style[0] == 200 and style[1]["content-type"].startswith("text/css")
+    assert b'<a href="docs">' in playground
     text = page.decode()
     for path, methods in schema["paths"].items():
         assert f"<code>{next(iter(methods)).upper()} {path}</code>" in text

@@ -4,8 +4,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from dadlm.model import Model, find_device, load
-from dadlm.model.files import CONFIG, WEIGHTS
-from dadlm.model.pretrained import locate
+from dadlm.model.files import CONFIG
+from dadlm.model.pretrained import locate, weight_files
 
 _KEPT = 4  # models; the one that was not asked for the longest goes first
 
@@ -18,7 +18,7 @@ def model_of(model: Model | str | Path) -> Model:
     if isinstance(model, Model):
         return model
     folder = locate(model).resolve()
-    stamps = tuple((folder / name).stat().st_mtime_ns for name in (CONFIG, WEIGHTS))
+    stamps = tuple(file.stat().st_mtime_ns for file in (folder / CONFIG, *weight_files(folder)))
     return _loaded(folder, str(find_device("auto")), stamps)
 
 

@@ -94,7 +94,7 @@ def write_model(
 
 def save(model: Model, folder: str | Path, *, bits: int = 32) -> None:
     """Save a model as a folder, all or nothing; in 8 bits it is a quarter as large and nearly as good. Low-
-    rank adapters become part of the weights; only the checkpoints of a run keep them apart."""
+    rank adapters become part of the weights, unless they are gated; checkpoints of a run keep all apart."""
     with files.whole_folder(Path(folder)) as temporary:
         write_model(temporary, merged(model), bits=bits)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from dadlm.errors import CheckpointError
 from dadlm.model.files import CONFIG, WEIGHTS
 
-PRETRAINED = Path(__file__).parents[1] / "pretrained"
+PRETRAINED = Path(__file__).resolve().parents[1] / "pretrained"
 ABOUT = {
     "dadlm-edges": "DA-DLM with token edges: English in few steps",
     "bd3lm-edges": "BD3LM with token edges: as few steps, faster",
