@@ -17,7 +17,7 @@ from dadlm.decode.picture import check_name, draw_step
 from dadlm.decode.show import show_step
 from dadlm.errors import ConfigError, DataError
 from dadlm.model import Model, in_mode
-from dadlm.model.pretrained import DEFAULT
+from dadlm.model.pretrained import DEFAULT, DRAFT
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _draft(options: Options) -> Model | str | None:
     if options.decoding.mode != "lossless" or name == LOOKUP:
         return name or None
     if not name and options.model == "ar":
-        name = "bd3lm-edges"
+        name = DRAFT
     return open_model(name, options.device, options.dtype) if name else None
 
 

@@ -14,7 +14,7 @@ import tyro
 from dadlm.cli.options import DeviceOptions, parse
 from dadlm.errors import ConfigError
 from dadlm.model import find_device, load
-from dadlm.model.pretrained import NAMES
+from dadlm.model.pretrained import DRAFT, NAMES
 from dadlm.serve.settings import ServeSettings
 
 
@@ -24,8 +24,8 @@ class Options(DeviceOptions):
     """Models to serve: names of models that ship with dadlm, folders, Hugging Face names, or NAME=FOLDER to
     choose the name. The first is the default of requests."""
     draft: str = ""
-    """Which of these models drafts for the AR models among them in mode lossless; empty: what stood in the
-    text before."""
+    """Which of these models drafts for the AR models among them in mode lossless; empty: bd3lm-edges if it is
+    among them, else what stood in the text before."""
     api_key_file: Path | None = None
     """File with the API key that clients must send; else the variable DADLM_API_KEY; neither: no key."""
     replicas: int = 1
@@ -62,7 +62,10 @@ def _serve(options: Options, sources: dict[str, str], key: str | None) -> None:
         for number, (name, source) in enumerate(sources.items(), 1):
             print(f"loading {name} on {device} ({number} of {len(sources)})", file=sys.stderr, flush=True)
             models[name] = load(source, device, options.dtype)
-        service = Service(models, settings, draft=options.draft or None)
+        draft = options.draft or (
+            DRAFT if sources.get(DRAFT) == DRAFT and sources.get("ar") == "ar" else None
+        )
+        service = Service(models, settings, draft=draft)
         return create_app(service, key), service
 
     def announce(port: int) -> None:

@@ -7,6 +7,8 @@ from dadlm.errors import CheckpointError
 from dadlm.model.files import CONFIG, WEIGHTS
 
 PRETRAINED = Path(__file__).resolve().parents[1] / "pretrained"
+DRAFT = "bd3lm-edges"
+"""The model that drafts for the shipped AR model, if no other is named."""
 ABOUT = {
     "dadlm-edges": "DA-DLM with token edges: English in few steps",
     "bd3lm-edges": "BD3LM with token edges: as few steps, faster",
