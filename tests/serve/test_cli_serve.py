@@ -140,6 +140,9 @@ def test_says_what_it_loads_and_takes_memory_by_need() -> None:
             for name in NAMES[:5]:
                 fields = {"model": name, "prompt": "The river", "max_tokens": 17, "n": 4}
                 assert server.post("/v1/completions", **fields)[0] == 200
+            fields = {"model": "ar", "prompt": "The river", "max_tokens": 12, "temperature": 0, "tree": 8}
+            status, lossless = server.post("/v1/completions", mode="lossless", **fields)
+            assert status == 200 and lossless["dadlm"]["tokens_per_cycle"] > 1.2  # drafted by a model
             used = memory().rss
         finally:
             started.kill()

@@ -62,10 +62,8 @@ def _serve(options: Options, sources: dict[str, str], key: str | None) -> None:
         for number, (name, source) in enumerate(sources.items(), 1):
             print(f"loading {name} on {device} ({number} of {len(sources)})", file=sys.stderr, flush=True)
             models[name] = load(source, device, options.dtype)
-        draft = options.draft or (
-            DRAFT if sources.get(DRAFT) == DRAFT and sources.get("ar") == "ar" else None
-        )
-        service = Service(models, settings, draft=draft)
+        ours = all(sources.get(name) == name for name in (DRAFT, "ar"))
+        service = Service(models, settings, draft=options.draft or (DRAFT if ours else None))
         return create_app(service, key), service
 
     def announce(port: int) -> None:
