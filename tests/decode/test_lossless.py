@@ -1,6 +1,7 @@
 """The lossless mode: texts are the target's. Token by token where trees are followed, by distribution where
 chains are drawn; drafts by enumeration."""
 
+import gc
 from collections import Counter
 from dataclasses import replace
 from itertools import product
@@ -163,6 +164,71 @@ def test_a_tree_has_the_likeliest_beginnings(kind: str):
     assert int(short.depth.max()) == 1
 
 
+@pytest.mark.parametrize("at_once", [1 << 26, 40])
+def test_trees_keep_to_the_room_of_their_rows(monkeypatch: pytest.MonkeyPatch, at_once: int):
+    """Small vocabularies, large trees, rows at the end of the context beside others; in pieces too."""
+    monkeypatch.setattr("dadlm.decode.draft._AT_ONCE", at_once)
+    drafted, seen = draft_tree, []
+
+    def checked(ahead, last, nodes, room):
+        tree = drafted(ahead, last, nodes, room)
+        depth, parent = tree.depth, tree.depth.gather(1, tree.parent)
+        real = tree.exists & (torch.arange(depth.shape[1]) > 0)
+        assert bool((depth <= room[:, None])[real].all()) and bool((depth == parent + 1)[real].all())
+        seen.append(int(real.sum()))
+        return tree
+
+    monkeypatch.setattr("dadlm.decode.lossless.draft_tree", checked)
+    for vocab, context in ((6, 63), (12, 64)):
+        target = silence_eot(tiny("ar", vocab=vocab, context=context))
+        draft = tiny("dadlm", vocab=vocab, block=8, context=64, seed=1)
+        prompts = [prompt_of(n, vocab=vocab) for n in (context - 1, context - 2, context - 9, 30, 1)]
+        truth = generate(target, prompts, mode="ar", seed=2, top_p=1.0)
+        for nodes in (4, 100):
+            how = {"tree": nodes, "seed": 2, "top_p": 1.0, "draft": draft}
+            assert generate(target, prompts, mode="lossless", **how).tokens == truth.tokens
+    assert max(seen) > 200
+
+
+def test_what_was_verified_is_not_lost_when_another_tree_fails(monkeypatch: pytest.MonkeyPatch):
+    """Rows with different trees have cycles of their own in a step; a step is all of them or none."""
+    model = silence_eot(causal("edges"))
+    target, fails = in_mode(model, "ar"), iter([True])
+    engine = LosslessEngine(target, model, lockstep=False)
+    rows = [
+        Row(target, Request(ids=(1, 2), settings=DecodeSettings(mode="lossless", tree=tree), seed=1))
+        for tree in (4, 5)
+    ]
+    for row in rows:
+        engine.add(row)
+    drafted = draft_tree
+
+    def sometimes(ahead, last, nodes, room):
+        if nodes == 5 and next(fails, False):
+            raise RuntimeError("no memory")
+        return drafted(ahead, last, nodes, room)
+
+    monkeypatch.setattr("dadlm.decode.lossless.draft_tree", sometimes)
+    with pytest.raises(RuntimeError, match="no memory"):
+        engine.step()
+    assert [row.first for row in rows] == [2, 2]
+    new = {row: list[int]() for row in rows}
+    while engine.rows:
+        for one in engine.step().committed:
+            new[one.row] += [one.row.ids[p] for p in one.positions]
+    [truth] = generate(model, [[1, 2]], mode="ar", seed=1).tokens
+    assert all(tokens == truth for tokens in new.values())
+
+
+def test_a_draft_model_that_is_gone_is_not_asked():
+    target, draft = tiny("ar"), tiny("bd3lm")
+    how = {"mode": "lossless", "tree": 3, "max_new_tokens": 6, "seed": 1}
+    truth = generate(target, [[1, 2]], draft=draft, **how)
+    del draft
+    gc.collect()
+    assert generate(target, [[1, 2]], **how).tokens == truth.tokens
+
+
 @torch.inference_mode()
 def test_a_tree_is_read_as_its_paths():
     """Hidden states, keys and values of every node are those of reading its path alone."""
@@ -289,11 +355,13 @@ def test_refusals():
         generate(target, [[1]], mode="lossless", draft=tiny("mdlm"))
     with pytest.raises(ConfigError, match="mode ar writes the same text"):
         stream(target, [1], mode="lossless")
+    with pytest.raises(ConfigError, match="needs its cache"):
+        generate(target, [[1]], mode="lossless", cache=False)
     with pytest.raises(ConfigError, match="draft belongs to mode lossless"):
         generate(target, [[1]], draft=tiny("bd3lm"))
     with pytest.raises(ConfigError, match="tree belongs to mode lossless"):
         DecodeSettings(tree=4)
-    for tree in (-1, 257, 1.5, True):
+    for tree in (-1, 129, 1.5, True):
         with pytest.raises(ConfigError, match="tree must be"):
             DecodeSettings(mode="lossless", tree=tree)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="steps"):

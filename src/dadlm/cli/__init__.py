@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 
 from dadlm.errors import ConfigError, DadlmError
@@ -64,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         if words[0] not in COMMANDS:
-            raise ConfigError(f"unknown command {words[0]!r}\n{USAGE}")
+            near = get_close_matches(words[0], COMMANDS, 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"unknown command {words[0]!r}{meant}\n{USAGE}")
         with _impatient():
             command = import_module(f"dadlm.cli.{words[0].replace('-', '_')}")
         return command.run(words[1:])

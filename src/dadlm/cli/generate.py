@@ -12,12 +12,12 @@ from rich.console import Console
 from dadlm.cli.interactive import converse
 from dadlm.cli.options import ModelOptions, cost_line, numbers_last, open_model, parse, show
 from dadlm.decode import DecodeSettings, generate, settings_for, stream
-from dadlm.decode.pair import LOOKUP
+from dadlm.decode.pair import LOOKUP, usual_draft
 from dadlm.decode.picture import check_name, draw_step
 from dadlm.decode.show import show_step
 from dadlm.errors import ConfigError, DataError
 from dadlm.model import Model, in_mode
-from dadlm.model.pretrained import DEFAULT, DRAFT
+from dadlm.model.pretrained import DEFAULT
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Options(ModelOptions):
     picture_step: int = 0
     """Which step to draw, counted from 0 over all blocks."""
     decoding: Annotated[DecodeSettings, tyro.conf.arg(name="")] = field(
-        default_factory=lambda: DecodeSettings(sampler="random", nucleus="position")
+        default_factory=lambda: DecodeSettings(sampler="random")
     )
 
 
@@ -80,7 +80,10 @@ def run(words: list[str]) -> int:
     console = Console(highlight=False, soft_wrap=True)
     for prompt, ids, text in zip(prompts, out.tokens, out.texts, strict=True):
         show(_continued(model, prompt, ids, text) + "\n", console, prompt)
-    cost = cost_line(sum(map(len, out.tokens)), sum(out.forward_passes), sum(out.cycles))
+    tokens, cycles = sum(map(len, out.tokens)), sum(out.cycles)
+    cost = cost_line(tokens, sum(out.forward_passes), cycles)
+    if lossless and options.decoding.tree is None and tokens < 1.1 * cycles:
+        cost = f"{tokens} tokens one by one: drafting does not pay here (--tree 16 drafts all the same)"
     if not console.is_terminal:  # texts alone go into a file
         console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"{cost}; seed {' '.join(map(str, out.seeds))}", style="dim")
@@ -99,13 +102,12 @@ def _settings(model: Model, parsed: DecodeSettings, words: list[str]) -> DecodeS
 
 
 def _draft(options: Options) -> Model | str | None:
-    """Who drafts in mode lossless; None: as `generate` has it."""
+    """Who drafts in mode lossless."""
     name = options.draft
-    if options.decoding.mode != "lossless" or name == LOOKUP:
-        return name or None
-    if not name and options.model == "ar":
-        name = DRAFT
-    return open_model(name, options.device, options.dtype) if name else None
+    if options.decoding.mode == "lossless":
+        name = name or usual_draft(options.model)
+        return open_model(name, options.device, options.dtype) if name and name != LOOKUP else name
+    return name or None
 
 
 def _continued(model: Model, prompt: str, ids: list[int], text: str) -> str:

@@ -21,6 +21,8 @@ from dadlm.decode.sample import cut, draw, most_probable
 from dadlm.model import Model
 from dadlm.model.edge import Left
 
+_AT_ONCE = 1 << 26  # log-probabilities of a draft that are held at once
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -117,7 +119,7 @@ def draft_tree(ahead: Filter, last: Tensor, nodes: int, room: Tensor) -> Draft:
     Level by level: a beginning is never likelier than its own beginnings, so those that are among the
     likeliest found so far are all that can have children among the likeliest of all.
     """
-    B, K, V = len(last), len(ahead.candidate), ahead.head.mask_id
+    B, K = len(last), len(ahead.candidate)
     rows = torch.arange(B, device=last.device)[:, None]
     token, parent, depth = last[:, None], torch.zeros_like(last)[:, None], torch.zeros_like(last)[:, None]
     score, reached = torch.zeros(B, 1, device=last.device), ahead.start[:, None]
@@ -127,11 +129,10 @@ def draft_tree(ahead: Filter, last: Tensor, nodes: int, room: Tensor) -> Draft:
         if not (M := int(leaf.sum(1).max())):
             break
         source = leaf.sort(dim=1, descending=True, stable=True).indices[:, :M]
-        logp, joint = ahead(level, reached[rows, source], token[rows, source])
-        total = (score[rows, source] + torch.where(leaf[rows, source], 0.0, -torch.inf))[..., None] + logp
-        best, at = total.nan_to_num(nan=-torch.inf).flatten(1).topk(min(nodes, M * V))
-        which, new = at // V, at % V
-        after = joint[rows, which, :, new].log_softmax(-1)
+        start = score[rows, source].masked_fill(~leaf[rows, source], -torch.inf)
+        best, which, new, after = _children(
+            ahead, level, start, reached[rows, source], token[rows, source], nodes
+        )
         token = torch.cat([token, new], 1)
         parent = torch.cat([parent, source[rows, which]], 1)
         depth = torch.cat([depth, torch.full_like(new, level + 1)], 1)
@@ -142,6 +143,29 @@ def draft_tree(ahead: Filter, last: Tensor, nodes: int, room: Tensor) -> Draft:
         token, depth, score = (x.gather(1, kept) for x in (token, depth, score))
         reached = reached.gather(1, kept[..., None].expand(*kept.shape, K))
     return Draft(token, parent, depth, score > -torch.inf)
+
+
+def _children(
+    ahead: Filter, level: int, score: Tensor, reached: Tensor, token: Tensor, nodes: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The likeliest tokens after nodes of score [B, M], at most so many for a row, in the order of their
+    probabilities [B, n]: their scores, whose children they are, themselves, and the candidates they leave
+    [B, n, K]. A part of the nodes at a time, so that memory stays bounded."""
+    B, M, K = reached.shape
+    V, found = ahead.head.mask_id, list[tuple[Tensor, ...]]()
+    rows, size = torch.arange(B, device=token.device)[:, None], max(1, _AT_ONCE // (B * K * V))
+    for first in range(0, M, size):
+        part = slice(first, first + size)
+        logp, joint = ahead(level, reached[:, part], token[:, part])
+        total = (score[:, part, None] + logp).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        best, at = total.flatten(1).topk(min(nodes, total[0].numel()))
+        which, new = at // V, at % V
+        found.append((best, first + which, new, joint[rows, which, :, new].log_softmax(-1)))
+    if len(found) == 1:
+        return found[0]  # type: ignore[return-value]
+    best, which, new, after = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+    best, order = best.topk(min(nodes, best.shape[1]))
+    return best, which.gather(1, order), new.gather(1, order), after[rows, order]
 
 
 def look_up(ids: Sequence[int], length: int, longest: int = 3) -> list[int]:

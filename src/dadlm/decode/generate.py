@@ -14,7 +14,7 @@ from dadlm.decode.engine import Engine, StepResult
 from dadlm.decode.engines import borrow_engine, borrow_lossless
 from dadlm.decode.events import StepEvent, event_of
 from dadlm.decode.named import model_of
-from dadlm.decode.pair import LOOKUP, target_and_draft
+from dadlm.decode.pair import LOOKUP, target_and_draft, usual_draft
 from dadlm.decode.request import Gap, Prompt, Request, Row, ids_of, is_int, seeds_of, settings_of
 from dadlm.decode.settings import DecodeOptions, DecodeSettings
 from dadlm.errors import ConfigError
@@ -88,14 +88,17 @@ def generate(
 
     `model` may be a name or folder, as for `dadlm.load`: it is then loaded once in a process, on a GPU if
     there is one. `draft` is the model that drafts in mode lossless, or "lookup": what stood in the text
-    before; None: the model itself, if it has a causal context, and "lookup" for an AR model.
+    before; None: the model itself, if it has a causal context, bd3lm-edges for the name "ar", else "lookup".
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
     settings = settings_of(settings, options)
     if draft is not None and settings.mode != "lossless":
         raise ConfigError(f"draft belongs to mode lossless, and the mode is {settings.mode}: leave it out")
+    if settings.mode == "lossless" and not cache:
+        raise ConfigError("mode lossless needs its cache: leave cache=False out, or use mode ar")
     if settings.mode == "lossless":
+        draft = usual_draft(model) if draft is None else draft
         by = draft if draft is None or draft == LOOKUP else model_of(draft)
         model, drafting = target_and_draft(model_of(model), by)
         engines = borrow_lossless(model, drafting)

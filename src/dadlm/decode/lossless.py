@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -48,7 +49,7 @@ class LosslessEngine(Engine):
             self.slots.make_cache = lambda target, *size: PairCache(target, self._drafting(), *size)
 
     def drafts_with(self, draft: Model | None) -> bool:
-        return draft is (None if self._draft is None else self._draft())
+        return self._draft is None if draft is None else self._draft is not None and self._draft() is draft
 
     def _drafting(self) -> Model:
         draft = None if self._draft is None else self._draft()
@@ -58,6 +59,10 @@ class LosslessEngine(Engine):
     def remove(self, row: Row) -> None:
         super().remove(row)
         self._read.pop(row, None)
+
+    def clear(self) -> None:
+        super().clear()
+        self._read.clear()
 
     @torch.inference_mode()
     def step(self, only: Row | None = None) -> StepResult:
@@ -69,15 +74,14 @@ class LosslessEngine(Engine):
             self._admit(target, only)
             self._begun = False
             ready = [row for row in self.slots.rows if row and row.ready and only in (None, row)]
+            groups = [[row for row in ready if row.settings.tree == nodes] for nodes in _trees(ready)]
+            cycles = [(rows, *self._cycle(rows, rows[0].settings.tree)) for rows in groups]
+            # Only now: what one of them had committed would be lost if another failed.
             committed, drafts = list[Committed](), dict[Row, Callable[[], CycleEvent]]()
-            for nodes in {row.settings.tree for row in ready}:
-                rows = [row for row in ready if row.settings.tree == nodes]
-                drafted, verified, new = self._cycle(rows, nodes)
-                committed += new
-                drafts |= {
-                    row: partial(self._event, row.cycles - 1, drafted, verified, i)
-                    for i, row in enumerate(rows)
-                }
+            for rows, drafted, verified in cycles:
+                for i, row in enumerate(rows):
+                    drafts[row] = partial(self._event, row.cycles, drafted, verified, i)
+                committed += self._take(rows, drafted, verified)
             for row in [one.row for one in committed if one.row.finished]:
                 self._drop(row)
             if not self.rows:
@@ -90,8 +94,8 @@ class LosslessEngine(Engine):
         texts = [str(one) if words is None else words.token_text(one) for one in tokens]
         return CycleEvent(number, 0, tokens, texts, accepted)
 
-    def _cycle(self, rows: Sequence[Row], nodes: int | None) -> tuple[Draft, Verified, list[Committed]]:
-        """Draft, verify and commit, with trees of so many nodes; 0: drawn chains; None: as fast as it was."""
+    def _cycle(self, rows: Sequence[Row], nodes: int | None) -> tuple[Draft, Verified]:
+        """Draft and verify, with trees of so many nodes; 0: drawn chains; None: what has been fastest."""
         start, paced = time.perf_counter(), nodes is None
         nodes = self.pace.nodes(len(rows)) if nodes is None else nodes
         slots = [self.slots.rows.index(row) for row in rows]
@@ -101,30 +105,28 @@ class LosslessEngine(Engine):
         size = None if paced and not nodes else nodes
         drafted = self.phase("draft", lambda: self._propose(rows, where, first, size))
         verified = self.phase("verify", lambda: self._verify(where, first, drafted))
-        passes = 1 + (drafted.tokens.shape[1] > 1 and self._draft is not None)
-        committed = [
-            Committed(row, self._take(row, tokens[:count], passes))
-            for row, tokens, count in zip(
-                rows, verified.tokens.tolist(), verified.count.tolist(), strict=True
-            )
-        ]
         if paced:
-            new = sum(len(one.positions) for one in committed)
+            new = int(verified.count.sum())
             self.pace.record(len(rows), nodes, time.perf_counter() - start, new)
-        return drafted, verified, committed
+        return replace(drafted, drawn_from=None), verified
 
     def phase(self, name: str, work: Callable[[], Result]) -> Result:
         """Do a part of a cycle; a benchmark puts one that takes the time in its place."""
         del name
         return work()
 
-    def _take(self, row: Row, tokens: list[int], passes: int) -> list[int]:
-        """Commit tokens to a row, up to end-of-text."""
-        if row.eot_id in tokens:
-            tokens = tokens[: tokens.index(row.eot_id) + 1]
-        over = tokens[-1] == row.eot_id or row.first + len(tokens) >= row.end
-        row.cycles += 1
-        return row.commit(row.first + len(tokens) - over, over, tokens, row.forward_passes + passes)
+    def _take(self, rows: Sequence[Row], drafted: Draft, verified: Verified) -> list[Committed]:
+        """Commit what was verified, up to end-of-text."""
+        passes, committed = 1 + (drafted.tokens.shape[1] > 1 and self._draft is not None), list[Committed]()
+        for row, tokens, count in zip(rows, verified.tokens.tolist(), verified.count.tolist(), strict=True):
+            tokens = tokens[:count]
+            if row.eot_id in tokens:
+                tokens = tokens[: tokens.index(row.eot_id) + 1]
+            over = tokens[-1] == row.eot_id or row.first + len(tokens) >= row.end
+            row.cycles += 1
+            first = row.first + len(tokens) - over
+            committed.append(Committed(row, row.commit(first, over, tokens, row.forward_passes + passes)))
+        return committed
 
     # --- draft
 
@@ -222,3 +224,8 @@ class LosslessEngine(Engine):
             view.store(layer, k[path], v[path], torch.where(used, known + place, cache.spare))
         state.text[view.index, torch.where(used, first[:, None] + place, cache.spare)] = verified.tokens
         return verified
+
+
+def _trees(rows: Sequence[Row]) -> list[int | None]:
+    """The sizes of trees that these rows ask for, each once."""
+    return list(dict.fromkeys(row.settings.tree for row in rows))

@@ -5,9 +5,15 @@ from pathlib import Path
 from dadlm.decode.cache import Cache
 from dadlm.errors import ConfigError
 from dadlm.model import Model, in_mode
+from dadlm.model.pretrained import DRAFT
 
 LOOKUP = "lookup"
 """In place of a draft model: what followed the last tokens where they stood before."""
+
+
+def usual_draft(model: object) -> str | None:
+    """What drafts for a model, as its user named it, if nothing is said: the shipped AR model has one."""
+    return DRAFT if model == "ar" else None
 
 
 def target_and_draft(model: Model, draft: Model | str | Path | None) -> tuple[Model, Model | None]:

@@ -8,7 +8,7 @@ from dadlm.decode.samplers import SAMPLERS, SamplerName
 from dadlm.errors import ConfigError
 from dadlm.model import Mode, ModelConfig
 
-MOST_NODES = 256
+MOST_NODES = 128
 """Of a draft's tree."""
 
 

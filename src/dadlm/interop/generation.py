@@ -82,7 +82,7 @@ def read_options(
 
 
 def _means_nothing(name: str, value: Any) -> bool:
-    neutral = any(value == number and name in names for number, names in _NEUTRAL.items())
+    neutral = any(name in names and value == number for number, names in _NEUTRAL.items())
     switched_off = value is None or (value is False and name not in DecodeSettings.__dataclass_fields__)
     return neutral or switched_off or name in _IGNORED or name.startswith("_") or name == "use_cache"
 

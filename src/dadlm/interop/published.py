@@ -64,6 +64,8 @@ def write_published(folder: Path, model: Model, notes: Notes | None = None) -> N
         raise ConfigError(
             "this model has token edges, which the published form cannot hold: use dadlm or transformers"
         )
+    if config.lora:
+        raise ConfigError("this model has adapters beside its weights: the published form cannot hold them")
     if config.causal_context:
         raise ConfigError(
             "this model reads clean text token by token (causal_context), the published form in blocks: "

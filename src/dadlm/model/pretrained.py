@@ -1,6 +1,7 @@
 """Where models are: those that ship with the package, folders, training runs, a hub. Knows nothing of what
 is in them, but that a shipped NAME-edges is the shipped NAME and the token edges that all of them share."""
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from dadlm.errors import CheckpointError
@@ -60,8 +61,11 @@ def locate(name_or_folder: str | Path) -> Path:
         missing = "config.json or model.safetensors is missing"
         raise CheckpointError(f"{folder} is not a model folder: {missing}. Models that ship: {names}")
     # What lies in a folder that is there was meant to be a folder: a hub is not asked for it.
-    if str(name_or_folder).count("/") != 1 or (folder.parent.is_dir() and str(folder.parent) != "."):
-        raise CheckpointError(f"there is no folder {folder}. Models that ship: {names}")
+    name, near = str(name_or_folder), get_close_matches(str(name_or_folder), NAMES, 1)
+    is_path = name.count("/") != 1 or name.startswith((".", "~"))
+    if is_path or (folder.parent.is_dir() and str(folder.parent) != "."):
+        meant = f"; did you mean {near[0]}?" if near else "."
+        raise CheckpointError(f"there is no folder {folder}{meant} Models that ship: {names}")
     from huggingface_hub import snapshot_download
 
     try:

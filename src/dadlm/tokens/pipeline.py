@@ -14,7 +14,7 @@ import tokenizers
 
 from dadlm.errors import DataError
 
-_MOST_PARTS, _MOST_GROWTH = 32, 16
+_MOST_PARTS, _MOST_GROWTH, _LONGEST_WORD = 32, 16, 1000
 _LISTS = ("normalizers", "pretokenizers", "decoders", "processors")
 # A group that is repeated; escaped brackets and those of a character class are none.
 _REPEATED_GROUP = re.compile(r"(?:\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\\[)]|\)(?![*+{]))*\)[*+{]", re.DOTALL)
@@ -22,6 +22,11 @@ _REPEATED_GROUP = re.compile(r"(?:\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\\[)]|\)(?![
 
 def check_pipeline(inner: tokenizers.Tokenizer) -> None:
     """Refuse a tokenizer that could do harm to who encodes or decodes with it."""
+    longest = getattr(inner.model, "max_input_chars_per_word", 0)
+    if longest > _LONGEST_WORD:
+        raise DataError(
+            f"the tokenizer takes words of up to {longest} characters apart; at most {_LONGEST_WORD} are allowed"
+        )
     for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor"):
         part = getattr(inner, name)
         steps = [] if part is None else list(_steps(json.loads(part.__getstate__())))
@@ -54,7 +59,8 @@ def _check_pattern(step: dict[str, Any], name: str) -> None:
     if pattern.get("String") == "":
         raise DataError(f"the tokenizer's {name} looks for an empty text")
     expression = pattern.get("Regex", "")
-    if expression and (step["type"] == "Replace" or _REPEATED_GROUP.match(expression)):
+    hidden = re.search(r"\\g<|\(\?[a-z]*x", expression)  # calls of groups, and blanks that mean nothing
+    if expression and (step["type"] == "Replace" or hidden or _REPEATED_GROUP.match(expression)):
         raise DataError(
             f"the tokenizer's {name} has a regular expression that may take for ever or make a text grow: "
             f"{expression[:80]!r}"

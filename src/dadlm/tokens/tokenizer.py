@@ -10,6 +10,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,10 @@ class Tokenizer:
         vocabulary, split = self._inner.get_vocab(), self._inner.pre_tokenizer
         if isinstance(self._inner.model, tokenizers.models.WordLevel) and split is not None:
             words = (word for text in texts for word, _ in split.pre_tokenize_str(text))
-            unknown = next((w for w in words if w not in vocabulary or vocabulary[w] == self.eot_id), None)
-            if unknown is not None:
-                return f"word {unknown!r} is not among the {len(vocabulary) - 1} words of the vocabulary"
+            with suppress(RuntimeError), without_panic():
+                unknown = next((w for w in words if vocabulary.get(w, self.eot_id) == self.eot_id), None)
+                if unknown is not None:
+                    return f"word {unknown!r} is not among the {len(vocabulary) - 1} words of the vocabulary"
         return f"the tokenizer cannot encode this text: {error}"
 
     def __eq__(self, other: object) -> bool:
