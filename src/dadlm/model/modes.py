@@ -20,7 +20,7 @@ def in_mode(model: Model, mode: Mode) -> Model:
         raise ConfigError(
             f"mode {mode} needs clean text that is read token by token, and this "
             f"{model.config.family} model does not read it so; train one that does: "
-            "dadlm train lab-bd3lm --model.causal-context --train.ar-weight 1. The shipped AR model: --model ar"
+            "dadlm train lab-bd3lm --model.causal-context --train.ar-weight 1, or use --model ar"
         )
     if not model.views:
         model.views.append(_as_ar(model))

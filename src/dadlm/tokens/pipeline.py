@@ -25,7 +25,7 @@ def check_pipeline(inner: tokenizers.Tokenizer) -> None:
     longest = getattr(inner.model, "max_input_chars_per_word", 0)
     if longest > _LONGEST_WORD:
         raise DataError(
-            f"the tokenizer takes words of up to {longest} characters apart; at most {_LONGEST_WORD} are allowed"
+            f"the tokenizer takes words of {longest} characters apart; at most {_LONGEST_WORD} are allowed"
         )
     for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor"):
         part = getattr(inner, name)
