@@ -72,6 +72,13 @@ def test_every_block_can_be_read() -> None:
             assert not docs_blocks.LOOKS_LIKE_SHELL.search(block.text), f"{block.place} needs a language"
 
 
+def test_no_command_hides_in_an_indented_block() -> None:
+    for page in (page for page in PAGES if page.name not in docs_blocks.NOT_RUN):
+        prose = docs_blocks.FENCE.sub("", page.read_text(encoding="utf-8"))
+        hidden = [line for line in prose.splitlines() if docs_blocks.LOOKS_LIKE_SHELL.match(line[4:])]
+        assert not [line for line in hidden if line.startswith("    ")], f"{page.name} needs a fenced block"
+
+
 def test_every_option_of_a_command_exists(cli: Cli, known: dict) -> None:
     wrong = []
     for block, call in CALLS:
