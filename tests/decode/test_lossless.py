@@ -49,6 +49,7 @@ def test_another_model_may_draft(kind: str):
     for tree in (1, 7):
         found = generate(target, PROMPTS, mode="lossless", draft=draft, tree=tree, **how)
         assert found.tokens == truth.tokens and sum(found.cache_passes) > 0
+        assert draft.head.kept is None and draft.head.keepers == 0  # its constants are kept for a text only
         assert (
             generate(target, PROMPTS, mode="lossless", draft=draft, tree=tree, batch_size=2, **how).tokens
             == found.tokens

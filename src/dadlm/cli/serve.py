@@ -12,9 +12,10 @@ from typing import Annotated, Any
 import tyro
 
 from dadlm.cli.options import DeviceOptions, parse
+from dadlm.decode.pair import usual_draft
 from dadlm.errors import ConfigError
 from dadlm.model import find_device, load
-from dadlm.model.pretrained import DRAFT, NAMES
+from dadlm.model.pretrained import NAMES
 from dadlm.serve.settings import ServeSettings
 
 
@@ -62,8 +63,9 @@ def _serve(options: Options, sources: dict[str, str], key: str | None) -> None:
         for number, (name, source) in enumerate(sources.items(), 1):
             print(f"loading {name} on {device} ({number} of {len(sources)})", file=sys.stderr, flush=True)
             models[name] = load(source, device, options.dtype)
-        ours = all(sources.get(name) == name for name in (DRAFT, "ar"))
-        service = Service(models, settings, draft=options.draft or (DRAFT if ours else None))
+        usual = usual_draft(sources.get("ar"))
+        draft = options.draft or (usual if usual and sources.get(usual) == usual else None)
+        service = Service(models, settings, draft=draft)
         return create_app(service, key), service
 
     def announce(port: int) -> None:

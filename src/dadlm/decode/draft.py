@@ -75,8 +75,7 @@ class Filter:
         self.hidden, self.links = prediction.hidden[rows, at], prediction.transition_logp[rows, at]
         self.start = F.one_hot(torch.zeros(B, dtype=torch.int64, device=masked.device), K).log()
         self.candidate = torch.arange(K, device=masked.device)
-        edge, weight = self.head.edge, self.head.linear.weight[: self.head.mask_id]
-        self.columns = None if edge is None else edge.columns(weight)[: self.head.mask_id]
+        self.columns = None if self.head.edge is None else self.head.edge_columns()[: self.head.mask_id]
 
     def __call__(self, depth: int, reached: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities [B, M, V] of the token `depth` positions ahead, and together with each candidate

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dadlm import counter
+from dadlm.decode.constants import Constants
 from dadlm.decode.draft import Draft, Filter, draft_chain, draft_tree, look_up
 from dadlm.decode.engine import Committed, Engine, StepResult
 from dadlm.decode.events import CycleEvent
@@ -44,6 +45,7 @@ class LosslessEngine(Engine):
         self._is_both = draft is not None and draft.backbone is target.backbone
         self._read: weakref.WeakKeyDictionary[Row, int] = weakref.WeakKeyDictionary()
         """Tokens whose keys and values a draft model of its own has."""
+        self._draft_constants = Constants()
         self.pace = Pace()
         if draft is not None and not self._is_both:
             self.slots.make_cache = lambda target, *size: PairCache(target, self._drafting(), *size)
@@ -60,9 +62,17 @@ class LosslessEngine(Engine):
         super().remove(row)
         self._read.pop(row, None)
 
+    @torch.inference_mode()
+    def _start(self) -> None:
+        super()._start()
+        if self._draft is not None:
+            self._draft_constants.keep(self._drafting())
+
     def clear(self) -> None:
         super().clear()
         self._read.clear()
+        if self._draft is not None and (draft := self._draft()) is not None:
+            self._draft_constants.release(draft)
 
     @torch.inference_mode()
     def step(self, only: Row | None = None) -> StepResult:
@@ -149,7 +159,7 @@ class LosslessEngine(Engine):
         place = first[:, None] + torch.arange(length, device=first.device)
         uniform = counter.uniform(state.block.seed[where][:, None], place, 0, 0, counter.DRAFT)
         chain = draft_chain(ahead, last[:, 0], uniform, settings, greedy)
-        return Draft.chain(chain.tokens, chain.exists & (chain.depth < room[:, None]), chain.drawn_from)
+        return replace(chain, exists=chain.exists & (chain.depth < room[:, None]))
 
     def _ahead(
         self, rows: Sequence[Row], where: slice | Tensor, first: Tensor, length: int, temperature: Tensor
@@ -178,7 +188,7 @@ class LosslessEngine(Engine):
         """Let a draft model of its own read the blocks that are complete."""
         draft = self._drafting()
         N = draft.config.block_size
-        behind = [(row, 0 if row.first == row.start else self._read.get(row, 0)) for row in rows]
+        behind = [(row, self._read.get(row, 0)) for row in rows]
         behind = [(row, read) for row, read in behind if read < row.first // N * N]
         if not behind:
             return
@@ -192,7 +202,7 @@ class LosslessEngine(Engine):
             row.cache_passes += 1
 
     def _looked_up(self, rows: Sequence[Row], last: Tensor, nodes: int) -> Draft:
-        found = [look_up(row.ids[: row.first], min(nodes or 8, row.end - row.first - 1)) for row in rows]
+        found = [look_up(row.ids[: row.first], min(nodes or _CHAIN, row.end - row.first - 1)) for row in rows]
         width = max(map(len, found))
         tokens = torch.tensor([one + [0] * (width - len(one)) for one in found], dtype=torch.int64)
         lengths = torch.tensor([[len(one)] for one in found], device=last.device)

@@ -35,7 +35,7 @@ def _request_options(model: Model, body: Decoding, limits: ServeSettings, max_ne
     if settings.mode == "lossless" and getattr(body, "logprobs", None):
         message = "logprobs: mode lossless keeps none; ask for the same text with mode ar"
         raise Refusal(400, message, param="logprobs")
-    if settings.shortlist is not None:
+    if settings.shortlist is not None and model.head.successors is None:
         Constants().keep_successors(model)  # once, and here in a thread of its own: it takes seconds
     seed = secrets.randbits(31) if body.seed is None else body.seed
     return {"settings": settings, "seed": seed, "trace": bool(body.trace), "deadline": limits.deadline}

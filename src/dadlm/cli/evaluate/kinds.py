@@ -176,13 +176,9 @@ class Acceptance(OnText, OneModel, AcceptanceSettings):
         names = list(self.draft) or (
             ["bd3lm", "dadlm", LOOKUP] if model.config.family == "ar" else [own, LOOKUP]
         )
-        others = [name for name in names if name not in (LOOKUP, own)]
-        loaded = load_models(others, self)
-        drafts: dict[str, Model | None] = dict(loaded)
-        if own in names and own not in drafts:
-            drafts = {own: model} | drafts
-        if LOOKUP in names:
-            drafts[LOOKUP] = None
+        drafts: dict[str, Model | None] = {own: model} if own in names else {}
+        drafts |= load_models([name for name in names if name not in (LOOKUP, own)], self)
+        drafts |= {LOOKUP: None} if LOOKUP in names else {}
         rows, data = self.rows(model)
         return evaluate.acceptance(
             model, drafts, rows, self, name=own, out=folder, quiet=self.json, data=data
