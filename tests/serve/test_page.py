@@ -91,7 +91,10 @@ def press_run(page) -> None:
     page.locator("#run").click()
 
 
-def write(page) -> None:
+def write(page, loaded: bool = True) -> None:
+    """`loaded`: only once the models are there, when nothing moves under the pointer any more."""
+    if loaded:
+        page.locator("[name=model] option").first.wait_for(state="attached")
     page.get_by_label("Prompt").fill(PROMPT)
     page.get_by_role("button", name="Write").click()
 
@@ -342,7 +345,7 @@ def test_write_before_the_models_are_known(browser, models) -> None:
         page.route("**/v1/models", hold_first)
         page.reload()
         page.get_by_label("Tokens", exact=True).fill("5")
-        write(page)
+        write(page, loaded=False)
         page.get_by_text("Waiting for the server").wait_for()
         page.evaluate("new Promise((done) => setTimeout(done, 500))")  # a second question has its answer
         with page.expect_response("**/v1/models"):
