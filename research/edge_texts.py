@@ -3,16 +3,19 @@
     python -m research.edge_texts --models bd3lm ./bd3lm-edges dadlm ./dadlm-edges --valid SHARDS --out FILE
 
 Held-out prompts of 64 tokens, 96 new ones each (end-of-text made impossible, so that all are as long), random
-sampler at T steps a block, top-p 0.9. Perplexity of the new tokens under the judge with a 95% interval over
-prompts, their distinct tokens, and tokens per forward pass. The same prompts and seeds for all.
+sampler at T steps a block, top-p 0.9 (NAME@position: with the nucleus of the position). Perplexity of the new
+tokens under the judge with a 95% interval over prompts, their entropy and distinct tokens, and tokens per
+forward pass. The same prompts and seeds for all. `--keep FOLDER` keeps the ids of the texts.
 """
 
 import argparse
 import json
 import math
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +28,7 @@ PROMPT, NEW = 64, 96
 
 
 def without_end(model: Model) -> Model:
-    bias = torch.zeros(model.config.vocab_size)
+    bias = torch.zeros(model.config.vocab_size, device=model.device)
     bias[model.config.eot_id] = -1e4
     model.head.linear.bias = torch.nn.Parameter(bias)
     return model
@@ -40,6 +43,18 @@ def judged(judge: Model, prompts: Tensor, texts: Tensor) -> Tensor:
     return -logp.gather(-1, texts[..., None]).squeeze(-1).mean(1)
 
 
+def entropy(ids: list[int]) -> float:
+    """Nats, of the tokens of one text as a distribution."""
+    count = torch.tensor(list(Counter(ids).values())).double() / len(ids)
+    return -float((count * count.log()).sum())
+
+
+def run_name(folder: str) -> str:
+    """Of a model's folder, or of the run that it is a checkpoint of."""
+    path = Path(folder)
+    return path.parent.name if path.name in ("last", "best") else path.name
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="texts with token edges under an AR judge")
     parser.add_argument("--models", nargs="+", required=True)
@@ -47,26 +62,41 @@ def main() -> None:
     parser.add_argument("--valid", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=32)
     parser.add_argument("--steps", type=int, nargs="+", default=[16, 8, 4, 2, 1])
-    parser.add_argument("--nucleus", default="standard")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--keep", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = Rows.from_shards(Shards.open(options.valid), 1024)
     prompts = rows.batch(range(0, len(rows), len(rows) // options.texts))[: options.texts, :PROMPT]
-    judge, found = load(options.judge), []
+    judge, found = load(options.judge, options.device), []
     print("| model | steps | tokens a pass | perplexity | distinct tokens |\n|---|---|---|---|---|")
     for name in options.models:
-        model = without_end(load(name))
+        folder, _, nucleus = name.partition("@")
+        called, nucleus = run_name(folder), nucleus or "standard"
+        model = without_end(load(folder, options.device))
         for steps in options.steps:
-            how = {"sampler": "random", "steps": steps, "top_p": 0.9, "nucleus": options.nucleus}
+            how = {"sampler": "random", "steps": steps, "top_p": 0.9, "nucleus": nucleus}
             out = generate(model, prompts.tolist(), max_new_tokens=NEW, seed=0, **how)
-            nats = bootstrap(judged(judge, prompts, torch.tensor(out.tokens)).double())
-            distinct = sum(len(set(ids)) / len(ids) for ids in out.tokens) / len(out.tokens)
-            line = {"model": Path(name).name, "steps": steps, "nats": asdict(nats), "distinct": distinct}
-            found.append(line | {"nucleus": options.nucleus, "tpf": out.mean_tokens_per_forward})
+            texts = torch.tensor(out.tokens)
+            nats = torch.cat(
+                [
+                    judged(judge, some.to(judge.device), written.to(judge.device)).double().cpu()
+                    for some, written in zip(prompts.split(64), texts.split(64), strict=True)
+                ]
+            )
+            nats, each = bootstrap(nats), len(out.tokens)
+            distinct = sum(len(set(ids)) / len(ids) for ids in out.tokens) / each
+            line = {"model": called, "steps": steps, "nats": asdict(nats), "distinct": distinct}
+            line["entropy"] = sum(map(entropy, out.tokens)) / each
+            found.append(line | {"nucleus": nucleus, "tpf": out.mean_tokens_per_forward, "texts": each})
+            if options.keep is not None:
+                options.keep.mkdir(parents=True, exist_ok=True)
+                kept = options.keep / f"{called}-{nucleus}-{steps}.npy"
+                np.save(kept, texts.numpy().astype(np.uint16), allow_pickle=False)
             ppl = [f"{math.exp(x):,.0f}" for x in (nats.mean, nats.low, nats.high)]
             tpf = f"{out.mean_tokens_per_forward:.2f}"
             print(
-                f"| {line['model']} | {steps} | {tpf} | {ppl[0]} [{ppl[1]}, {ppl[2]}] | {distinct:.2f} |",
+                f"| {called} {nucleus} | {steps} | {tpf} | {ppl[0]} [{ppl[1]}, {ppl[2]}] | {distinct:.2f} |",
                 flush=True,
             )
     if options.out is not None:

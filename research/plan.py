@@ -17,7 +17,19 @@ SHORT, LONG = 1_200, {16: 4_000, 8: 5_000, 4: 5_000}
 # kernels have since made it 1.44; the matched runs keep what they were trained with, to BD3LM's advantage.
 COST = 1.55
 
-Role = Literal["base", "final", "probe", "ablation"]
+# Milliseconds of a training step on an H200, to give runs equal device-seconds: of N = 16 and of N = 4, between
+# which N = 8 lies (`dadlm bench train --scale lab`; those with edges were timed by the same function).
+STEP_MS = {
+    "plain": (17.55, 18.79),
+    "graph": (26.43, 27.90),
+    "edges": (18.39, 19.31),
+    "both": (27.73, 29.14),
+    "joint": (19.54, 20.90),
+}
+# Seconds of a start from the shipped AR model, and of each variant after it.
+SECONDS = {16: (140, 45), 8: (40, 30), 4: (40, 30)}
+
+Role = Literal["base", "final", "probe", "ablation", "edges"]
 Pair = tuple[str, str]
 
 
@@ -27,13 +39,16 @@ class Run:
     steps: int
     after: str | None = None
     """The run whose averaged weights it starts from."""
+    start: str | None = None
+    """The shipped model that it starts from instead."""
     decay: int = 0
     model: dict[str, Any] = field(default_factory=dict)
     """Changes to the model of the lab recipe."""
     train: dict[str, Any] = field(default_factory=dict)
     """Changes to its training settings."""
     role: Role = "final"
-    """base: others start from it; probe: how fast candidates specialise; ablation: one setting changed."""
+    """base: others start from it; probe: how fast candidates specialise; ablation: one setting changed;
+    edges: graph and token edges from the same start, in equal device-seconds."""
     text: str = WIKIPEDIA
     length: Literal["short", "long"] = "short"
     """Of the last stage."""
@@ -53,7 +68,7 @@ class Run:
     @property
     def facts(self) -> dict[str, Any]:
         """What its result file says of it, beside what was measured."""
-        names = ("family", "after", "role", "text", "block_size", "length", "matched", "changes")
+        names = ("family", "after", "start", "role", "text", "block_size", "length", "matched", "changes")
         return {name: getattr(self, name) for name in names}
 
 
@@ -100,7 +115,41 @@ def plan() -> dict[str, Run]:
         runs[f"dadlm-16-{name}"] = replace(_last("dadlm", SHORT, 16, **model), role="ablation")
     usual = runs["dadlm-16"]
     runs["dadlm-16-falling"] = replace(usual, train={**usual.train, "decay": SHORT}, role="ablation")
-    return runs | {f"news-{name}": _short_rows(run) for name, run in _news().items()}
+    runs |= {f"news-{name}": _short_rows(run) for name, run in _news().items()}
+    for N in SIZES:
+        runs |= _edges(N)
+    return runs
+
+
+def steps_in(seconds: float, variant: str, N: int) -> int:
+    """Training steps that a variant makes in so many seconds of the device."""
+    large, small = STEP_MS[variant]
+    ms = {16: large, 8: (large + small) / 2, 4: small}[N]
+    return round(seconds * 1e3 / ms)
+
+
+def _edges(N: int) -> dict[str, Run]:
+    """BD3LM from the shipped AR model, and from there BD3LM, DA-DLM, BD3LM with edges, DA-DLM with edges; for
+    the largest block also a start that stays an AR model."""
+    first, last = SECONDS[N]
+
+    def start(variant: str, **changes: Any) -> Run:
+        model = {"block_size": N} | changes.pop("model", {})
+        run = Run(family="bd3lm", steps=steps_in(first, variant, N), start="ar", model=model, role="edges")
+        return replace(run, train=changes)
+
+    runs = {f"start-{N}": start("plain")}
+    if max(SIZES) == N:
+        joint = start("joint", model={"causal_context": True}, ar_weight=1.0)
+        runs[f"start-{N}-joint"] = replace(joint, steps=joint.steps // 4)
+    for variant in ("plain", "graph", "edges", "both"):
+        steps = steps_in(last, variant, N)
+        edge = {"edge": "bilinear"} if variant in ("edges", "both") else {}
+        family: Family = "dadlm" if variant in ("graph", "both") else "bd3lm"
+        run = Run(family=family, steps=steps, after=f"start-{N}", decay=steps // 3, role="edges")
+        often = {"valid_every": 200, "valid_rows": 128}
+        runs[f"{variant}-{N}"] = replace(run, model={"block_size": N} | edge, train=often)
+    return runs
 
 
 def pairs(text: str = WIKIPEDIA) -> list[Pair]:

@@ -27,10 +27,12 @@ from dadlm.evaluate import perplexity, reconstruction
 from dadlm.evaluate.work import write_result
 from dadlm.model import load
 from dadlm.model.checkpoint import count_parameters
+from dadlm.model.edge import Bilinear
 from dadlm.noise import NoiseConfig
 from dadlm.recipes import recipe
 from dadlm.tokens import Rows, Shards, Tokenizer
 from dadlm.train import RunConfig, Trainer
+from dadlm.train.edges import is_fresh, set_edges
 from dadlm.train.trainer import fresh_model, model_from
 from research.plan import Run, plan
 
@@ -41,7 +43,7 @@ def config_of(name: str, run: Run, out: Path, rows: int | None, **train: Any) ->
     settings = {
         "steps": run.steps,
         "decay": run.decay,
-        "warmup": 500 if run.after is None else 50,
+        "warmup": 500 if run.after is None and run.start is None else 50,
         "valid_every": 1_000,
         "save_every": run.steps,
         "log_every": 50,
@@ -56,7 +58,7 @@ def config_of(name: str, run: Run, out: Path, rows: int | None, **train: Any) ->
         model=replace(base.model, **run.model),
         train=replace(base.train, **settings),
         out=str(out / name),
-        init_from=None if run.after is None else str(out / run.after / "last"),
+        init_from=run.start if run.after is None else str(out / run.after / "last"),
     )
 
 
@@ -70,9 +72,11 @@ def train(name: str, run: Run, options: argparse.Namespace) -> None:
     if config.init_from is None:
         model = fresh_model(config.model, Tokenizer.load(options.train), config.train.seed)
     else:
-        if not Path(config.init_from).exists():
+        if run.after is not None and not Path(config.init_from).exists():
             raise CheckpointError(f"{name} stands on {run.after}: train that first")
         model = model_from(config.init_from, config.model, config.train.seed)
+        if is_fresh(model):
+            set_edges(model, *shipped_edges())
     torch.compiler.reset()  # of the run before; compiled code is kept on disk
     context = config.model.context
     trainer = Trainer(
@@ -112,14 +116,25 @@ def train(name: str, run: Run, options: argparse.Namespace) -> None:
     print(f"{name:24s} {finished.step} steps  {seconds:.0f} s  {curve[-1]}", flush=True)
 
 
+def shipped_edges() -> tuple[torch.Tensor, torch.Tensor]:
+    """Factors of the token edges that ship with the package, counted on 20M tokens of the same text."""
+    model = load("bd3lm-edges")
+    edge, vocabulary = model.head.edge, model.config.mask_id
+    assert isinstance(edge, Bilinear)
+    return edge.left.weight.detach()[:vocabulary], edge.right.detach()[:vocabulary]
+
+
 def measure(name: str, against: str | None, options: argparse.Namespace) -> None:
-    """Reconstruction (beside another run of the same block size) and perplexity of a finished run."""
+    """Reconstruction (beside another run of the same block size), perplexity and the likelihood of blocks in
+    one pass of a finished run."""
     out = Path(options.out)
     models = [load(out / one / "last", options.device) for one in (name, against) if one]
     rows = Rows.from_shards(Shards.open(Path(options.valid)), models[0].config.context)
     count = min(len(rows), options.count)
     about = {"count": count, "batch_size": 64, "data": {"source": options.source}}
     results: dict[str, Any] = {"perplexity": perplexity(models[0], rows, **about)}
+    if models[0].config.denoises_blocks:
+        results["one-pass"] = perplexity(models[0], rows, passes=1, **about)
     if models[0].config.family != "ar":
         other = models[1] if against else None
         pair = reconstruction(models[0], rows, against=other, **about)
