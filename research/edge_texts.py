@@ -11,7 +11,6 @@ forward pass. The same prompts and seeds for all. `--keep FOLDER` keeps the ids 
 import argparse
 import json
 import math
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from dadlm import generate
 from dadlm.evaluate import bootstrap
+from dadlm.evaluate.quality import entropy
 from dadlm.model import Model, load
 from dadlm.tokens import Rows, Shards
 
@@ -43,10 +43,9 @@ def judged(judge: Model, prompts: Tensor, texts: Tensor) -> Tensor:
     return -logp.gather(-1, texts[..., None]).squeeze(-1).mean(1)
 
 
-def entropy(ids: list[int]) -> float:
-    """Nats, of the tokens of one text as a distribution."""
-    count = torch.tensor(list(Counter(ids).values())).double() / len(ids)
-    return -float((count * count.log()).sum())
+def held_out(rows: Rows, count: int) -> Tensor:
+    """So many rows [count, 1024] from all over the text."""
+    return rows.batch(range(0, len(rows), len(rows) // count))[:count]
 
 
 def run_name(folder: str) -> str:
@@ -67,7 +66,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = Rows.from_shards(Shards.open(options.valid), 1024)
-    prompts = rows.batch(range(0, len(rows), len(rows) // options.texts))[: options.texts, :PROMPT]
+    prompts = held_out(rows, options.texts)[:, :PROMPT]
     judge, found = load(options.judge, options.device), []
     print("| model | steps | tokens a pass | perplexity | distinct tokens |\n|---|---|---|---|---|")
     for name in options.models:
@@ -87,7 +86,7 @@ def main() -> None:
             nats, each = bootstrap(nats), len(out.tokens)
             distinct = sum(len(set(ids)) / len(ids) for ids in out.tokens) / each
             line = {"model": called, "steps": steps, "nats": asdict(nats), "distinct": distinct}
-            line["entropy"] = sum(map(entropy, out.tokens)) / each
+            line["entropy"] = entropy(out.tokens)
             found.append(line | {"nucleus": nucleus, "tpf": out.mean_tokens_per_forward, "texts": each})
             if options.keep is not None:
                 options.keep.mkdir(parents=True, exist_ok=True)

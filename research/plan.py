@@ -17,8 +17,8 @@ SHORT, LONG = 1_200, {16: 4_000, 8: 5_000, 4: 5_000}
 # kernels have since made it 1.44; the matched runs keep what they were trained with, to BD3LM's advantage.
 COST = 1.55
 
-# Milliseconds of a training step on an H200, to give runs equal device-seconds: of N = 16 and of N = 4, between
-# which N = 8 lies (`dadlm bench train --scale lab`; those with edges were timed by the same function).
+# Milliseconds of a training step on an H200, to give runs equal device-seconds: of N = 16 and of N = 4; N = 8
+# lies between (`dadlm bench train --scale lab`; those with edges were timed by the same function).
 STEP_MS = {
     "plain": (17.55, 18.79),
     "graph": (26.43, 27.90),
