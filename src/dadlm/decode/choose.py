@@ -72,7 +72,8 @@ def choose(
         if model.head.edge is not None:
             some = prediction[rows], block.ids[rows], block.masked[rows], wanted[rows]
             return draw_filtered(model, *some, uniform, *how)
-        return draw_in_position_nucleus(model, prediction[rows], wanted[rows], uniform, *how, capacity)
+        seen = features.sees_tokens
+        return draw_in_position_nucleus(model, prediction[rows], wanted[rows], uniform, *how, capacity, seen)
 
     ways: list[tuple[bool, Tensor, Callable[[Tensor | slice], Choice]]] = [
         (features.drawn, settings.best, draw),

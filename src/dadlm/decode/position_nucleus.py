@@ -15,8 +15,9 @@ from torch import Tensor
 from dadlm import dag
 from dadlm.decode.places import places, put
 from dadlm.decode.predict import Choice, Prediction, at_path
-from dadlm.decode.sample import draw_tokens, entropy_of, in_nucleus
+from dadlm.decode.sample import LONGEST, draw_tokens, entropy_of, in_nucleus
 from dadlm.model import Model
+from dadlm.model.kernels import HAS_TRITON
 
 
 def draw_in_position_nucleus(
@@ -28,8 +29,10 @@ def draw_in_position_nucleus(
     top_p: Tensor,
     top_k: Tensor | None,
     capacity: int | None,
+    sees_tokens: bool,
 ) -> Choice:
-    """The path and, where `wanted` [B, N], its tokens and their untempered probabilities.
+    """The path and, where `wanted` [B, N], its tokens and, for samplers that see them, their untempered
+    probabilities.
 
     `uniform` for the path and for the tokens, [B, N] each; temperature is fp32 [B], top_p fp64 [B],
     top_k [B], or None where no row has one.
@@ -39,18 +42,9 @@ def draw_in_position_nucleus(
     row, hidden = some // wanted.shape[1], prediction.hidden.flatten(0, 1)[some]
     K = hidden.shape[1]
     logits = model.head.token_logits(hidden, torch.arange(K, device=hidden.device))  # [n, K, V]
-    temperature = temperature[row, None]
+    temperature, top_k = temperature[row], None if top_k is None else top_k[row]
     prior = dag.node_marginals(prediction.transition_logp).exp().flatten(0, 1)[some]
-
-    def emitted(k: int) -> Tensor:
-        return (logits[:, k] / temperature).softmax(-1)
-
-    together = torch.zeros_like(logits[:, 0])
-    for k in range(K):  # one at a time: of all together they would take as much memory as the logits again
-        together += prior[:, k, None] * emitted(k)
-    inside = in_nucleus(together, top_p[row], None if top_k is None else top_k[row])
-    # In double precision: a long sum is rounded by the shape of the batch, and a path must not be.
-    left = torch.stack([(emitted(k) * inside).sum(-1, dtype=torch.float64) for k in range(K)], -1).float()
+    inside, left = inside_together(logits, prior, temperature, top_p[row], top_k)
     links = dag.tilted(prediction.transition_logp, put(left.log(), place, wanted))
     path = dag.sample_path(links, uniform[0])
     node = path.flatten()[some]
@@ -58,8 +52,34 @@ def draw_in_position_nucleus(
     # What stands in spare capacity is not looked at, but its node may have nothing inside: then all may be
     # drawn.
     outside = ~inside & (left.gather(1, node[:, None]) > 0)
-    tempered = (own / temperature).masked_fill(outside, -torch.inf)
+    tempered = (own / temperature[:, None]).masked_fill(outside, -torch.inf)
     drawn = draw_tokens(tempered, uniform[1].flatten()[some], 1.0, 1.0, "standard")  # all is cut off already
+    if not sees_tokens:
+        nothing = torch.zeros_like(wanted, dtype=torch.float32)
+        return Choice(path, put(drawn, place, wanted), nothing, nothing)
     probability = own.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
     values = (drawn, probability, entropy_of(own))
     return Choice(path, *(put(x, place, wanted) for x in values))
+
+
+def inside_together(
+    logits: Tensor, prior: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Which tokens [n, V] lie in the nucleus of all candidates together, and the share [n, K] of each
+    candidate's own that do, from logits [n, K, V] and priors [n, K]; settings are those of each row [n]."""
+    if logits.is_cuda and HAS_TRITON and top_k is None and logits.shape[-1] <= LONGEST:
+        from dadlm.decode.kernels.short_row import inside_together as inside_fused
+
+        return inside_fused(logits.contiguous(), prior.contiguous(), temperature.contiguous(), top_p)
+    K = logits.shape[1]
+
+    def emitted(k: int) -> Tensor:
+        return (logits[:, k] / temperature[:, None]).softmax(-1)
+
+    together = torch.zeros_like(logits[:, 0])
+    for k in range(K):  # one at a time: of all together they would take as much memory as the logits again
+        together += prior[:, k, None] * emitted(k)
+    inside = in_nucleus(together, top_p, top_k)
+    # In double precision: a long sum is rounded by the shape of the batch, and a path must not be.
+    left = torch.stack([(emitted(k) * inside).sum(-1, dtype=torch.float64) for k in range(K)], -1).float()
+    return inside, left

@@ -1,7 +1,8 @@
 """Tokens from logits: temperature, nucleus, inverse CDF. The same uniform number gives the same token.
 
 No vocabulary is sorted: the nucleus is all that lies above a threshold, and the threshold is found bit by
-bit. On CUDA it is a dozen short Triton launches (`kernels.nucleus`).
+bit. On CUDA it is one Triton launch where a program can hold the vocabulary (`kernels.short_row`), and a
+dozen short ones where not (`kernels.nucleus`).
 
 V vocabulary; leading dimensions are free.
 """
@@ -13,6 +14,8 @@ from dadlm.decode.batched_settings import BatchedSettings
 from dadlm.model.kernels import HAS_TRITON
 
 _LARGEST = 64 * 4096  # vocabulary that the kernel has segments for
+LONGEST = 16384
+"""Vocabulary that a program can hold in its registers."""
 _TOP_BIT = 29  # weights are at most 1.0, whose bits as an integer stay below 2 ** 30
 
 
@@ -41,7 +44,10 @@ def draw_each(
         logits = logits.masked_fill(~in_top_k(logits, settings.top_k[row], top_k), -torch.inf)
     top_p, standard = settings.top_p[row], settings.standard[row]
     if logits.is_cuda and HAS_TRITON and logits.shape[-1] <= _LARGEST:
-        from dadlm.decode.kernels.nucleus import draw as draw_fused
+        if logits.shape[-1] <= LONGEST:
+            from dadlm.decode.kernels.short_row import draw as draw_fused
+        else:
+            from dadlm.decode.kernels.nucleus import draw as draw_fused
 
         flat = (logits.contiguous(), uniform.contiguous())
         drawn = draw_fused(*flat, settings.inverse_temperature[row], top_p, standard)

@@ -1,0 +1,105 @@
+"""The nucleus of a vocabulary that one program holds in its registers: one launch where `nucleus` needs many.
+
+As there, the nucleus is all tokens above a threshold, which is found by its bits, and the first few of those
+that equal it. `sample.draw_each` and `position_nucleus.inside_together` are the torch twins.
+
+n rows, K candidates, V vocabulary.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def draw(logits: Tensor, uniform: Tensor, scale: Tensor, top_p: Tensor, crossing: Tensor) -> Tensor:
+    """Ids [n] from fp32 logits [n, V]; scale, 1 / temperature, is fp32 [n], top_p fp64 [n] (infinite: cut off
+    nothing), and `crossing` int32 [n] keeps the token that crosses top_p (the standard rule)."""
+    n, V = logits.shape
+    out = torch.empty(n, device=logits.device, dtype=torch.int64)
+    size, warps = _size(V)
+    _draw[(n,)](logits, uniform, scale, top_p, crossing, out, V, size, num_warps=warps)
+    return out
+
+
+def inside_together(
+    logits: Tensor, prior: Tensor, temperature: Tensor, top_p: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Which tokens [n, V] lie in the standard nucleus of all candidates together, and the share [n, K] of
+    each candidate's own, from fp32 logits [n, K, V]; prior is fp32 [n, K], temperature fp32 [n], top_p fp64
+    [n]."""
+    n, K, V = logits.shape
+    inside = torch.empty(n, V, device=logits.device, dtype=torch.bool)
+    mass = torch.empty(n, K, device=logits.device, dtype=torch.float32)
+    size, warps = _size(V)
+    _together[(n,)](logits, prior, temperature, top_p, inside, mass, V, K, size, num_warps=warps)
+    return inside, mass
+
+
+def _size(vocabulary: int) -> tuple[int, int]:
+    """Of a program's block, and its warps: 16 numbers a thread."""
+    size = triton.next_power_of_2(vocabulary)
+    return size, min(32, max(4, size // 512))
+
+
+@triton.jit
+def _nucleus(weight, top_p, standard, SIZE: tl.constexpr):
+    """Which of the weights lie in the nucleus: fp32 [SIZE], at most 1, 0 behind the vocabulary."""
+    exact = weight.to(tl.float64)
+    bits = weight.to(tl.int32, bitcast=True)  # in the order of the values, which are not negative
+    wanted = tl.sum(exact, 0) * top_p
+    low, bit = 0, 1 << 29  # weights are at most 1.0, whose bits as an integer stay below 2 ** 30
+    for _ in range(30):  # the largest threshold above which enough lies
+        enough = tl.sum(tl.where(bits >= (low | bit), exact, 0.0), 0) >= wanted
+        low = tl.where(enough, low | bit, low)
+        bit = bit >> 1
+    above = tl.sum(tl.where(bits > low, exact, 0.0), 0)
+    tie = (bits == low) & (weight > 0)
+    edge = tl.max(tl.where(tie, exact, 0.0), 0)
+    # Nothing lies on the edge where nothing is cut off.
+    room = tl.where(edge > 0, (wanted - above) / tl.where(edge > 0, edge, 1.0), 0.0)
+    narrow = tl.floor(room).to(tl.int32)
+    narrow = tl.where(above == 0.0, tl.maximum(narrow, 1), narrow)
+    equals = tl.where(standard, tl.ceil(room).to(tl.int32), narrow)
+    rank = tl.cumsum(tie.to(tl.int32), 0) - 1
+    return (bits > low) | (tie & (rank < equals))
+
+
+@triton.jit
+def _draw(logits, uniform, scale, top_p, crossing, out, V, SIZE: tl.constexpr):
+    row, place = tl.program_id(0), tl.arange(0, SIZE)
+    x = tl.load(logits + row.to(tl.int64) * V + place, mask=place < V, other=-float("inf"))
+    weight = tl.exp((x - tl.max(x, 0)) * tl.load(scale + row))
+    inside = _nucleus(weight, tl.load(top_p + row), tl.load(crossing + row) != 0, SIZE)
+    reached = tl.cumsum(tl.where(inside, weight, 0.0).to(tl.float64), 0)
+    total = tl.max(reached, 0)
+    goal = tl.load(uniform + row).to(tl.float64) * total
+    found = tl.sum((reached <= goal).to(tl.int32), 0)
+    # Rounding must not step past the last possible token, nor fall before the first one.
+    first, last = tl.min(tl.where(inside, place, V), 0), tl.max(tl.where(inside, place, 0), 0)
+    tl.store(out + row, tl.maximum(tl.minimum(found, last), first).to(tl.int64))
+
+
+@triton.jit
+def _emitted(logits, k, row, V, K, temperature, SIZE: tl.constexpr):
+    """The distribution of a candidate, fp32 [SIZE]."""
+    place = tl.arange(0, SIZE)
+    here = logits + (row.to(tl.int64) * K + k) * V + place
+    x = tl.load(here, mask=place < V, other=-float("inf")) / temperature
+    weight = tl.exp(x - tl.max(x, 0))
+    return weight / tl.sum(weight, 0)
+
+
+@triton.jit
+def _together(logits, prior, temperature, top_p, inside, mass, V, K, SIZE: tl.constexpr):
+    row, place = tl.program_id(0), tl.arange(0, SIZE)
+    t = tl.load(temperature + row)
+    together = tl.zeros([SIZE], tl.float32)
+    for k in range(K):
+        together += tl.load(prior + row * K + k) * _emitted(logits, k, row, V, K, t, SIZE)
+    p, real = tl.load(top_p + row), place < V
+    chosen = tl.where(p < float("inf"), _nucleus(together, p, True, SIZE) & real, real)
+    tl.store(inside + row.to(tl.int64) * V + place, chosen, mask=real)
+    for k in range(K):
+        left = tl.where(chosen, _emitted(logits, k, row, V, K, t, SIZE), 0.0)
+        tl.store(mass + row * K + k, tl.sum(left.to(tl.float64), 0).to(tl.float32))
