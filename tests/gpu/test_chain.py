@@ -81,11 +81,34 @@ def test_one_launch_draws_what_the_twin_draws(family, N, vocab, rank, S, monkeyp
         prediction, path, block, wanted, uniform = inputs(model, N, len(SETTINGS), seed)
         call = (
             model, moved(prediction), path.to(DEVICE), moved(block), wanted.to(DEVICE), uniform.to(DEVICE),
-            settings, True, True, 5,
+            settings, True, True, True, 5,
         )  # fmt: skip
         results = []
         for one_launch in (False, True):
             monkeypatch.setattr(chain, "in_one_launch", lambda *_, one_launch=one_launch: one_launch)
+            results.append(chain.draw_chain(*call))
+        twin, fast = results
+        assert torch.equal(fast.tokens, twin.tokens)
+        torch.testing.assert_close(fast.probability, twin.probability, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(fast.entropy, twin.entropy, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
+@pytest.mark.parametrize(("N", "vocab", "rank"), [(1, 9, 1), (3, 100, 40), (16, 40, 16)])
+@torch.inference_mode()
+def test_the_whole_vocabulary_as_the_twin_draws_it(family, N, vocab, rank, monkeypatch):
+    model = edge_model(family, N=N, vocab=vocab, edge_rank=rank).to(DEVICE)
+    model.keep_constants()
+    settings = BatchedSettings.of([replace(one, shortlist=None) for one in SETTINGS * 3], DEVICE)
+    for seed in range(4):
+        prediction, path, block, wanted, uniform = inputs(model, N, 3 * len(SETTINGS), seed)
+        call = (
+            model, moved(prediction), path.to(DEVICE), moved(block), wanted.to(DEVICE), uniform.to(DEVICE),
+            settings, True, True,
+        )  # fmt: skip
+        results = []
+        for by_kernels in (False, True):
+            monkeypatch.setattr(chain, "by_kernels", lambda *_, by_kernels=by_kernels: by_kernels)
             results.append(chain.draw_chain(*call))
         twin, fast = results
         assert torch.equal(fast.tokens, twin.tokens)

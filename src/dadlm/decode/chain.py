@@ -14,7 +14,7 @@ from dadlm import dag
 from dadlm.decode.batched_settings import BatchedSettings, Features
 from dadlm.decode.places import places
 from dadlm.decode.predict import Choice, Prediction, at_path
-from dadlm.decode.sample import draw_each, draw_tokens, entropy_of, in_nucleus
+from dadlm.decode.sample import LONGEST, draw_each, draw_tokens, entropy_of, in_nucleus
 from dadlm.decode.samplers import Block
 from dadlm.decode.shortlist import IN_ONE_LAUNCH, Shortlist
 from dadlm.model import Model
@@ -45,11 +45,14 @@ def draw_chains(
 ) -> Choice:
     """`draw_chain` for rows that draw from the whole vocabulary and for rows that draw from shortlists."""
     listed = settings.shortlist[:, None] > 0
-    graph, how = (model, prediction, path, block), (uniform, settings, features.cold, fixed)
+    graph, how = (
+        (model, prediction, path, block),
+        (uniform, settings, features.cold, fixed, features.sees_tokens),
+    )
     k = features.top_k
     if not features.shortlist:
         return draw_chain(*graph, wanted, *how, top_k=k)
-    found = draw_chain(*graph, wanted & listed, *how, features.shortlist, top_k=k)
+    found = draw_chain(*graph, wanted & listed, *how, shortlist=features.shortlist, top_k=k)
     if not features.vocabulary:
         return found
     both = zip(found, draw_chain(*graph, wanted & ~listed, *how, top_k=k), strict=True)
@@ -59,6 +62,11 @@ def draw_chains(
 def in_one_launch(hidden: Tensor, shortlist: int) -> bool:
     """Whether the kernel takes these states and lists that long."""
     return takes(hidden) and shortlist <= IN_ONE_LAUNCH
+
+
+def by_kernels(hidden: Tensor, vocabulary: int) -> bool:
+    """Whether there are kernels for these states and the whole vocabulary."""
+    return takes(hidden) and vocabulary <= LONGEST
 
 
 def draw_chain(
@@ -71,19 +79,28 @@ def draw_chain(
     settings: BatchedSettings,
     cold: bool,
     fixed: bool,
+    looked_at: bool = True,
     shortlist: int = 0,
     top_k: int = 0,
 ) -> Choice:
     """Draw the tokens of a path [B, N] where `wanted` [B, N], and on the way there.
 
-    `fixed`: shapes must not depend on the data; else only what is needed goes through the head. `shortlist`:
-    the longest that a row asks for, if these rows draw from shortlists and not from the vocabulary.
-    `top_k`: the largest of these rows, which the kernel does not know.
+    `fixed`: shapes must not depend on the data; else only what is needed goes through the head. `looked_at`:
+    whether a sampler sees probabilities and entropies. `shortlist`: the longest that a row asks for, if these
+    rows draw from shortlists and not from the vocabulary. `top_k`: the largest of these rows, which the
+    kernels do not know.
     """
     needed, before = on_the_way(block.masked, wanted), prediction.before
     assert before is not None
     hidden, tokens = at_path(prediction.hidden, path), block.ids.clone()
     listed, edge = None, model.head.edge
+    if isinstance(edge, Bilinear) and not (shortlist or top_k) and by_kernels(hidden, model.config.mask_id):
+        from dadlm.decode.kernels.chain_whole import draw as draw_whole
+
+        base, gain = model.head.token_logits(hidden, path), edge.gain(model.head.inputs(hidden, path))
+        edges = model.head.edge_columns(), edge, gain
+        rows = block, before, needed, uniform, settings
+        return Choice(path, *draw_whole(base, *edges, *rows, looked_at))
     if shortlist:
         one_launch = not top_k and in_one_launch(hidden, shortlist)
         at_once = edge if isinstance(edge, Bilinear) and one_launch else None

@@ -17,7 +17,7 @@ def draw(logits: Tensor, uniform: Tensor, scale: Tensor, top_p: Tensor, crossing
     nothing), and `crossing` int32 [n] keeps the token that crosses top_p (the standard rule)."""
     n, V = logits.shape
     out = torch.empty(n, device=logits.device, dtype=torch.int64)
-    size, warps = _size(V)
+    size, warps = size_of(V)
     _draw[(n,)](logits, uniform, scale, top_p, crossing, out, V, size, num_warps=warps)
     return out
 
@@ -31,19 +31,19 @@ def inside_together(
     n, K, V = logits.shape
     inside = torch.empty(n, V, device=logits.device, dtype=torch.bool)
     mass = torch.empty(n, K, device=logits.device, dtype=torch.float32)
-    size, warps = _size(V)
+    size, warps = size_of(V)
     _together[(n,)](logits, prior, temperature, top_p, inside, mass, V, K, size, num_warps=warps)
     return inside, mass
 
 
-def _size(vocabulary: int) -> tuple[int, int]:
+def size_of(vocabulary: int) -> tuple[int, int]:
     """Of a program's block, and its warps: 16 numbers a thread."""
     size = triton.next_power_of_2(vocabulary)
     return size, min(32, max(4, size // 512))
 
 
 @triton.jit
-def _nucleus(weight, top_p, standard, SIZE: tl.constexpr):
+def nucleus_of(weight, top_p, standard, SIZE: tl.constexpr):
     """Which of the weights lie in the nucleus: fp32 [SIZE], at most 1, 0 behind the vocabulary."""
     exact = weight.to(tl.float64)
     bits = weight.to(tl.int32, bitcast=True)  # in the order of the values, which are not negative
@@ -70,7 +70,7 @@ def _draw(logits, uniform, scale, top_p, crossing, out, V, SIZE: tl.constexpr):
     row, place = tl.program_id(0), tl.arange(0, SIZE)
     x = tl.load(logits + row.to(tl.int64) * V + place, mask=place < V, other=-float("inf"))
     weight = tl.exp((x - tl.max(x, 0)) * tl.load(scale + row))
-    inside = _nucleus(weight, tl.load(top_p + row), tl.load(crossing + row) != 0, SIZE)
+    inside = nucleus_of(weight, tl.load(top_p + row), tl.load(crossing + row) != 0, SIZE)
     reached = tl.cumsum(tl.where(inside, weight, 0.0).to(tl.float64), 0)
     total = tl.max(reached, 0)
     goal = tl.load(uniform + row).to(tl.float64) * total
@@ -98,7 +98,7 @@ def _together(logits, prior, temperature, top_p, inside, mass, V, K, SIZE: tl.co
     for k in range(K):
         together += tl.load(prior + row * K + k) * _emitted(logits, k, row, V, K, t, SIZE)
     p, real = tl.load(top_p + row), place < V
-    chosen = tl.where(p < float("inf"), _nucleus(together, p, True, SIZE) & real, real)
+    chosen = tl.where(p < float("inf"), nucleus_of(together, p, True, SIZE) & real, real)
     tl.store(inside + row.to(tl.int64) * V + place, chosen, mask=real)
     for k in range(K):
         left = tl.where(chosen, _emitted(logits, k, row, V, K, t, SIZE), 0.0)
