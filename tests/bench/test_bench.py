@@ -21,18 +21,22 @@ def bench(kind: str, tmp_path: Path, *words: str) -> dict:
 
 def test_decode(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     result = bench("decode", tmp_path, "--scale", "tour", "--block-sizes", "8", "--batches", "2")
-    systems = ["AR", "BD3LM N=8", "DA-DLM N=8 K=4", "DA-DLM N=8 K=4 late"]
+    late = "DA-DLM N=8 K=4 late"
+    systems = ["AR", "BD3LM N=8", "BD3LM N=8 edges", "DA-DLM N=8 K=4", late, f"{late} edges"]
     assert [row["system"] for row in result["steps"]] == systems
     assert all(0 < row["floor_ms"] < row["ms"] for row in result["steps"])
     assert {row["decoding"] for row in result["texts"]} == {"nucleus", "FH", "T=8", "T=4", "T=2"}
     assert all(row["tokens_per_second"] > 0 for row in result["texts"])
-    assert "DA-DLM N=8 K=4 late" in capfd.readouterr().err
+    assert late in capfd.readouterr().err
     assert {"AR", "BD3LM N=8"} <= {row["system"] for row in result["texts"]}
 
 
 def test_train(tmp_path: Path) -> None:
     result = bench("train", tmp_path, "--scale", "tour", "--rows", "2", "--only", "BD3LM", "late")
-    assert [row["system"] for row in result["steps"]] == ["BD3LM N=4", "DA-DLM N=4 K=4 late"]
+    names = ["BD3LM N=4", "DA-DLM N=4 K=4 late"]
+    assert [row["system"] for row in result["steps"]] == [
+        name + edges for name in names for edges in ("", " edges")
+    ]
     assert all(0 < row["flop_use"] < 1 for row in result["steps"])
 
 

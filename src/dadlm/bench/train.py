@@ -19,16 +19,19 @@ _WARMUP, _GROUPS, _TOGETHER = 6, 3, 8  # steps
 
 
 def systems(scale: str, block_size: int | None = None) -> Iterator[tuple[str, RunConfig]]:
-    """AR, MDLM, BD3LM and DA-DLM, the last one expanded at the input and for the last third."""
+    """AR, MDLM, BD3LM and DA-DLM, the last one expanded at the input and for the last third; BD3LM and the
+    latter with token edges too."""
     for family in FAMILIES:
         run = recipe(f"{scale}-{family}")
         N, K = block_size or run.model.block_size, run.model.candidates
         names = {"ar": "AR", "mdlm": "MDLM", "bd3lm": f"BD3LM N={N}", "dadlm": f"DA-DLM N={N} K={K}"}
-        model = replace(run.model, block_size=N, expand_at=0)
-        yield names[family], replace(run, model=model)
+        name, model = names[family], replace(run.model, block_size=N, expand_at=0)
+        yield name, replace(run, model=model)
         if family == "dadlm":
-            late = replace(model, expand_at=model.layers * 2 // 3)
-            yield f"{names[family]} late", replace(run, model=late)
+            name, model = f"{name} late", replace(model, expand_at=model.layers * 2 // 3)
+            yield name, replace(run, model=model)
+        if family in ("bd3lm", "dadlm"):
+            yield f"{name} edges", replace(run, model=replace(model, edge="bilinear"))
 
 
 def bench_train(
@@ -85,7 +88,7 @@ def step_flops(config: ModelConfig, rows: int) -> float:
     """FLOPs of a step's matrix products; half of the tokens are masked on average."""
     tokens, D = rows * config.context, config.width
     layer = 12 * D * D
-    head = D * config.vocab_size
+    head = (D + (config.edge_rank if config.edge == "bilinear" else 0)) * config.vocab_size
     if config.family in ("ar", "mdlm"):
         seen = config.context / (2 if config.family == "ar" else 1)
         nodes = config.layers * tokens
