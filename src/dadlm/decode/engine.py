@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from dadlm.decode.batched_settings import Features
 from dadlm.decode.constants import Constants
@@ -157,8 +158,8 @@ class Engine:
         model = self.model
         with torch.autocast(model.device.type, enabled=False), eval_mode(model):
             self._admit(model, only)
-            step, rows = self._denoise(model, only)
-            return StepResult(step, rows, self._commit(only))
+            step, rows, news = self._denoise(model, only)
+            return StepResult(step, rows, self._commit(only, news))
 
     def _admit(self, model: Model, only: Row | None) -> None:
         """Bring new rows in, read the text before their blocks, and begin those."""
@@ -176,20 +177,22 @@ class Engine:
             self._begun = True
             self._plan.begin()
 
-    def _denoise(self, model: Model, only: Row | None) -> tuple[Step | None, dict[int, Row]]:
-        """One forward pass; with the rows that decided something, by their index in it."""
+    def _denoise(self, model: Model, only: Row | None) -> tuple[Step | None, dict[int, Row], Tensor | None]:
+        """One forward pass; with the rows that decided something, by their index in it, and what
+        `State.advance` says if it is done already."""
         rows = self.slots.whole() if only is None else self.slots.of(only)
         ready = {i: row for i, row in enumerate(self.slots.rows[rows]) if row is not None and row.ready}
         capacity = self._plan.capacity() if ready else 0
         if capacity == 0:
-            return None, {}
+            return None, {}, None
         features, width = self.slots.features, self._width(rows)
-        call = partial(self._pass, model, rows, width, features, capacity)
-        key = ("pass", rows.stop, width, features.of_pass, capacity)
-        step = call() if only else self.graphs(key, call)
+        call = partial(self._pass_and_advance, model, rows, width, features, capacity)
+        used = features if self.slots.state.N == 1 else features.of_pass
+        key = ("pass", rows.stop, width, used, capacity)
+        step, news = call() if only else self.graphs(key, call)
         for row in ready.values():
             row.passes_of_block += 1
-        return step, ready
+        return step, ready, news
 
     def _width(self, rows: slice) -> int:
         """Positions of a block that are looked at: windows may be shorter than the longest there was."""
@@ -198,27 +201,36 @@ class Engine:
         longest = max(row.block for row in self.slots.rows[rows] if row)
         return min(self.slots.state.N, 1 << (longest - 1).bit_length()) if self.graphs.enabled else longest
 
+    def _pass_and_advance(
+        self, model: Model, rows: slice, width: int, features: Features, capacity: int | None
+    ) -> tuple[Step, Tensor | None]:
+        """A block of one token is decided by any pass, and committed in the same graph."""
+        step, state = self._pass(model, rows, width, features, capacity), self.slots.state
+        return step, state.advance(rows, features) if state.N == 1 else None
+
     def _pass(self, model: Model, rows: slice, width: int, features: Features, capacity: int | None) -> Step:
         state = self.slots.state
         block = state.blocks(rows, width)
-        state.forward_passes[rows] += block.masked.any(1)
+        state.forward_passes[rows].add_(block.masked.any(1))
         # What a step saw must not change before it was looked at.
-        seen = {name: getattr(block, name).clone() for name in ("ids", "masked", "first", "number", "step")}
-        block = replace(block, **seen)
+        first, number, step = torch.stack([block.first, block.number, block.step])
+        ids, masked = block.ids.clone(), block.masked.clone()
+        block = replace(block, ids=ids, masked=masked, first=first, number=number, step=step)
         context = self.slots.context(model, rows, self._unseen)
         prediction = predict(model, block, state.text[rows], context)
         after, step = denoise_step(model, prediction, block, state.settings[rows], features, capacity)
         state.update(rows, after)
         return step
 
-    def _commit(self, only: Row | None) -> list[Committed]:
+    def _commit(self, only: Row | None, news: Tensor | None) -> list[Committed]:
         """Hand out the blocks that are decided, and let finished rows go."""
         rows = self.slots.whole() if only is None else self.slots.of(only)
         if not self._plan.is_decided(rows):
             return []
-        features = self.slots.features
-        call = partial(self.slots.state.advance, rows, features)
-        news = call() if only else self.graphs(("advance", rows.stop, features), call, ONCE_PER_BLOCK)
+        if news is None:
+            features = self.slots.features
+            call = partial(self.slots.state.advance, rows, features)
+            news = call() if only else self.graphs(("advance", rows.stop, features), call, ONCE_PER_BLOCK)
         self._begun = False
         if self.lockstep and self.graphs.enabled and self.slots.state.N == 1:
             # To ask the device costs a wait: after several tokens, or when a text may be over.

@@ -69,6 +69,8 @@ class PassPlan:
         if self.slots.lockstep and self._kept is not None:
             self._kept = self._kept[1:]
             return not self._kept
+        if self.slots.state.N == 1:
+            return True
         is_open = self.slots.state.block.masked[rows].any(1).tolist()
         decided = [not open_ for open_, is_ready in zip(is_open, ready, strict=False) if is_ready]
         return all(decided) if self.slots.lockstep else any(decided)
