@@ -45,9 +45,9 @@ def choose(
             how = prediction, path, block, plain, uniform_token, settings, features, capacity is not None
             return draw_chains(model, *how)
         one_each = capacity is not None and features.most_kept(wanted.shape[1]) == 1
-        at, row, put = one_of_each_row(plain) if one_each else some_of_all(plain, capacity)
-        logits = model.head.token_logits(at_path(prediction.hidden, path)[at], path[at])
-        drawn = draw_each(logits, uniform_token[at], settings, row, features.cold, features.top_k)
+        take, row, put = one_of_each_row(plain) if one_each else some_of_all(plain, capacity)
+        logits = model.head.token_logits(take(at_path(prediction.hidden, path)), take(path))
+        drawn = draw_each(logits, take(uniform_token), settings, row, features.cold, features.top_k)
         tokens = put(drawn)
         if not features.sees_tokens:
             return Choice(path, tokens, uniform_token, uniform_token)  # not looked at

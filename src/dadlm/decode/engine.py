@@ -14,7 +14,7 @@ S slots of a pass, N block size.
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -194,7 +194,7 @@ class Engine:
         capacity = self._plan.capacity() if self._ready else 0
         if capacity == 0:
             return None, None
-        features, width = self.slots.features, self._width(rows)
+        features, width = self.slots.features, self.slots.width(rows)
         call = partial(self._pass_and_advance, model, rows, width, features, capacity)
         used = features if self.slots.state.N == 1 else features.of_pass
         key = ("pass", rows.stop, width, used, capacity)
@@ -202,13 +202,6 @@ class Engine:
         for row in self._ready.values():
             row.passes_of_block += 1
         return step, news
-
-    def _width(self, rows: slice) -> int:
-        """Positions of a block that are looked at: windows may be shorter than the longest there was."""
-        if not self.slots.state.is_window:
-            return self.slots.state.N
-        longest = max(row.block for row in self.slots.rows[rows] if row)
-        return min(self.slots.state.N, 1 << (longest - 1).bit_length()) if self.graphs.enabled else longest
 
     def _pass_and_advance(
         self, model: Model, rows: slice, width: int, features: Features, capacity: int | None
@@ -219,12 +212,8 @@ class Engine:
 
     def _pass(self, model: Model, rows: slice, width: int, features: Features, capacity: int | None) -> Step:
         state = self.slots.state
-        block = state.blocks(rows, width)
+        block = state.copied_blocks(rows, width)  # what a step saw must not change before it was looked at
         state.forward_passes[rows].add_(block.masked.any(1))
-        # What a step saw must not change before it was looked at.
-        first, number, step = torch.stack([block.first, block.number, block.step])
-        ids, masked = block.ids.clone(), block.masked.clone()
-        block = replace(block, ids=ids, masked=masked, first=first, number=number, step=step)
         context = self.slots.context(model, rows, self._unseen)
         prediction = predict(model, block, state.text[rows], context)
         after, step = denoise_step(model, prediction, block, state.settings[rows], features, capacity)

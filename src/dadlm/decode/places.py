@@ -5,7 +5,7 @@ others, at B·N, and what is put there falls off.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, where
@@ -16,8 +16,8 @@ from dadlm.nodes import select
 class Some(NamedTuple):
     """Some positions [n] of [B, N], those of spare capacity included, which nobody looks at."""
 
-    at: Any
-    """Index of tensors [B, N, ...]: values at these positions [n, ...]."""
+    take: Callable[[Tensor], Tensor]
+    """From tensors [B, N, ...] the values at these positions [n, ...]."""
     row: Tensor | slice
     """Index of tensors [B]: values of their rows [n]."""
     put: Callable[[Tensor], Tensor]
@@ -26,17 +26,18 @@ class Some(NamedTuple):
 
 def some_of_all(wanted: Tensor, capacity: int | None) -> Some:
     """The wanted positions of [B, N]; for `capacity` see `places`."""
-    place, N = places(wanted, capacity), wanted.shape[1]
-    row, column = (place // N).clamp(max=len(wanted) - 1), place % N
-    return Some((row, column), row, lambda values: put(values, place, wanted))
+    place = places(wanted, capacity)
+    some = place.clamp(max=wanted.numel() - 1)
+    take = lambda x: x.flatten(0, 1)[some]  # noqa: E731
+    return Some(take, some // wanted.shape[1], lambda values: put(values, place, wanted))
 
 
 def one_of_each_row(wanted: Tensor) -> Some:
     """The wanted position of each row of [B, N] that has at most one: fewer kernels than to look for all."""
-    B, N = wanted.shape
-    column = wanted.view(torch.uint8).argmax(1) if N > 1 else 0
-    row = torch.arange(B, device=wanted.device) if N > 1 else slice(None)
-    return Some((row, column), slice(None), lambda values: values[:, None].expand(B, N))
+    every, at = slice(None), (slice(None), 0)
+    if wanted.shape[1] > 1:
+        at = (torch.arange(len(wanted), device=wanted.device), wanted.view(torch.uint8).argmax(1))
+    return Some(lambda x: x[at], every, lambda values: values[:, None].expand_as(wanted))
 
 
 def places(wanted: Tensor, capacity: int | None) -> Tensor:

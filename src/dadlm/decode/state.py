@@ -7,7 +7,7 @@ S slots, n rows of a call, N block size (MDLM: the longest window), L positions.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 
 import torch
@@ -113,6 +113,13 @@ class State:
         """The blocks of some rows, of which the first `width` positions are looked at."""
         own = {field.name: getattr(self.block, field.name)[rows] for field in fields(Block)}
         return Block(**{name: x[:, :width] if x.dim() == 2 else x for name, x in own.items()})
+
+    def copied_blocks(self, rows: slice, width: int) -> Block:
+        """The same, of which nothing changes that a step or the next block would change."""
+        block = self.blocks(rows, width)
+        first, number, step = torch.stack([block.first, block.number, block.step])  # one launch
+        ids, masked = block.ids.clone(), block.masked.clone()
+        return replace(block, ids=ids, masked=masked, first=first, number=number, step=step)
 
     def update(self, rows: slice, after: Block) -> None:
         """Take over what a denoising step has changed."""
