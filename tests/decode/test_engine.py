@@ -313,3 +313,25 @@ def test_memory_and_constants_are_those_of_the_rows_in_work(as_on_cuda: None) ->
     assert model.backbone.keepers == 0 and model.backbone.modulation.kept is None
     release_engine(model)
     assert model.backbone.modulation.buffer is None
+
+
+@pytest.mark.usefixtures("as_on_cuda")
+def test_a_token_of_an_ar_model_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pass and what follows from it; rows are looked at after several tokens."""
+    replayed, run_graph = [], Graphs.__call__
+    admitted, admit = [], Engine._admit
+
+    def watched(self, key, function, launches=1):
+        replayed.append(key[0])
+        return run_graph(self, key, function, launches)
+
+    def watched_admission(self, model, only):
+        admitted.append(self._begun)
+        admit(self, model, only)
+
+    monkeypatch.setattr(Graphs, "__call__", watched)
+    monkeypatch.setattr(Engine, "_admit", watched_admission)
+    model = silence_eot(tiny("ar"))
+    generate(model, PROMPTS[:2], max_new_tokens=20, seed=3)
+    assert replayed == ["pass"] * 20
+    assert admitted.count(False) == 2  # 16 tokens, and 4

@@ -63,7 +63,9 @@ def test_tilted_links_priors_and_prefixes(N: int, K: int) -> None:
         (dag.node_marginals(transition), dag.node_marginals(transition.double())),
         (dag.prefix_logp(emission, transition), dag.prefix_logp(emission.double(), transition.double())),
     ):
-        torch.testing.assert_close(fast.exp().double(), slow.exp(), atol=1e-5, rtol=1e-5)
+        # Prefixes reach 1e20. Single precision has 4e-6 between neighbours at the logarithm of that, 46, and
+        # an error of the logarithm is a relative one of the value: some roundings are more than 1e-5.
+        torch.testing.assert_close(fast.exp().double(), slow.exp(), atol=1e-5, rtol=1e-4)
 
 
 def test_the_gradient_of_a_sum() -> None:

@@ -27,7 +27,7 @@ def test_each_request_gets_its_own_text(family: str):
     drain(scheduler)
     assert [truth_of(job) for job in jobs] == [alone(model, request) for request in asked]
     graphed = scheduler._engine.graphs.callables.values()
-    assert any(one.graph is not None for one in graphed)
+    assert any(one.captured is not None for one in graphed)
 
 
 @pytest.mark.parametrize("family", ("ar", "dadlm"))

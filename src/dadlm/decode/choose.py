@@ -11,7 +11,7 @@ from torch import Tensor
 from dadlm import counter, dag
 from dadlm.decode.batched_settings import BatchedSettings, Features
 from dadlm.decode.chain import best_chain, draw_chains, draw_filtered
-from dadlm.decode.places import places, put
+from dadlm.decode.places import one_of_each_row, some_of_all
 from dadlm.decode.position_nucleus import draw_in_position_nucleus
 from dadlm.decode.predict import Choice, Prediction, at_path
 from dadlm.decode.sample import draw_each, entropy_of, most_probable
@@ -30,32 +30,29 @@ def choose(
 ) -> Choice:
     """Paths and, where `wanted` [B, N], tokens and probabilities; the latter for samplers that see tokens."""
     uniform_path = uniform_token = block.seed  # not drawn where no row draws
+    is_graph = prediction.hidden.shape[2] > 1
     if features.drawn or features.position:
-        uniform_path, uniform_token = block.uniform(counter.PATH), block.uniform(counter.TOKEN)
+        uniform_token = block.uniform(counter.TOKEN)
+        uniform_path = block.uniform(counter.PATH) if is_graph else uniform_token
 
     def draw(rows: Tensor | slice) -> Choice:
         # Path first, head second: the path depends on the transitions alone.
-        path = dag.sample_path(prediction.transition_logp, uniform_path)
+        transition = prediction.transition_logp
+        path = dag.sample_path(transition, uniform_path) if is_graph else torch.zeros_like(block.ids)
         plain = wanted & ~settings.best[:, None] if features.best else wanted
         plain = plain & ~settings.position[:, None] if features.position else plain
         if model.head.edge is not None:
             how = prediction, path, block, plain, uniform_token, settings, features, capacity is not None
             return draw_chains(model, *how)
-        place = places(plain, capacity)
-        some = place.clamp(max=wanted.numel() - 1)  # what spare capacity holds is not looked at
-        hidden, node, row = (
-            at_path(prediction.hidden, path).flatten(0, 1)[some],
-            path.flatten()[some],
-            some // wanted.shape[1],
-        )
-        logits = model.head.token_logits(hidden, node)
-        drawn = draw_each(logits, uniform_token.flatten()[some], settings, row, features.cold, features.top_k)
-        tokens = put(drawn, place, wanted)
+        one_each = capacity is not None and features.most_kept(wanted.shape[1]) == 1
+        take, row, put = one_of_each_row(plain) if one_each else some_of_all(plain, capacity)
+        logits = model.head.token_logits(take(at_path(prediction.hidden, path)), take(path))
+        drawn = draw_each(logits, take(uniform_token), settings, row, features.cold, features.top_k)
+        tokens = put(drawn)
         if not features.sees_tokens:
-            nothing = torch.zeros_like(wanted, dtype=torch.float32)
-            return Choice(path, tokens, nothing, nothing)
-        probability = put(logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1), place, wanted)
-        entropy = put(entropy_of(logits), place, wanted) if features.entropy else probability
+            return Choice(path, tokens, uniform_token, uniform_token)  # not looked at
+        probability = put(logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1))
+        entropy = put(entropy_of(logits)) if features.entropy else probability
         return Choice(path, tokens, probability, entropy)
 
     def take_best(rows: Tensor | slice) -> Choice:

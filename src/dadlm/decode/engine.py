@@ -13,10 +13,12 @@ S slots of a pass, N block size.
 
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from dadlm.decode.batched_settings import Features
 from dadlm.decode.constants import Constants
@@ -72,8 +74,10 @@ class Engine:
         self.slots = Slots(lockstep, cached, self.graphs)
         self._constants = Constants()
         self._plan = PassPlan(self.slots)
-        self._begun = False  # lockstep: the rows are inside their blocks
-        self._unseen = 0  # lockstep, AR: tokens since `_look`
+        self._ready: dict[int, Row] = {}
+        """The rows that a pass can decide something of, by their index in it."""
+        self._begun = False  # lockstep: the rows are inside their blocks, and nobody has looked since
+        self._unseen, self._most_unseen = 0, 1  # lockstep: blocks since `_look`, and how many there may be
 
     @property
     def model(self) -> Model:
@@ -114,7 +118,8 @@ class Engine:
     @torch.inference_mode()
     def clear(self) -> None:
         """Let all rows go. Where graphs are captured, they and their memory stay for the next ones."""
-        self.rows, self.slots.rows, self._begun, self._unseen = [], [], False, 0
+        self.rows, self.slots.rows, self._ready = [], [], {}
+        self._begun, self._unseen, self._most_unseen = False, 0, 1
         self._constants.release(self.model)
         if not self.graphs.enabled:
             self.slots.release()
@@ -154,11 +159,14 @@ class Engine:
 
         Without autocast: the cache has the weights' own type. Between steps the model is the caller's.
         """
-        model = self.model
-        with torch.autocast(model.device.type, enabled=False), eval_mode(model):
+        model, kind = self.model, self.device.type
+        autocast = torch.is_autocast_enabled(kind)  # to enter its absence would take longer than to ask
+        with torch.autocast(kind, enabled=False) if autocast else nullcontext(), eval_mode(model):
             self._admit(model, only)
-            step, rows = self._denoise(model, only)
-            return StepResult(step, rows, self._commit(only))
+            rows = self.slots.whole() if only is None else self.slots.of(only)
+            step, news = self._denoise(model, rows, only)
+            took_part = {} if step is None else self._ready
+            return StepResult(step, took_part, self._commit(rows, only, news))
 
     def _admit(self, model: Model, only: Row | None) -> None:
         """Bring new rows in, read the text before their blocks, and begin those."""
@@ -175,61 +183,60 @@ class Engine:
         if self.lockstep:
             self._begun = True
             self._plan.begin()
+            if self.graphs.enabled and self.slots.state.N == 1:
+                # To ask the device costs a wait: after several tokens, or when a text may be over.
+                self._most_unseen = min(LAST_TOKENS, *(row.end - row.first for row in self.rows))
+        held = self.slots.rows if only is None else self.slots.rows[self.slots.of(only)]
+        self._ready = {i: row for i, row in enumerate(held) if row is not None and row.ready}
 
-    def _denoise(self, model: Model, only: Row | None) -> tuple[Step | None, dict[int, Row]]:
-        """One forward pass; with the rows that decided something, by their index in it."""
-        rows = self.slots.whole() if only is None else self.slots.of(only)
-        ready = {i: row for i, row in enumerate(self.slots.rows[rows]) if row is not None and row.ready}
-        capacity = self._plan.capacity() if ready else 0
+    def _denoise(self, model: Model, rows: slice, only: Row | None) -> tuple[Step | None, Tensor | None]:
+        """One forward pass, and what `State.advance` says if that is done already."""
+        capacity = self._plan.capacity() if self._ready else 0
         if capacity == 0:
-            return None, {}
-        features, width = self.slots.features, self._width(rows)
-        call = partial(self._pass, model, rows, width, features, capacity)
-        key = ("pass", rows.stop, width, features.of_pass, capacity)
-        step = call() if only else self.graphs(key, call)
-        for row in ready.values():
+            return None, None
+        features, width = self.slots.features, self.slots.width(rows)
+        call = partial(self._pass_and_advance, model, rows, width, features, capacity)
+        used = features if self.slots.state.N == 1 else features.of_pass
+        key = ("pass", rows.stop, width, used, capacity)
+        step, news = call() if only else self.graphs(key, call)
+        for row in self._ready.values():
             row.passes_of_block += 1
-        return step, ready
+        return step, news
 
-    def _width(self, rows: slice) -> int:
-        """Positions of a block that are looked at: windows may be shorter than the longest there was."""
-        if not self.slots.state.is_window:
-            return self.slots.state.N
-        longest = max(row.block for row in self.slots.rows[rows] if row)
-        return min(self.slots.state.N, 1 << (longest - 1).bit_length()) if self.graphs.enabled else longest
+    def _pass_and_advance(
+        self, model: Model, rows: slice, width: int, features: Features, capacity: int | None
+    ) -> tuple[Step, Tensor | None]:
+        """A block of one token is decided by any pass, and committed in the same graph."""
+        step, state = self._pass(model, rows, width, features, capacity), self.slots.state
+        return step, state.advance(rows, features) if state.N == 1 else None
 
     def _pass(self, model: Model, rows: slice, width: int, features: Features, capacity: int | None) -> Step:
         state = self.slots.state
-        block = state.blocks(rows, width)
-        state.forward_passes[rows] += block.masked.any(1)
-        # What a step saw must not change before it was looked at.
-        seen = {name: getattr(block, name).clone() for name in ("ids", "masked", "first", "number", "step")}
-        block = replace(block, **seen)
+        block = state.copied_blocks(rows, width)  # what a step saw must not change before it was looked at
+        state.forward_passes[rows].add_(block.masked.any(1))
         context = self.slots.context(model, rows, self._unseen)
         prediction = predict(model, block, state.text[rows], context)
         after, step = denoise_step(model, prediction, block, state.settings[rows], features, capacity)
         state.update(rows, after)
         return step
 
-    def _commit(self, only: Row | None) -> list[Committed]:
+    def _commit(self, rows: slice, only: Row | None, news: Tensor | None) -> list[Committed]:
         """Hand out the blocks that are decided, and let finished rows go."""
-        rows = self.slots.whole() if only is None else self.slots.of(only)
-        if not self._plan.is_decided(rows):
+        if not self._plan.is_decided(rows, self._ready):
             return []
-        features = self.slots.features
-        call = partial(self.slots.state.advance, rows, features)
-        news = call() if only else self.graphs(("advance", rows.stop, features), call, ONCE_PER_BLOCK)
-        self._begun = False
-        if self.lockstep and self.graphs.enabled and self.slots.state.N == 1:
-            # To ask the device costs a wait: after several tokens, or when a text may be over.
-            self._unseen += 1
-            if self._unseen < min(LAST_TOKENS, *(row.end - row.first for row in self.rows)):
-                return []
+        if news is None:
+            features = self.slots.features
+            call = partial(self.slots.state.advance, rows, features)
+            news = call() if only else self.graphs(("advance", rows.stop, features), call, ONCE_PER_BLOCK)
+        self._unseen += 1
+        if self.lockstep and self._unseen < self._most_unseen:
+            return []
+        self._begun, self._unseen = False, 0
         return self._look(rows, news.tolist())
 
     def _look(self, rows: slice, news: list[list[int]]) -> list[Committed]:
         """Learn what `State.advance` has done."""
-        self._unseen, committed = 0, list[Committed]()
+        committed = list[Committed]()
         for row, (over, first, passes, *ids) in zip(self.slots.rows[rows], news, strict=False):
             if row is None or not row.ready or (first == row.first and not over):
                 continue

@@ -6,11 +6,13 @@ the device until they end, and a pass draws, and runs the vocabulary head on, no
 S slots of a pass, N block size.
 """
 
+from collections.abc import Mapping
 from functools import partial
 
 from torch import Tensor
 
 from dadlm.decode.batched_settings import Features
+from dadlm.decode.request import Row
 from dadlm.decode.samplers import SAMPLERS
 from dadlm.decode.slots import Slots
 from dadlm.decode.step import count_kept
@@ -27,11 +29,8 @@ class PassPlan:
     def begin(self) -> None:
         """All rows begin a block (lockstep)."""
         features, state, self._kept = self.slots.features, self.slots.state, None
-        if not self.slots.graphs.enabled:
-            return  # asking the device costs nothing
-        if state.N == 1:
-            self._kept = [1]
-            return
+        if not self.slots.graphs.enabled or state.N == 1:
+            return  # asking the device costs nothing, or is not needed
         rows = [row for row in self.slots.rows if row and not row.finished]
         whole = all(row.first + row.block <= row.length for row in rows)  # a block that is cut may end sooner
         if features.counted and whole:
@@ -61,14 +60,14 @@ class PassPlan:
         state = self.slots.state
         return count_kept(state.blocks(rows, state.N), state.settings[rows], features)
 
-    def is_decided(self, rows: slice) -> bool:
-        """Whether to commit blocks after a pass: in lockstep when all are decided, else when one is."""
-        ready = [row is not None and row.ready for row in self.slots.rows[rows]]
-        if not any(ready):
-            return False
+    def is_decided(self, rows: slice, ready: Mapping[int, Row]) -> bool:
+        """Whether to commit blocks after a pass, of the rows that were ready for it, by their index in
+        `rows`: in lockstep when all are decided, else when one is."""
+        if not ready or self.slots.state.N == 1:
+            return bool(ready)
         if self.slots.lockstep and self._kept is not None:
             self._kept = self._kept[1:]
             return not self._kept
         is_open = self.slots.state.block.masked[rows].any(1).tolist()
-        decided = [not open_ for open_, is_ready in zip(is_open, ready, strict=False) if is_ready]
+        decided = [not is_open[i] for i in ready]
         return all(decided) if self.slots.lockstep else any(decided)

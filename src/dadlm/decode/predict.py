@@ -51,6 +51,8 @@ class Choice(NamedTuple):
 
 def at_path(x: Tensor, path: Tensor) -> Tensor:
     """x [B, N, K, F] at the nodes of a path [B, N]: [B, N, F]."""
+    if x.shape[2] == 1:
+        return x.squeeze(2)
     return x.gather(2, path[..., None, None].expand(*path.shape, 1, x.shape[-1])).squeeze(2)
 
 
@@ -66,7 +68,8 @@ def predict(model: Model, block: Block, text: Tensor, context: Context | None) -
         hidden = model.read(text)
         return _single(hidden.gather(1, (first - 1)[..., None].expand(-1, -1, hidden.shape[-1])))
     if family == "ar":
-        return _single(model.read(text.gather(1, first - 1), context, position=first - 1))
+        last = first - 1
+        return _single(model.read(text.gather(1, last), context, position=last, visible=first))
     if family == "mdlm":
         noisy = block.ids.masked_fill(block.masked, model.config.mask_id)
         # Shorter rows must not see the padding behind their window.

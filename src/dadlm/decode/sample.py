@@ -34,7 +34,12 @@ def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: floa
 
 
 def draw_each(
-    logits: Tensor, uniform: Tensor, settings: BatchedSettings, row: Tensor, cold: bool, top_k: int = 0
+    logits: Tensor,
+    uniform: Tensor,
+    settings: BatchedSettings,
+    row: Tensor | slice,
+    cold: bool,
+    top_k: int = 0,
 ) -> Tensor:
     """Token ids [n] from fp32 logits [n, V], by the settings of their rows [n].
 
@@ -56,14 +61,14 @@ def draw_each(
     return torch.where(settings.cold[row], most_probable(logits), drawn) if cold else drawn
 
 
-def weights(logits: Tensor, settings: BatchedSettings, row: Tensor) -> Tensor:
+def weights(logits: Tensor, settings: BatchedSettings, row: Tensor | slice) -> Tensor:
     """What `draw_each` draws from where the temperature is not 0: fp32 [n, V], at most 1, not normalised."""
     return cut(
         ((logits - logits.amax(-1, keepdim=True)) / settings.temperature[row, None]).exp(), settings, row
     )
 
 
-def cut(weight: Tensor, settings: BatchedSettings, row: Tensor) -> Tensor:
+def cut(weight: Tensor, settings: BatchedSettings, row: Tensor | slice) -> Tensor:
     """Set to zero what lies outside the nucleus of weight [n, V] in [0, 1], by the settings of its rows."""
     return _nucleus(weight, settings.top_p[row, None], settings.standard[row, None] != 0)
 

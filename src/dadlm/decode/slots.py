@@ -90,6 +90,13 @@ class Slots:
         slot = self.rows.index(row)
         return slice(slot, slot + 1)
 
+    def width(self, rows: slice) -> int:
+        """Positions of a block that are looked at: windows may be shorter than the longest there was."""
+        if not self.state.is_window:
+            return self.state.N
+        longest = max(row.block for row in self.rows[rows] if row)
+        return min(self.state.N, 1 << (longest - 1).bit_length()) if self.graphs.enabled else longest
+
     def arrange(self, model: Model, rows: list[Row]) -> None:
         """Bring the slots in line with `rows`: all who came, moved or left since the last time, at once.
 

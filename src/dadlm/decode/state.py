@@ -7,7 +7,7 @@ S slots, n rows of a call, N block size (MDLM: the longest window), L positions.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 
 import torch
@@ -53,6 +53,8 @@ class State:
             ends=flag(slots, N),
         )
         self.settings = BatchedSettings.of([DecodeSettings()] * slots, device)
+        self.offsets = torch.arange(N, device=device), torch.arange(-LAST_TOKENS, 1, device=device)
+        """Of the positions of a block from its first, and of an AR model's last tokens."""
         self.rest(slice(0, slots))
 
     def tensors(self) -> list[Tensor]:
@@ -112,6 +114,13 @@ class State:
         own = {field.name: getattr(self.block, field.name)[rows] for field in fields(Block)}
         return Block(**{name: x[:, :width] if x.dim() == 2 else x for name, x in own.items()})
 
+    def copied_blocks(self, rows: slice, width: int) -> Block:
+        """The same, of which nothing changes that a step or the next block would change."""
+        block = self.blocks(rows, width)
+        first, number, step = torch.stack([block.first, block.number, block.step])  # one launch
+        ids, masked = block.ids.clone(), block.masked.clone()
+        return replace(block, ids=ids, masked=masked, first=first, number=number, step=step)
+
     def update(self, rows: slice, after: Block) -> None:
         """Take over what a denoising step has changed."""
         width = after.ids.shape[1]
@@ -121,37 +130,31 @@ class State:
 
     def begin(self, rows: slice, which: Tensor, features: Features) -> None:
         """Begin the blocks at `first` of the rows `which` [n]; known tokens in them are anchors."""
-        first, length = self.first[rows], self.length[rows]
-        position = first[:, None] + torch.arange(self.N, device=first.device)
-        wanted = position < length[:, None]
-        # Other families denoise their last block to its end and cut the text.
-        in_window = wanted if self.is_window else torch.ones_like(wanted)
-        masked = self.open[rows].gather(1, position) & in_window
-        seed, number = self.block.seed[rows], first // self.N
-        new = Block(
-            ids=self.text[rows].gather(1, position),
-            masked=masked,
-            first=first,
-            number=number,
-            step=torch.zeros_like(number),
-            plan=self._plan(seed, number, rows, features),
-            seed=seed,
-            in_window=in_window,
-            wanted=wanted,
-            ends=masked & ~self.has_gaps[rows, None],
-        )
-        for name in (field.name for field in fields(Block) if field.name != "seed"):
-            here, there = getattr(new, name), getattr(self.block, name)[rows]
-            there.copy_(torch.where(which if here.dim() == 1 else which[:, None], here, there))
-        self.busy[rows] |= which
+        first = self.first[rows]
+        position, number = first[:, None] + self.offsets[0], first // self.N
+        wanted = position < self.length[rows, None]
+        masked = self.open[rows].gather(1, position)
+        new = {"first": first, "number": number, "wanted": wanted}
+        if self.is_window:  # other families denoise their last block to its end and cut the text
+            masked, new["in_window"] = masked & wanted, wanted
+        new["ids"], new["masked"] = self.text[rows].gather(1, position), masked
+        new["ends"] = masked & ~self.has_gaps[rows, None] if features.gaps else masked
+        if (plan := self._plan(number, rows, features)) is not None:
+            new["plan"] = plan
+        for name, here in new.items():
+            there = getattr(self.block, name)[rows]
+            torch.where(which if here.dim() == 1 else which[:, None], here, there, out=there)
+        self.block.step[rows].masked_fill_(which, 0)
+        self.busy[rows].logical_or_(which)
 
-    def _plan(self, seed: Tensor, number: Tensor, rows: slice, features: Features) -> Tensor:
-        plan = None
+    def _plan(self, number: Tensor, rows: slice, features: Features) -> Tensor | None:
+        plan, seed = None, self.block.seed[rows]
         for name in features.samplers:
             drawn = SAMPLERS[name].begin(seed, number, self.steps[rows], self.N, features.most_steps)
-            own = (self.settings.sampler[rows] == list(SAMPLERS).index(name))[:, None]
-            plan = drawn if plan is None else torch.where(own, drawn, plan)
-        assert plan is not None
+            if plan is not None and drawn is not None:
+                own = self.settings.sampler[rows] == list(SAMPLERS).index(name)
+                drawn = torch.where(own[:, None], drawn, plan)
+            plan = plan if drawn is None else drawn
         return plan
 
     def advance(self, rows: slice, features: Features) -> Tensor:
@@ -161,28 +164,25 @@ class State:
         committed block (of an AR model, its last tokens). A block that does not follow directly, in a text
         with gaps, is begun when the text before it has been read.
         """
-        N, first, text = self.N, self.first[rows].clone(), self.text[rows]
-        block_ids = self.block.ids[rows].clone()
-        position = first[:, None] + torch.arange(N, device=first.device)
+        first, text, block_ids = self.first[rows], self.text[rows], self.block.ids[rows]
+        position, following = first[:, None] + self.offsets[0], first + self.N
         done = self.busy[rows] & ~self.block.masked[rows].any(1)
         text.scatter_(1, position, torch.where(done[:, None], block_ids, text.gather(1, position)))
-        is_end = (block_ids == self.config.eot_id) & self.open[rows].gather(1, position)
-        is_end &= (position < self.length[rows, None]) & ~self.has_gaps[rows, None]
-        over = is_end.any(1) | (first + N >= self.end[rows])
-        self.finished[rows] |= done & over
-        goes_on = done & ~over
-        following = first + N
+        is_end = (block_ids == self.config.eot_id) & self.block.ends[rows] & self.block.wanted[rows]
+        over = done & (is_end.any(1) | (following >= self.end[rows]))
+        begins = goes_on = done & ~over
         if features.gaps and not self.is_window:
-            following = torch.where(goes_on, self._next_open(rows), following)
-        self.first[rows] = torch.where(goes_on, following, first)
-        self.busy[rows] &= ~done
-        self.begin(rows, goes_on & (following == first + N), features)
-        now = self.first[rows]
-        if N == 1:
-            last = now[:, None] + torch.arange(-LAST_TOKENS, 1, device=now.device)
-            block_ids = text.gather(1, last.clamp(min=0))
-        facts = torch.stack([self.finished[rows], now, self.forward_passes[rows]], 1)
-        return torch.cat([facts, block_ids], 1)
+            later = self._next_open(rows)
+            begins, following = goes_on & (later == following), later
+        torch.where(goes_on, following, first, out=first)
+        self.finished[rows].logical_or_(over)
+        self.busy[rows].masked_fill_(done, False)
+        if self.N == 1:
+            block_ids = text.gather(1, (first[:, None] + self.offsets[1]).clamp(min=0))
+        facts = (self.finished[rows, None].long(), first[:, None], self.forward_passes[rows, None])
+        news = torch.cat([*facts, block_ids], 1)
+        self.begin(rows, begins, features)
+        return news
 
     def _next_open(self, rows: slice) -> Tensor:
         """[n]: the first position of the next block with something open."""

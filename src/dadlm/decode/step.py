@@ -72,7 +72,7 @@ def denoise_step(
         kept, at = keep(block, infilled, settings, features, Proposal(confidence, ending, entropy, chained))
     ids = torch.where(kept, tokens, block.ids)
     ids, kept = settle(block, ids, kept, model.config.eot_id, padded)
-    after = replace(block, ids=ids, masked=block.masked & ~kept, step=at + 1)
+    after = replace(block, ids=ids, masked=block.masked > kept, step=at + 1)
     return after, Step(block, prediction, path, drawn, tokens, kept, infilled, at, ids)
 
 
@@ -124,14 +124,16 @@ def settle(
     while something is, what follows the end-of-text is context for it and has to be denoised, unless that
     is known to be end-of-text too (`padded` [B, 1]).
     """
-    masked = block.masked & ~kept
+    if ids.shape[1] == 1:
+        return ids, kept  # nothing is left
+    masked = block.masked > kept  # and not kept: one launch instead of two
     end = block.ends & (ids == eot_id)
-    over = (end & (masked.cumsum(1) == 0)).any(1, keepdim=True) | ~(masked & block.wanted).any(
-        1, keepdim=True
-    )
+    open_before = (masked & block.wanted).cumsum(1)  # wanted positions come first
+    over = (end & (open_before == 0)).any(1, keepdim=True) | (open_before[:, -1:] == 0)
     if padded is not None:
         over = over | (((end & ~masked).cumsum(1) > 0) & padded)
-    return ids.masked_fill(masked & over, eot_id), kept | (masked & over)
+    left = masked & over
+    return ids.masked_fill(left, eot_id), kept | left
 
 
 def composite(emitted: Tensor, transition_logp: Tensor, path: Tensor, weight: Tensor) -> Tensor:

@@ -39,9 +39,10 @@ class Graphs:
         addresses."""
         if not self.enabled:
             return function()
-        if key not in self.callables:
-            self.callables[key] = GraphedCallable(launches)
-        return self.callables[key](function, partial(self._capture, key[0]))
+        graphed = self.callables.get(key)
+        if graphed is None:
+            graphed = self.callables[key] = GraphedCallable(launches)
+        return graphed(function, partial(self._capture, key[0]))
 
     def _capture(self, kind: str, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any] | None:
         """Graphs of one kind share memory: what one returned is read before the next of them is replayed."""

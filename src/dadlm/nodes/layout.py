@@ -55,9 +55,8 @@ class Nodes:
     @cached_property
     def position(self) -> Tensor:
         """[B, C]: rotary position; the start node stands one before the block's first token."""
-        offset = torch.arange(self.masked.shape[2], device=self.first.device).repeat_interleave(
-            self.candidates
-        )
+        offset = torch.arange(self.masked.shape[2], device=self.first.device)
+        offset = offset[:, None].expand(-1, self.candidates).flatten()
         if self.start:
             offset = torch.cat([offset.new_full((1,), -1), offset])
         return self.from_slots(self.first[..., None] + offset)

@@ -90,10 +90,13 @@ class Sampler(ABC):
         """The most positions of a block of so many that a step keeps, infilled ones not counted."""
         return positions
 
-    def begin(self, seed: Tensor, number: Tensor, steps: Tensor, positions: int, most_steps: int) -> Tensor:
-        """`Block.plan` [B, N] of blocks that begin; `most_steps` is the largest of `steps` [B]."""
-        del number, steps, most_steps
-        return seed.new_zeros(len(seed), positions)
+    def begin(
+        self, seed: Tensor, number: Tensor, steps: Tensor, positions: int, most_steps: int
+    ) -> Tensor | None:
+        """`Block.plan` [B, N] of blocks that begin; `most_steps` is the largest of `steps` [B]. None: nothing
+        is drawn, and what stands there has no meaning."""
+        del seed, number, steps, positions, most_steps
+        return None
 
     def kept_per_pass(self, block: Block) -> list[int] | None:
         """How many tokens each pass of these blocks keeps, all rows together; None: known only afterwards."""
@@ -113,8 +116,7 @@ def block_uniform(seed: Tensor, block: Tensor, step: Tensor, positions: int, pur
 
 def highest(x: Tensor) -> Tensor:
     """One-hot of the largest entry of each row; ties go to the lowest index."""
-    best = x == x.amax(1, keepdim=True)
-    return best & (best.cumsum(1) == 1)
+    return torch.arange(x.shape[1], device=x.device) == x.argmax(1, keepdim=True)
 
 
 def surest(candidates: Tensor, score: Tensor, ending: Tensor | None = None) -> Tensor:

@@ -1,5 +1,6 @@
 """First-hitting: every step keeps one position, drawn uniformly among the masked ones."""
 
+import torch
 from torch import Tensor
 
 from dadlm import counter
@@ -12,9 +13,11 @@ class FirstHitting(Sampler):
 
     def keep(self, block: Block, infilled: Tensor, settings: object, proposal: Proposal | None = None):
         del settings, proposal
-        candidates = block.masked & ~infilled
-        u = block.uniform(counter.REVEAL).masked_fill(~candidates, -1.0)
-        return infilled | (highest(u) & candidates), block.step
+        if block.masked.shape[1] == 1:
+            return block.masked, block.step  # nothing to choose
+        candidates = block.masked > infilled  # and not infilled: one launch instead of two
+        u = torch.where(candidates, block.uniform(counter.REVEAL), -1.0)
+        return torch.where(candidates, highest(u), infilled), block.step
 
     def most(self, positions: int) -> int:
         return 1
