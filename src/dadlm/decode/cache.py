@@ -57,6 +57,9 @@ class CacheView(Context):
         self.v[layer][self.index, position] = v.to(self.v.dtype)
         return self[layer]
 
+    def in_place(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        return self[layer] if isinstance(self.rows, slice) else None  # chosen slots are copies
+
     def remember(self, ids: Tensor, position: Tensor) -> None:
         """The text is there already."""
 

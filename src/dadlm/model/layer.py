@@ -136,9 +136,19 @@ class Layer(nn.Module):
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values [B, C, H, E] of the layer's input x [B, C, D]."""
+        return self.turned(*self.heads_of(self.before_attention(x, shared), shared), shared)
+
+    def before_attention(self, x: Tensor, shared: Shared) -> Tensor:
         shift, scale = self.modulation(shared.condition)[:2]
-        qkv = apply(self.qkv, self.norm_attention(x, shift, scale, shared.grad), shared.adapted)
+        return self.norm_attention(x, shift, scale, shared.grad)
+
+    def heads_of(self, normed: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of each head, before their rotary turn."""
+        qkv = apply(self.qkv, normed, shared.adapted)
         q, k, v = qkv.unflatten(-1, (sum(self.heads), -1)).split(self.heads, -2)
+        return q, k, v
+
+    def turned(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         q, k = (rotate(turned, shared.rotation, shared.grad) for turned in (q, k))
         return q, self._for_all(k), self._for_all(v)
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from dadlm.model.attention import NodeAttention, attend_nodes
-from dadlm.model.backbone import Backbone, Context
+from dadlm.model.backbone import Backbone
 from dadlm.model.capture import Engines
 from dadlm.model.config import ModelConfig
+from dadlm.model.context import Context
 from dadlm.model.edge import Left, left_of
 from dadlm.model.emission import Head
 from dadlm.model.lora import freeze

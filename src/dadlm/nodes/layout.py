@@ -42,6 +42,11 @@ class Nodes:
         """M."""
         return int(self.start) + self.masked.shape[2] * self.candidates
 
+    @property
+    def is_one_block(self) -> bool:
+        """One block in each row, not packed, as in decoding on CUDA."""
+        return self.masked.shape[1] == 1 and self.node_of_slot is None
+
     @cached_property
     def active(self) -> Tensor:
         """[B, G, N, K]: the nodes a path may take."""
