@@ -83,7 +83,8 @@ def attend_one_block(
     turn, and keys and values [B, C, H', E] may be shared by several heads."""
     from dadlm.model.kernels.attend import attend
 
-    return attend(q, *prefix, nodes.visible, (k, v, nodes.is_key[:, 0]), turn=turn)[0]
+    is_key = nodes.is_key[:, 0] if nodes.slots > nodes.masked.shape[2] else None  # else every node is a key
+    return attend(q, *prefix, nodes.visible, (k, v, is_key), turn=turn)[0]
 
 
 def attend_and_write(

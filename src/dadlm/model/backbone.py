@@ -28,7 +28,18 @@ from dadlm.model.attention import (
 )
 from dadlm.model.config import ModelConfig
 from dadlm.model.context import Context
-from dadlm.model.layer import Attend, Condition, Layer, Modulation, Norm, Shared, refreshed, rotation
+from dadlm.model.layer import (
+    Attend,
+    Condition,
+    Layer,
+    Modulation,
+    Norm,
+    Rotation,
+    Shared,
+    every_rotation,
+    refreshed,
+    rotation,
+)
 from dadlm.nodes import Nodes, expand
 
 
@@ -45,6 +56,8 @@ class Backbone(nn.Module):
         self.mask_change = nn.Parameter(torch.zeros(config.width)) if config.lora else None
         self.attend_nodes = attend_nodes
         self.keepers = 0  # see `Model.keep_constants`
+        self.kept: Rotation | None = None
+        self.buffer: Rotation | None = None  # the same tensors, while nobody keeps them
         self.checkpointing = False  # recompute the layers in backward instead of keeping what they made
 
     def read(
@@ -130,17 +143,23 @@ class Backbone(nn.Module):
         return self._run(x, nodes, context, range(late, len(self.layers)))
 
     def keep_constants(self) -> None:
-        """See `Model.keep_constants`: the modulations of adaLN."""
+        """See `Model.keep_constants`: the modulations of adaLN, and the rotary turns of all positions."""
+        device = self.embedding.weight.device
+        if self.buffer is None or self.buffer[0].device != device:  # no weight changes them
+            self.buffer = every_rotation(self.config, device)
+        self.kept = self.buffer
         condition = self._condition()
         for modulation in self.modulations():
             modulation.kept = modulation.buffer = refreshed(modulation.buffer, modulation(condition))
 
     def release_constants(self) -> None:
+        self.kept = None
         for modulation in self.modulations():
             modulation.kept = None
 
     def drop_constants(self) -> None:
         """Give the memory of constants back."""
+        self.buffer = None
         for modulation in self.modulations():
             modulation.buffer = None
 
@@ -203,7 +222,7 @@ class Backbone(nn.Module):
     def _shared(self, position: Tensor, clean: bool = False) -> Shared:
         """Here, once for a pass, the gradient mode decides which algorithms are used, and whose text it is
         whether adapters take part."""
-        turn = rotation(position, self.config.query_width, self.config.rope_theta)
+        turn = rotation(position, self.config.query_width, self.config.rope_theta, self.kept)
         adapted = not (clean and self.config.lora_gated)
         return Shared(turn, self._condition(), torch.is_grad_enabled(), adapted)
 

@@ -80,6 +80,12 @@ def _product(linear: nn.Linear, x: Tensor, shared: Shared) -> tuple[Tensor, Tens
 def _activated(layer: Layer, normed: Tensor, shared: Shared) -> Tensor:
     if layer.activate is not Lean.activate:
         return layer.activate(apply(layer.up, normed, shared.adapted))
+    up, rows = layer.up, normed.shape[:-1]
+    half = normed.dtype == up.weight.dtype in (torch.bfloat16, torch.float16)
+    if type(up) is nn.Linear and up.bias is not None and rows.numel() > 1 and half and normed.is_cuda:
+        # Within the product, which rounds once instead of twice: in single precision it would be too coarse.
+        product = torch._addmm_activation  # type: ignore[attr-defined]
+        return product(up.bias, normed.flatten(0, -2), up.weight.t(), use_gelu=True).view(*rows, -1)
     from dadlm.model.kernels.pointwise import gelu
 
     return gelu(*_product(layer.up, normed, shared))

@@ -60,11 +60,11 @@ class Nodes:
     @cached_property
     def position(self) -> Tensor:
         """[B, C]: rotary position; the start node stands one before the block's first token."""
-        offset = torch.arange(self.masked.shape[2], device=self.first.device).repeat_interleave(
-            self.candidates
+        offset = torch.arange(
+            -int(self.start), self.masked.shape[2] * self.candidates, device=self.first.device
         )
-        if self.start:
-            offset = torch.cat([offset.new_full((1,), -1), offset])
+        if self.candidates > 1:  # -1 stays: that is the start
+            offset = offset.div(self.candidates, rounding_mode="floor")
         return self.from_slots(self.first[..., None] + offset)
 
     @cached_property
@@ -138,6 +138,8 @@ class Nodes:
 
 
 def _active(masked: Tensor, candidates: int) -> Tensor:
+    if candidates == 1:
+        return torch.ones_like(masked)[..., None]
     first = torch.arange(candidates, device=masked.device) == 0
     return masked[..., None] | first
 
