@@ -16,7 +16,7 @@ from dadlm.decode.position_nucleus import draw_in_position_nucleus
 from dadlm.decode.predict import Choice, Prediction, at_path
 from dadlm.decode.sample import draw_each, entropy_of, most_probable
 from dadlm.decode.samplers import Block
-from dadlm.model import Model
+from dadlm.model import Model, kernels
 
 
 def choose(
@@ -30,26 +30,24 @@ def choose(
 ) -> Choice:
     """Paths and, where `wanted` [B, N], tokens and probabilities; the latter for samplers that see tokens."""
     uniform_path = uniform_token = block.seed  # not drawn where no row draws
+    in_one_launch = _in_one_launch(wanted, capacity)  # then with the states that they are for
     if features.drawn or features.position:
-        uniform_path, uniform_token = block.uniform(counter.PATH), block.uniform(counter.TOKEN)
+        if features.position or model.head.edge is not None or not in_one_launch:
+            uniform_token = block.uniform(counter.TOKEN)
+        if prediction.transition_logp.shape[-1] > 1:
+            uniform_path = block.uniform(counter.PATH)
 
     def draw(rows: Tensor | slice) -> Choice:
         # Path first, head second: the path depends on the transitions alone.
-        path = dag.sample_path(prediction.transition_logp, uniform_path)
+        path = _drawn_path(prediction.transition_logp, uniform_path)
         plain = wanted & ~settings.best[:, None] if features.best else wanted
         plain = plain & ~settings.position[:, None] if features.position else plain
         if model.head.edge is not None:
             how = prediction, path, block, plain, uniform_token, settings, features, capacity is not None
             return draw_chains(model, *how)
-        place = places(plain, capacity)
-        some = place.clamp(max=wanted.numel() - 1)  # what spare capacity holds is not looked at
-        hidden, node, row = (
-            at_path(prediction.hidden, path).flatten(0, 1)[some],
-            path.flatten()[some],
-            some // wanted.shape[1],
-        )
+        place, row, node, hidden, uniform = _draws(plain, capacity, prediction, path, block, uniform_token)
         logits = model.head.token_logits(hidden, node)
-        drawn = draw_each(logits, uniform_token.flatten()[some], settings, row, features.cold, features.top_k)
+        drawn = draw_each(logits, uniform, settings, row, features.cold, features.top_k)
         tokens = put(drawn, place, wanted)
         if not features.sees_tokens:
             nothing = torch.zeros_like(wanted, dtype=torch.float32)
@@ -84,6 +82,35 @@ def choose(
     for _, which, way in others:
         found = _replaced(found, which, capacity is not None, way)
     return found
+
+
+def _in_one_launch(wanted: Tensor, capacity: int | None) -> bool:
+    if capacity is None or not kernels.takes(wanted):
+        return False
+    from dadlm.decode.kernels.tokens import MOST_PLACES
+
+    return wanted.numel() <= MOST_PLACES
+
+
+def _draws(
+    wanted: Tensor, capacity: int | None, prediction: Prediction, path: Tensor, block: Block, uniform: Tensor
+) -> tuple[Tensor, ...]:
+    """Flat places [n] that are wanted, their rows, nodes and hidden states, and uniform numbers."""
+    if capacity is not None and _in_one_launch(wanted, capacity):
+        from dadlm.decode.kernels.tokens import take
+
+        return take(wanted, capacity, prediction.hidden, path, block.counters, counter.TOKEN)
+    place = places(wanted, capacity)
+    some = place.clamp(max=wanted.numel() - 1)  # what spare capacity holds is not looked at
+    hidden = at_path(prediction.hidden, path).flatten(0, 1)[some]
+    return place, some // wanted.shape[1], path.flatten()[some], hidden, uniform.flatten()[some]
+
+
+def _drawn_path(transition_logp: Tensor, uniform: Tensor) -> Tensor:
+    """[B, N]; with one node at every position there is one path."""
+    if transition_logp.shape[-1] > 1:
+        return dag.sample_path(transition_logp, uniform)
+    return torch.zeros(transition_logp.shape[:2], device=uniform.device, dtype=torch.int64)
 
 
 def _replaced(found: Choice, which: Tensor, fixed: bool, way: Callable[[Tensor | slice], Choice]) -> Choice:

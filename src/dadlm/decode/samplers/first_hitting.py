@@ -4,6 +4,7 @@ from torch import Tensor
 
 from dadlm import counter
 from dadlm.decode.samplers.base import Block, Proposal, Sampler, highest
+from dadlm.model import kernels
 
 
 class FirstHitting(Sampler):
@@ -12,6 +13,10 @@ class FirstHitting(Sampler):
 
     def keep(self, block: Block, infilled: Tensor, settings: object, proposal: Proposal | None = None):
         del settings, proposal
+        if kernels.takes(block.masked):
+            from dadlm.decode.kernels.tokens import reveal
+
+            return reveal(block.masked, infilled, block.counters, counter.REVEAL), block.step
         candidates = block.masked & ~infilled
         u = block.uniform(counter.REVEAL).masked_fill(~candidates, -1.0)
         return infilled | (highest(u) & candidates), block.step
