@@ -48,6 +48,11 @@ def bench_decode(
                     whole.append(row | _text(model, batch, settings, machine))
                     log(whole[-1])
         del model
+    for row in rows:  # at the end: a profiler that was there slows down what is timed after it
+        model = Model(_systems(scale, block_sizes)[row["system"]]).to(machine.device, machine.dtype).eval()
+        row["launches"] = _launches(model, row["batch"], prefix, machine)
+        log({key: row[key] for key in ("system", "batch", "launches", "share_of_floor")})
+    _compare(rows)
     described = machine.describe()
     return {"kind": "decode", **described, "scale": scale, "prefix": prefix, "steps": rows, "texts": whole}
 
@@ -76,7 +81,38 @@ def _step(model: Model, batch: int, prefix: int, count: int, machine: Machine) -
             break
         start = time.perf_counter()
     floor, ms = machine.floor_ms(*_work(model, batch, prefix)), statistics.median(times)
-    return {"ms": ms, "floor_ms": floor, "ratio_to_floor": ms / floor, "peak_mib": machine.peak_mib()}
+    row = {"ms": ms, "floor_ms": floor, "ratio_to_floor": ms / floor, "share_of_floor": floor / ms}
+    return row | {"peak_mib": machine.peak_mib()}
+
+
+def _launches(model: Model, batch: int, prefix: int, machine: Machine) -> int | None:
+    """Of a captured step; None where none is captured."""
+    release_engine(model)
+    config = model.config
+    settings = DecodeSettings(max_new_tokens=min(config.context - prefix, max(8, 2 * config.block)))
+    decoding = decode_steps(model, completions(model, _prompts(model, batch, prefix), settings, seed=0))
+    for _ in zip(range(4), decoding, strict=False):  # the first is launched, and the second captured
+        pass
+    decoding.close()  # its engine goes back to the model, and what it works on is nobody's any more
+    captured = (
+        one.captured[0]
+        for engine in model.engines
+        for key, one in engine.graphs.callables.items()
+        if key[0] == "pass" and one.captured is not None
+    )
+    graph = next(captured, None)
+    return None if graph is None else machine.launches(graph.replay)
+
+
+def _compare(rows: list[dict[str, Any]]) -> None:
+    """What a step of DA-DLM costs beside that of BD3LM with the same blocks and batch."""
+    ms = {(row["system"], row["batch"]): row["ms"] for row in rows}
+    for row in rows:
+        other = row["system"].replace("DA-DLM", "BD3LM").split(" K=")[0]
+        is_dadlm = other != row["system"]
+        row["ratio_to_bd3lm"] = row["ms"] / ms[other, row["batch"]] if is_dadlm else None
+        if is_dadlm:
+            log({key: row[key] for key in ("system", "batch", "ratio_to_bd3lm")})
 
 
 def _work(model: Model, batch: int, prefix: int) -> tuple[float, float]:

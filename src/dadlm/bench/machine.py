@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 
 class Machine:
@@ -48,6 +49,15 @@ class Machine:
         for _ in range(warmup):
             work()
         return statistics.median(self.timed_ms(work) for _ in range(runs))
+
+    def launches(self, work: Callable[[], object]) -> int | None:
+        """Kernels, copies and fills that the device does for it; None where nobody counts them."""
+        self.synchronise()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            work()
+            self.synchronise()
+        on_device = [one.count for one in seen.key_averages() if one.device_type.name == "CUDA"]
+        return sum(on_device) or None
 
     def floor_ms(self, flops: float, bytes_: float) -> float:
         """The time that arithmetic or memory alone would take, whichever is longer."""

@@ -4,6 +4,7 @@ A layers, S slots, B rows of a pass, L positions, H heads, E head width.
 """
 
 import warnings
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -48,14 +49,21 @@ class CacheView(Context):
         length = cache.k.shape[2]
         # On CUDA the kernel reads as far as each row sees, and a captured pass must not know lengths.
         self.used = length if cache.k.is_cuda else min(length, -(-max(used, 1) // _GRAIN) * _GRAIN)
-        if isinstance(rows, slice):
-            rows = torch.arange(rows.start, rows.stop, device=cache.k.device)
-        self.index = rows[:, None]
+
+    @cached_property
+    def index(self) -> Tensor:
+        """[B, 1]: the slots."""
+        if isinstance(self.rows, slice):
+            return torch.arange(self.rows.start, self.rows.stop, device=self.k.device)[:, None]
+        return self.rows[:, None]
 
     def store(self, layer: int, k: Tensor, v: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         self.k[layer][self.index, position] = k.to(self.k.dtype)
         self.v[layer][self.index, position] = v.to(self.v.dtype)
         return self[layer]
+
+    def in_place(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        return self[layer] if isinstance(self.rows, slice) else None  # chosen slots are copies
 
     def remember(self, ids: Tensor, position: Tensor) -> None:
         """The text is there already."""

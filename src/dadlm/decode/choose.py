@@ -4,6 +4,7 @@ B rows, N block size, K candidates, V vocabulary without the mask, D width.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,12 +12,12 @@ from torch import Tensor
 from dadlm import counter, dag
 from dadlm.decode.batched_settings import BatchedSettings, Features
 from dadlm.decode.chain import best_chain, draw_chains, draw_filtered
-from dadlm.decode.places import one_of_each_row, some_of_all
+from dadlm.decode.places import one_of_each_row, put, some_of_all
 from dadlm.decode.position_nucleus import draw_in_position_nucleus
 from dadlm.decode.predict import Choice, Prediction, at_path
 from dadlm.decode.sample import draw_each, entropy_of, most_probable
 from dadlm.decode.samplers import Block
-from dadlm.model import Model
+from dadlm.model import Model, kernels
 
 
 def choose(
@@ -30,29 +31,32 @@ def choose(
 ) -> Choice:
     """Paths and, where `wanted` [B, N], tokens and probabilities; the latter for samplers that see tokens."""
     uniform_path = uniform_token = block.seed  # not drawn where no row draws
-    is_graph = prediction.hidden.shape[2] > 1
+    in_one_launch = _in_one_launch(wanted, capacity)  # then with the states that they are for
     if features.drawn or features.position:
-        uniform_token = block.uniform(counter.TOKEN)
-        uniform_path = block.uniform(counter.PATH) if is_graph else uniform_token
+        if features.position or model.head.edge is not None or not in_one_launch:
+            uniform_token = block.uniform(counter.TOKEN)
+        if prediction.transition_logp.shape[-1] > 1:
+            uniform_path = block.uniform(counter.PATH)
 
     def draw(rows: Tensor | slice) -> Choice:
         # Path first, head second: the path depends on the transitions alone.
-        transition = prediction.transition_logp
-        path = dag.sample_path(transition, uniform_path) if is_graph else torch.zeros_like(block.ids)
+        path = _drawn_path(prediction.transition_logp, uniform_path)
         plain = wanted & ~settings.best[:, None] if features.best else wanted
         plain = plain & ~settings.position[:, None] if features.position else plain
         if model.head.edge is not None:
             how = prediction, path, block, plain, uniform_token, settings, features, capacity is not None
             return draw_chains(model, *how)
         one_each = capacity is not None and features.most_kept(wanted.shape[1]) == 1
-        take, row, put = one_of_each_row(plain) if one_each else some_of_all(plain, capacity)
-        logits = model.head.token_logits(take(at_path(prediction.hidden, path)), take(path))
-        drawn = draw_each(logits, take(uniform_token), settings, row, features.cold, features.top_k)
-        tokens = put(drawn)
+        draws = _draws(plain, capacity, one_each, prediction, path, block, uniform_token)
+        row, node, hidden, uniform, put_back = draws
+        logits = model.head.token_logits(hidden, node)
+        drawn = draw_each(logits, uniform, settings, row, features.cold, features.top_k)
+        tokens = put_back(drawn)
         if not features.sees_tokens:
-            return Choice(path, tokens, uniform_token, uniform_token)  # not looked at
-        probability = put(logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1))
-        entropy = put(entropy_of(logits)) if features.entropy else probability
+            nothing = torch.zeros_like(wanted, dtype=torch.float32)
+            return Choice(path, tokens, nothing, nothing)
+        probability = put_back(logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1))
+        entropy = put_back(entropy_of(logits)) if features.entropy else probability
         return Choice(path, tokens, probability, entropy)
 
     def take_best(rows: Tensor | slice) -> Choice:
@@ -82,6 +86,54 @@ def choose(
     for _, which, way in others:
         found = _replaced(found, which, capacity is not None, way)
     return found
+
+
+def _in_one_launch(wanted: Tensor, capacity: int | None) -> bool:
+    if capacity is None or wanted.shape[1] == 1 or not kernels.takes(wanted):
+        return False
+    from dadlm.decode.kernels.tokens import MOST_PLACES
+
+    return wanted.numel() <= MOST_PLACES
+
+
+class _Draws(NamedTuple):
+    """What is drawn, [n] each, spare capacity included."""
+
+    row: Tensor | slice
+    node: Tensor
+    hidden: Tensor
+    """[n, D]."""
+    uniform: Tensor
+    put: Callable[[Tensor], Tensor]
+    """Values [n] at their positions [B, N]."""
+
+
+def _draws(
+    wanted: Tensor,
+    capacity: int | None,
+    one_each: bool,
+    prediction: Prediction,
+    path: Tensor,
+    block: Block,
+    uniform: Tensor,
+) -> _Draws:
+    """The draws of the wanted positions [B, N], at most one in each row if `one_each`."""
+    if capacity is not None and _in_one_launch(wanted, capacity):
+        from dadlm.decode.kernels.tokens import take
+
+        taken = take(wanted, capacity, prediction.hidden, path, block.counters, counter.TOKEN)
+        states = taken.row, taken.node, taken.hidden, taken.uniform
+        return _Draws(*states, lambda drawn: put(drawn, taken.place, wanted))
+    take_some, row, put_some = one_of_each_row(wanted) if one_each else some_of_all(wanted, capacity)
+    hidden = take_some(at_path(prediction.hidden, path))
+    return _Draws(row, take_some(path), hidden, take_some(uniform), put_some)
+
+
+def _drawn_path(transition_logp: Tensor, uniform: Tensor) -> Tensor:
+    """[B, N]; with one node at every position there is one path."""
+    if transition_logp.shape[-1] > 1:
+        return dag.sample_path(transition_logp, uniform)
+    return torch.zeros(transition_logp.shape[:2], device=uniform.device, dtype=torch.int64)
 
 
 def _replaced(found: Choice, which: Tensor, fixed: bool, way: Callable[[Tensor | slice], Choice]) -> Choice:

@@ -3,7 +3,7 @@
 A row's text depends on its prompt, seed and settings, never on the rows beside it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
@@ -191,7 +191,7 @@ def completions(
     return [Row(model, request) for request in asked]
 
 
-def decode_steps(model: Model, rows: Sequence[Row]) -> Iterator[StepResult]:
+def decode_steps(model: Model, rows: Sequence[Row]) -> Generator[StepResult]:
     """Decode rows side by side; yields what each forward pass did."""
     with borrow_engine(model) as engine:
         for row in rows:

@@ -16,8 +16,7 @@ from dadlm import dag
 from dadlm.decode.places import places, put
 from dadlm.decode.predict import Choice, Prediction, at_path
 from dadlm.decode.sample import LONGEST, draw_tokens, entropy_of, in_nucleus
-from dadlm.model import Model
-from dadlm.model.kernels import HAS_TRITON
+from dadlm.model import Model, kernels
 
 
 def draw_in_position_nucleus(
@@ -67,7 +66,7 @@ def inside_together(
 ) -> tuple[Tensor, Tensor]:
     """Which tokens [n, V] lie in the nucleus of all candidates together, and the share [n, K] of each
     candidate's own that do, from logits [n, K, V] and priors [n, K]; settings are those of each row [n]."""
-    if logits.is_cuda and HAS_TRITON and top_k is None and logits.shape[-1] <= LONGEST:
+    if kernels.takes(logits) and top_k is None and logits.shape[-1] <= LONGEST:
         from dadlm.decode.kernels.short_row import inside_together as inside_fused
 
         return inside_fused(logits.contiguous(), prior.contiguous(), temperature.contiguous(), top_p)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dadlm.decode.batched_settings import BatchedSettings
-from dadlm.model.kernels import HAS_TRITON
+from dadlm.model import kernels
 
 _LARGEST = 64 * 4096  # vocabulary that the kernel has segments for
 LONGEST = 16384
@@ -24,7 +24,7 @@ def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: floa
     if temperature == 0:
         return most_probable(logits)
     temperature = max(temperature, 1e-30)
-    if logits.is_cuda and HAS_TRITON and logits.shape[-1] <= _LARGEST:
+    if kernels.takes(logits) and logits.shape[-1] <= _LARGEST:
         from dadlm.decode.kernels.nucleus import draw as draw_fused
 
         flat = (logits.reshape(-1, logits.shape[-1]).contiguous(), uniform.reshape(-1).contiguous())
@@ -47,15 +47,14 @@ def draw_each(
     """
     if top_k:
         logits = logits.masked_fill(~in_top_k(logits, settings.top_k[row], top_k), -torch.inf)
-    top_p, standard = settings.top_p[row], settings.standard[row]
-    if logits.is_cuda and HAS_TRITON and logits.shape[-1] <= _LARGEST:
+    if kernels.takes(logits) and logits.shape[-1] <= _LARGEST:
         if logits.shape[-1] <= LONGEST:
             from dadlm.decode.kernels.short_row import draw as draw_fused
         else:
             from dadlm.decode.kernels.nucleus import draw as draw_fused
 
-        flat = (logits.contiguous(), uniform.contiguous())
-        drawn = draw_fused(*flat, settings.inverse_temperature[row], top_p, standard)
+        how = settings.inverse_temperature, settings.top_p, settings.standard
+        drawn = draw_fused(logits.contiguous(), uniform.contiguous(), *how, row)
     else:
         drawn = draw(weights(logits, settings, row), uniform)
     return torch.where(settings.cold[row], most_probable(logits), drawn) if cold else drawn

@@ -18,7 +18,7 @@ from dadlm.decode.choose import choose
 from dadlm.decode.infill import short_gaps
 from dadlm.decode.predict import Prediction
 from dadlm.decode.samplers import SAMPLERS, Block, Proposal
-from dadlm.model import Model
+from dadlm.model import Model, kernels
 from dadlm.model.edge import on_the_way
 
 
@@ -70,9 +70,7 @@ def denoise_step(
         )
         ending = None if padded is None else block.ends & (tokens == model.config.eot_id) & padded
         kept, at = keep(block, infilled, settings, features, Proposal(confidence, ending, entropy, chained))
-    ids = torch.where(kept, tokens, block.ids)
-    ids, kept = settle(block, ids, kept, model.config.eot_id, padded)
-    after = replace(block, ids=ids, masked=block.masked > kept, step=at + 1)
+    after, ids, kept = after_step(block, tokens, kept, at, model.config.eot_id, padded)
     return after, Step(block, prediction, path, drawn, tokens, kept, infilled, at, ids)
 
 
@@ -113,6 +111,20 @@ def _by_sampler(values: Mapping[str, Tensor], settings: BatchedSettings) -> Tens
         own = settings.sampler == list(SAMPLERS).index(name)
         found = torch.where(own if value.dim() == 1 else own[:, None], value, found)
     return found
+
+
+def after_step(
+    block: Block, tokens: Tensor, kept: Tensor, at: Tensor, eot_id: int, padded: Tensor | None
+) -> tuple[Block, Tensor, Tensor]:
+    """The block with the kept tokens in it, its ids, and what is decided [B, N]: see `settle`."""
+    if kernels.takes(tokens):
+        from dadlm.decode.kernels.tokens import settle as settle_fused
+
+        given = block.masked, block.wanted, block.ends, block.ids, tokens, kept, at, padded
+        ids, kept, masked, step = settle_fused(*given, eot_id)
+        return replace(block, ids=ids, masked=masked, step=step), ids, kept
+    ids, kept = settle(block, torch.where(kept, tokens, block.ids), kept, eot_id, padded)
+    return replace(block, ids=ids, masked=block.masked > kept, step=at + 1), ids, kept
 
 
 def settle(

@@ -62,8 +62,7 @@ def attend_nodes(
 ) -> Tensor:
     """Node queries [B, C, H, E] over their clean prefix and the nodes of their own block. `average` may be a
     compiled `softmax_average`; `grad`: gradients are wanted."""
-    one_block = nodes.masked.shape[1] == 1 and nodes.node_of_slot is None  # as in decoding
-    if prefix is not None and one_block and kernels.attends(q, grad):
+    if prefix is not None and nodes.is_one_block and kernels.attends(q, grad):
         from dadlm.model.kernels.attend import attend
 
         return attend(q, *prefix, nodes.visible, (k, v, nodes.is_key[:, 0]))[0]
@@ -75,6 +74,32 @@ def attend_nodes(
             return attend_inside(q, k, v, nodes, seen)
     inside = _inside(q, k, v, nodes, average or softmax_average)
     return inside[0] if seen is None else merge(seen, inside)
+
+
+def attend_one_block(
+    q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor], nodes: Nodes, turn: tuple[Tensor, Tensor]
+) -> Tensor:
+    """`attend_nodes` of one block, without gradients, on CUDA: queries and keys come before their rotary
+    turn, and keys and values [B, C, H', E] may be shared by several heads."""
+    from dadlm.model.kernels.attend import attend
+
+    is_key = nodes.is_key[:, 0] if nodes.slots > nodes.masked.shape[2] else None  # else every node is a key
+    return attend(q, *prefix, nodes.visible, (k, v, is_key), turn=turn)[0]
+
+
+def attend_and_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    held: tuple[Tensor, Tensor],
+    position: Tensor,
+    turn: tuple[Tensor, Tensor],
+) -> Tensor:
+    """One token [B, 1, H, E] at position [B, 1] over what `held` [B, L, H, E] has before it and itself, as
+    `attend_one_block`; its keys and values are written there."""
+    from dadlm.model.kernels.attend import attend
+
+    return attend(q, *held, position, (k, v, None), turn=turn, place=position)[0]
 
 
 def attend_tree(

@@ -16,38 +16,31 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dadlm.model.attention import NodeAttention, attend_nodes, attend_read, attend_tree, softmax_average
+from dadlm.model import fused, kernels
+from dadlm.model.attention import (
+    NodeAttention,
+    attend_and_write,
+    attend_nodes,
+    attend_one_block,
+    attend_read,
+    attend_tree,
+    softmax_average,
+)
 from dadlm.model.config import ModelConfig
-from dadlm.model.layer import Attend, Condition, Layer, Modulation, Norm, Shared, refreshed, rotation
+from dadlm.model.context import Context
+from dadlm.model.layer import (
+    Attend,
+    Condition,
+    Layer,
+    Modulation,
+    Norm,
+    Rotation,
+    Shared,
+    every_rotation,
+    refreshed,
+    rotation,
+)
 from dadlm.nodes import Nodes, expand
-
-
-class Context:
-    """Keys and values of the clean stream: what a block sees of the text before it. It keeps whole sequences,
-    as in training; `decode.cache` has the growing form of it."""
-
-    def __init__(self) -> None:
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._ids: Tensor | None = None
-
-    def store(self, layer: int, k: Tensor, v: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Take keys and values [B, C, H, E] of positions [B, C]; give all that the layer holds."""
-        del position  # whole sequences come in order
-        self._layers[layer] = (k, v)
-        return k, v
-
-    def remember(self, ids: Tensor, position: Tensor) -> None:
-        """Take the tokens [B, C] of positions [B, C]; with `config.asks_before` some are wanted."""
-        del position
-        self._ids = ids
-
-    def before(self, first: Tensor) -> Tensor:
-        """The tokens before positions first [B, G]; before position 0, which is never masked, any."""
-        assert self._ids is not None
-        return self._ids.gather(1, (first - 1).clamp(min=0))
-
-    def __getitem__(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self._layers[layer]
 
 
 class Backbone(nn.Module):
@@ -63,6 +56,8 @@ class Backbone(nn.Module):
         self.mask_change = nn.Parameter(torch.zeros(config.width)) if config.lora else None
         self.attend_nodes = attend_nodes
         self.keepers = 0  # see `Model.keep_constants`
+        self.kept: Rotation | None = None
+        self.buffer: Rotation | None = None  # the same tensors, while nobody keeps them
         self.checkpointing = False  # recompute the layers in backward instead of keeping what they made
 
     def read(
@@ -82,7 +77,7 @@ class Backbone(nn.Module):
         `only_context` the last layer stops at its keys and values, and what comes back has no meaning.
         """
         in_order = block if position is None and visible is None else None
-        whole = position is None
+        whole, one_by_one = position is None, visible is None and block == 1
         if position is None:
             position = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         if visible is None:
@@ -91,19 +86,24 @@ class Backbone(nn.Module):
         if self.config.asks_before:
             context.remember(ids, position)
         shared = self._shared(position, clean=True)
-        x = self._embed(ids)
-        for index, layer in enumerate(self._layers()):
-            if only_context and index == len(self.layers) - 1:
-                _, k, v = layer.project(x, shared)
-                context.store(index, k, v, position)
-                return x
 
-            def attend(q: Tensor, k: Tensor, v: Tensor, index: int = index) -> Tensor:
-                seen = context.store(index, k, v, position)
-                return attend_read(q, *seen, visible, in_order, shared.grad)
+        def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            seen = context.store(index, k, v, position)
+            return attend_read(q, *seen, visible, in_order, shared.grad)
 
-            x = self._pass(layer, x, shared, attend)
-        return self._finish(x, shared.condition, shared.grad)
+        def at_once(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+            """Of one token behind the text that the context holds."""
+            held = context.in_place(index) if one_by_one and ids.shape[1] == 1 else None
+            if held is None or not kernels.attends(q, shared.grad):
+                return None
+            return attend_and_write(q, k, v, held, position, shared.rotation)
+
+        last = len(self.layers) - int(only_context)
+        x = self._through(self._embed(ids), shared, range(last), attend, at_once)
+        if only_context:
+            _, k, v = self._layers()[-1].project(x, shared)
+            context.store(last, k, v, position)
+        return x
 
     def read_tree(
         self, ids: Tensor, context: Context, *, position: Tensor, visible: Tensor, sees: Tensor
@@ -140,21 +140,26 @@ class Backbone(nn.Module):
             if late:
                 x = self._run(x, nodes.collapsed, context, range(late))
             x = expand(x, candidate, start, nodes)
-        x = self._run(x, nodes, context, range(late, len(self.layers)))
-        return self._finish(x, self._condition(), torch.is_grad_enabled())
+        return self._run(x, nodes, context, range(late, len(self.layers)))
 
     def keep_constants(self) -> None:
-        """See `Model.keep_constants`: the modulations of adaLN."""
+        """See `Model.keep_constants`: the modulations of adaLN, and the rotary turns of all positions."""
+        device = self.embedding.weight.device
+        if self.buffer is None or self.buffer[0].device != device:  # no weight changes them
+            self.buffer = every_rotation(self.config, device)
+        self.kept = self.buffer
         condition = self._condition()
         for modulation in self.modulations():
             modulation.kept = modulation.buffer = refreshed(modulation.buffer, modulation(condition))
 
     def release_constants(self) -> None:
+        self.kept = None
         for modulation in self.modulations():
             modulation.kept = None
 
     def drop_constants(self) -> None:
         """Give the memory of constants back."""
+        self.buffer = None
         for modulation in self.modulations():
             modulation.buffer = None
 
@@ -179,11 +184,32 @@ class Backbone(nn.Module):
             # A masked first token stands in the place of the last clean one: that must not be seen twice.
             seen = replace(nodes, first=nodes.first - nodes.masked[..., 0].to(nodes.first.dtype))
         shared = self._shared(position)
-        for index in layers:
+        direct = self.attend_nodes is attend_nodes and context is not None and seen.is_one_block
+
+        def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             prefix = None if context is None else context[index]
-            attend = partial(self.attend_nodes, prefix=prefix, nodes=seen, grad=shared.grad)
-            x = self._pass(self.layers[index], x, shared, attend)
-        return x
+            return self.attend_nodes(q, k, v, prefix=prefix, nodes=seen, grad=shared.grad)
+
+        def at_once(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+            if not direct or context is None or not kernels.attends(q, shared.grad):
+                return None
+            return attend_one_block(q, k, v, context[index], seen, shared.rotation)
+
+        return self._through(x, shared, layers, attend, at_once)
+
+    def _through(
+        self, x: Tensor, shared: Shared, layers: range, attend: fused.Attend, at_once: fused.AtOnce
+    ) -> Tensor:
+        """The residual stream behind some layers; behind the last one, the final hidden states. `at_once` is
+        the rotary turn and `attend` in one, or None where that cannot be done."""
+        ends = layers.stop == len(self.layers)
+        if layers and fused.usable(self, x, shared):
+            following = fused.Following(self.norm, *self.modulation(shared.condition)) if ends else None
+            some = [self._layers()[index] for index in layers]
+            return fused.through(some, layers.start, x, shared, attend, at_once, following)
+        for index in layers:
+            x = self._pass(self.layers[index], x, shared, partial(attend, index))
+        return self._finish(x, shared.condition, shared.grad) if ends else x
 
     def _pass(self, layer: nn.Module, x: Tensor, shared: Shared, attend: Attend) -> Tensor:
         if self.checkpointing and shared.grad:
@@ -196,7 +222,7 @@ class Backbone(nn.Module):
     def _shared(self, position: Tensor, clean: bool = False) -> Shared:
         """Here, once for a pass, the gradient mode decides which algorithms are used, and whose text it is
         whether adapters take part."""
-        turn = rotation(position, self.config.query_width, self.config.rope_theta)
+        turn = rotation(position, self.config.query_width, self.config.rope_theta, self.kept)
         adapted = not (clean and self.config.lora_gated)
         return Shared(turn, self._condition(), torch.is_grad_enabled(), adapted)
 

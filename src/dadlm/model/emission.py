@@ -98,6 +98,8 @@ class Head(nn.Module):
             return hidden
         if isinstance(candidate, int):
             return hidden + self.offset[candidate].to(hidden.dtype)
+        if not torch.is_grad_enabled():
+            return hidden + self.offset[candidate].to(hidden.dtype)
         # A product instead of indexing: thousands of nodes share a row, and adding up its gradient one by
         # one took a quarter of a training step.
         chosen = F.one_hot(candidate, len(self.offset)).to(self.offset.dtype)

@@ -14,14 +14,28 @@ from dadlm.model.config import ModelConfig
 from dadlm.model.lora import apply, linear
 
 Rotation = tuple[Tensor, Tensor]
+_BEHIND = 1024  # positions that a draft may reach behind the longest text, and more
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def rotation(position: Tensor, head_width: int, base: float = 10000.0) -> Rotation:
-    """cos and sin [..., 1, head_width / 2] in fp32 for integer positions [...]; -1 is a valid position."""
+def rotation(
+    position: Tensor, head_width: int, base: float = 10000.0, table: Rotation | None = None
+) -> Rotation:
+    """cos and sin [..., 1, head_width / 2] in fp32 for integer positions [...]; -1 is a valid position. They
+    are looked up if there is a table (`every_rotation`)."""
+    if table is not None:
+        return table[0][position], table[1][position]
     exponent = torch.arange(0, head_width, 2, device=position.device, dtype=torch.float32) / head_width
     angle = position[..., None, None].float() * base**-exponent
     return angle.cos(), angle.sin()
+
+
+def every_rotation(config: ModelConfig, device: torch.device) -> Rotation:
+    """Of all positions, padding and drafts behind the longest text included; -1 stands at the end, where
+    indexing finds it."""
+    position = torch.arange(config.context + 2 * config.block + _BEHIND, device=device)
+    position[-1] = -1
+    return rotation(position, config.query_width, config.rope_theta)
 
 
 def rotate(x: Tensor, rotation: Rotation, grad: bool = True) -> Tensor:
@@ -136,9 +150,19 @@ class Layer(nn.Module):
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values [B, C, H, E] of the layer's input x [B, C, D]."""
+        return self.turned(*self.heads_of(self.before_attention(x, shared), shared), shared)
+
+    def before_attention(self, x: Tensor, shared: Shared) -> Tensor:
         shift, scale = self.modulation(shared.condition)[:2]
-        qkv = apply(self.qkv, self.norm_attention(x, shift, scale, shared.grad), shared.adapted)
+        return self.norm_attention(x, shift, scale, shared.grad)
+
+    def heads_of(self, normed: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of each head, before their rotary turn."""
+        qkv = apply(self.qkv, normed, shared.adapted)
         q, k, v = qkv.unflatten(-1, (sum(self.heads), -1)).split(self.heads, -2)
+        return q, k, v
+
+    def turned(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         q, k = (rotate(turned, shared.rotation, shared.grad) for turned in (q, k))
         return q, self._for_all(k), self._for_all(v)
 

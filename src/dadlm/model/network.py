@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from dadlm.model.attention import NodeAttention, attend_nodes
-from dadlm.model.backbone import Backbone, Context
+from dadlm.model.backbone import Backbone
 from dadlm.model.capture import Engines
 from dadlm.model.config import ModelConfig
+from dadlm.model.context import Context
 from dadlm.model.edge import Left, left_of
 from dadlm.model.emission import Head
 from dadlm.model.lora import freeze
@@ -90,7 +91,7 @@ class Model(nn.Module):
     def kept_constants(self) -> list[Tensor]:
         """The tensors that `keep_constants` has filled, and last those of `keep_successors`."""
         modulations = (one.kept for one in self.backbone.modulations())
-        kept = [self.head.kept, *modulations, self.head.successors]
+        kept = [self.head.kept, self.backbone.kept, *modulations, self.head.successors]
         return [tensor for tensors in kept for tensor in tensors or () if tensor is not None]
 
     def drop_constants(self) -> None:

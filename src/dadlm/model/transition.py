@@ -86,6 +86,11 @@ class GatedTransition(nn.Module):
         place = nodes.position - nodes.visible + 1  # 0 is the start node, 1..N the positions
         query, key, gate = self._project(hidden, place.clamp(min=0), grad)
         logits = _scores(query, key, nodes, self.heads)
+        if kernels.usable(logits, grad):
+            from dadlm.model.kernels.mix import fits, mix
+
+            if fits(nodes, self.heads):
+                return mix(logits, gate, self.bias, nodes)
         if self.bias is not None:
             logits = logits + self.bias[:, None, None] * _track(nodes)[:, :, :, None]
         inactive = ~nodes.active[:, :, :, None, None, :]

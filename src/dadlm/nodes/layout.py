@@ -42,6 +42,11 @@ class Nodes:
         """M."""
         return int(self.start) + self.masked.shape[2] * self.candidates
 
+    @property
+    def is_one_block(self) -> bool:
+        """One block in each row, not packed, as in decoding on CUDA."""
+        return self.masked.shape[1] == 1 and self.node_of_slot is None
+
     @cached_property
     def active(self) -> Tensor:
         """[B, G, N, K]: the nodes a path may take."""
@@ -55,10 +60,11 @@ class Nodes:
     @cached_property
     def position(self) -> Tensor:
         """[B, C]: rotary position; the start node stands one before the block's first token."""
-        offset = torch.arange(self.masked.shape[2], device=self.first.device)
-        offset = offset[:, None].expand(-1, self.candidates).flatten()
-        if self.start:
-            offset = torch.cat([offset.new_full((1,), -1), offset])
+        offset = torch.arange(
+            -int(self.start), self.masked.shape[2] * self.candidates, device=self.first.device
+        )
+        if self.candidates > 1:  # -1 stays: that is the start
+            offset = offset.div(self.candidates, rounding_mode="floor")
         return self.from_slots(self.first[..., None] + offset)
 
     @cached_property
@@ -132,6 +138,8 @@ class Nodes:
 
 
 def _active(masked: Tensor, candidates: int) -> Tensor:
+    if candidates == 1:
+        return torch.ones_like(masked)[..., None]
     first = torch.arange(candidates, device=masked.device) == 0
     return masked[..., None] | first
 

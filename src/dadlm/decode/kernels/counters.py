@@ -36,14 +36,22 @@ def _take(state, value):
 
 
 @triton.jit
+def uniform_at(seed, block, step, position, purpose, SIZE: tl.constexpr):
+    """uniform(seed, block, step, position, purpose) [SIZE] of numbers and some positions [SIZE]."""
+    state = tl.zeros([SIZE], tl.int64)
+    state = _take(state, seed)
+    state = _take(state, block)
+    state = _take(state, step)
+    state = _take(state, position.to(tl.int64))
+    state = _take(state, tl.zeros([SIZE], tl.int64) + purpose)
+    return ((state >> 40) & 0xFFFFFF).to(tl.float32) * 5.9604644775390625e-08  # 2 ** -24
+
+
+@triton.jit
 def _uniform(seed, block, step, out, N, purpose, SIZE: tl.constexpr):
     row = tl.program_id(0)
     position = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
-    state = tl.zeros([SIZE], tl.int64)
-    state = _take(state, tl.load(seed + row))
-    state = _take(state, tl.load(block + row))
-    state = _take(state, tl.load(step + row))
-    state = _take(state, position.to(tl.int64))
-    state = _take(state, tl.zeros([SIZE], tl.int64) + purpose)
-    value = ((state >> 40) & 0xFFFFFF).to(tl.float32) * 5.9604644775390625e-08  # 2 ** -24
+    value = uniform_at(
+        tl.load(seed + row), tl.load(block + row), tl.load(step + row), position, purpose, SIZE
+    )
     tl.store(out + row * N + position, value, mask=position < N)

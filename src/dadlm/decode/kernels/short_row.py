@@ -12,13 +12,25 @@ import triton.language as tl
 from torch import Tensor
 
 
-def draw(logits: Tensor, uniform: Tensor, scale: Tensor, top_p: Tensor, crossing: Tensor) -> Tensor:
-    """Ids [n] from fp32 logits [n, V]; scale, 1 / temperature, is fp32 [n], top_p fp64 [n] (infinite: cut off
-    nothing), and `crossing` int32 [n] keeps the token that crosses top_p (the standard rule)."""
+def draw(
+    logits: Tensor,
+    uniform: Tensor,
+    scale: Tensor,
+    top_p: Tensor,
+    crossing: Tensor,
+    which: Tensor | slice = slice(None),
+) -> Tensor:
+    """Ids [n] from fp32 logits [n, V]; `crossing` keeps the token that crosses top_p (the standard rule).
+
+    scale, 1 / temperature, is fp32, top_p fp64 (infinite: cut off nothing), crossing int32, and `which` [n]
+    says the entries of the three; a slice: those of all rows in order.
+    """
     n, V = logits.shape
     out = torch.empty(n, device=logits.device, dtype=torch.int64)
     size, warps = size_of(V)
-    _draw[(n,)](logits, uniform, scale, top_p, crossing, out, V, size, num_warps=warps)
+    listed = isinstance(which, Tensor)
+    own = which.contiguous() if isinstance(which, Tensor) else out
+    _draw[(n,)](logits, uniform, scale, top_p, crossing, own, out, V, size, listed, num_warps=warps)
     return out
 
 
@@ -66,11 +78,14 @@ def nucleus_of(weight, top_p, standard, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _draw(logits, uniform, scale, top_p, crossing, out, V, SIZE: tl.constexpr):
+def _draw(logits, uniform, scale, top_p, crossing, which, out, V, SIZE: tl.constexpr, LISTED: tl.constexpr):
     row, place = tl.program_id(0), tl.arange(0, SIZE)
+    own = row.to(tl.int64)
+    if LISTED:
+        own = tl.load(which + row)
     x = tl.load(logits + row.to(tl.int64) * V + place, mask=place < V, other=-float("inf"))
-    weight = tl.exp((x - tl.max(x, 0)) * tl.load(scale + row))
-    inside = nucleus_of(weight, tl.load(top_p + row), tl.load(crossing + row) != 0, SIZE)
+    weight = tl.exp((x - tl.max(x, 0)) * tl.load(scale + own))
+    inside = nucleus_of(weight, tl.load(top_p + own), tl.load(crossing + own) != 0, SIZE)
     reached = tl.cumsum(tl.where(inside, weight, 0.0).to(tl.float64), 0)
     total = tl.max(reached, 0)
     goal = tl.load(uniform + row).to(tl.float64) * total

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dadlm import counter
-from dadlm.model.kernels import HAS_TRITON
+from dadlm.model import kernels
 
 if TYPE_CHECKING:
     from dadlm.decode.batched_settings import BatchedSettings
@@ -48,7 +48,12 @@ class Block:
 
     def uniform(self, purpose: int) -> Tensor:
         """[B, N]: this step's random numbers for a purpose."""
-        return block_uniform(self.seed, self.number, self.step, self.ids.shape[1], purpose)
+        return block_uniform(*self.counters, self.ids.shape[1], purpose)
+
+    @property
+    def counters(self) -> tuple[Tensor, Tensor, Tensor]:
+        """[B] each: what this step's random numbers are for, but for position and purpose."""
+        return self.seed, self.number, self.step
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ class Sampler(ABC):
 
 def block_uniform(seed: Tensor, block: Tensor, step: Tensor, positions: int, purpose: int) -> Tensor:
     """[B, N]: random numbers of the positions of a block, at counters [B]."""
-    if seed.is_cuda and HAS_TRITON:
+    if kernels.takes(seed):
         from dadlm.decode.kernels.counters import uniform
 
         return uniform(seed, block, step, positions, purpose)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from dadlm import counter
 from dadlm.decode.samplers.base import Block, Proposal, Sampler, highest
+from dadlm.model import kernels
 
 
 class FirstHitting(Sampler):
@@ -15,6 +16,10 @@ class FirstHitting(Sampler):
         del settings, proposal
         if block.masked.shape[1] == 1:
             return block.masked, block.step  # nothing to choose
+        if kernels.takes(block.masked):
+            from dadlm.decode.kernels.tokens import reveal
+
+            return reveal(block.masked, infilled, block.counters, counter.REVEAL), block.step
         candidates = block.masked > infilled  # and not infilled: one launch instead of two
         u = torch.where(candidates, block.uniform(counter.REVEAL), -1.0)
         return torch.where(candidates, highest(u), infilled), block.step

@@ -17,30 +17,57 @@ def attend(
     k: Tensor,
     v: Tensor,
     visible: Tensor,
-    own: tuple[Tensor, Tensor, Tensor] | None = None,
+    own: tuple[Tensor, Tensor, Tensor | None] | None = None,
     normaliser: bool = False,
+    turn: tuple[Tensor, Tensor] | None = None,
+    place: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """q [B, C, H, E] over the first visible [B, C] positions of k, v [B, L, H, E]; out and log normaliser.
-    `own` = (k, v, is_key) adds the keys of the row's block: [B, C, H, E] and which of them count [B, C]."""
+    `own` = (k, v, is_key) adds the keys of the row's block: [B, C, H, E] (or some heads that each serve
+    several queries) and which of them count [B, C] (None: all).
+
+    With `turn` = (cos, sin) [B, C, 1, E / 2], q and the block's keys come as they are before their rotary
+    turn. With `place` [B, C] the block's keys and values are written there into k and v, behind what is
+    visible.
+    """
     B, C, H, E = q.shape
     out = torch.empty(B, C, H, E, device=q.device, dtype=v.dtype)
     lse = torch.empty(B, C, H, device=q.device, dtype=torch.float32) if normaliser else None
-    own_k, own_v, is_key = (q, q, visible) if own is None else own
+    own_k, own_v, counts = (q, q, None) if own is None else own
+    is_key = visible if counts is None else counts
+    cos, sin = (q, q) if turn is None else (x.contiguous() for x in turn)
+    where = visible if place is None else place
     # Few rows cannot fill the device: small tiles then share the wait instead of queueing for it. Products in
     # single precision keep their operands in registers, and those of larger tiles spill, 9 kB of each thread.
     small = B * H * triton.cdiv(C, 16) <= _FEW or q.dtype == torch.float32
     tile = 16 if small else max(16, min(64, triton.next_power_of_2(C)))
     _attend[(B, H, triton.cdiv(C, tile))](
-        *(q, k, v, visible, own_k, own_v, is_key, out, out if lse is None else lse),
+        *(q, k, v, visible, own_k, own_v, is_key, cos, sin, where, out, out if lse is None else lse),
         *(q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2)),
         *(v.stride(0), v.stride(1), v.stride(2), own_k.stride(0), own_k.stride(1), own_k.stride(2)),
-        *(own_v.stride(0), own_v.stride(1), own_v.stride(2), *visible.stride(), *is_key.stride(), C, H),
-        *(E**-0.5, own is not None, normaliser, E, tile, 64),
+        *(own_v.stride(0), own_v.stride(1), own_v.stride(2), *visible.stride(), *is_key.stride()),
+        *(*where.stride(), C, H, E**-0.5),
+        *(own is not None, counts is None, normaliser, turn is not None, place is not None),
+        H // own_k.shape[2],
+        *(E, tile, 64),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=4,
         num_stages=3,
     )
     return out, lse
+
+
+@triton.jit
+def _turned(x, begin, there, cos, sin, at, E: tl.constexpr):
+    """Rows of x that begin at `begin`, rotated by their rows `at` of cos and sin. The other half of each is
+    loaded once more instead of being moved."""
+    width = tl.arange(0, E)[None, :]
+    half, real = E // 2, there[:, None]
+    own = tl.load(x + begin[:, None] + width, mask=real, other=0.0).to(tl.float32)
+    other = tl.load(x + begin[:, None] + (width + half) % E, mask=real, other=0.0).to(tl.float32)
+    c = tl.load(cos + at[:, None] * half + width % half, mask=real, other=0.0)
+    s = tl.load(sin + at[:, None] * half + width % half, mask=real, other=0.0)
+    return (own * c + other * tl.where(width < half, -s, s)).to(x.dtype.element_ty)
 
 
 @triton.jit
@@ -59,22 +86,23 @@ def _take_in(q, k, v, allowed, top, total, acc, scale, PRECISION: tl.constexpr):
 
 @triton.jit
 def _attend(
-    q, k, v, visible, own_k, own_v, is_key, out, lse,
+    q, k, v, visible, own_k, own_v, is_key, cos, sin, where, out, lse,
     q_row, q_node, q_head, k_row, k_node, k_head, v_row, v_node, v_head,
     ok_row, ok_node, ok_head, ov_row, ov_node, ov_head, visible_row, visible_node, is_key_row, is_key_node,
-    C, H, scale,
-    OWN: tl.constexpr, LSE: tl.constexpr, E: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    where_row, where_node, C, H, scale,
+    OWN: tl.constexpr, ALL: tl.constexpr, LSE: tl.constexpr, TURN: tl.constexpr, WRITE: tl.constexpr,
+    SHARED: tl.constexpr, E: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     node = tl.program_id(2) * QUERIES + tl.arange(0, QUERIES)
     real = node < C
     width = tl.arange(0, E)
-    queries = tl.load(
-        q + row * q_row + node[:, None] * q_node + head * q_head + width[None, :],
-        mask=real[:, None],
-        other=0.0,
-    )
+    query_at = row * q_row + node * q_node + head * q_head
+    if TURN:
+        queries = _turned(q, query_at, real, cos, sin, row * C + node, E)
+    else:
+        queries = tl.load(q + query_at[:, None] + width[None, :], mask=real[:, None], other=0.0)
     sees = tl.load(visible + row * visible_row + node * visible_node, mask=real, other=0)
     top = tl.full([QUERIES], -float("inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
@@ -94,26 +122,32 @@ def _attend(
     if OWN:
         for first in range(0, C, KEYS):
             key = first + tl.arange(0, KEYS)
-            there = (key < C)[:, None]
-            counts = tl.load(is_key + row * is_key_row + key * is_key_node, mask=key < C, other=0) != 0
-            key_tile = tl.load(
-                own_k + row * ok_row + key[:, None] * ok_node + head * ok_head + width[None, :],
-                mask=there,
-                other=0.0,
-            )
-            value_tile = tl.load(
-                own_v + row * ov_row + key[:, None] * ov_node + head * ov_head + width[None, :],
-                mask=there,
-                other=0.0,
-            )
+            is_own = key < C
+            counts = is_own
+            if not ALL:
+                counts = tl.load(is_key + row * is_key_row + key * is_key_node, mask=is_own, other=0) != 0
+            key_at = row * ok_row + key * ok_node + head // SHARED * ok_head
+            if TURN:
+                key_tile = _turned(own_k, key_at, is_own, cos, sin, row * C + key, E)
+            else:
+                key_tile = tl.load(own_k + key_at[:, None] + width[None, :], mask=is_own[:, None], other=0.0)
+            value_at = row * ov_row + key * ov_node + head // SHARED * ov_head
+            value_tile = tl.load(own_v + value_at[:, None] + width[None, :], mask=is_own[:, None], other=0.0)
+            if WRITE:
+                to = tl.load(where + row * where_row + key * where_node, mask=is_own, other=0)
+                mine = (key < tl.where(tl.program_id(2) == 0, C, 0))[:, None]  # one program writes
+                k_at = row * k_row + to * k_node + head * k_head
+                tl.store(k + k_at[:, None] + width[None, :], key_tile.to(k.dtype.element_ty), mask=mine)
+                v_at = row * v_row + to * v_node + head * v_head
+                tl.store(v + v_at[:, None] + width[None, :], value_tile.to(v.dtype.element_ty), mask=mine)
             allowed = counts[None, :] & real[:, None]
             top, total, acc = _take_in(
                 queries, key_tile, value_tile, allowed, top, total, acc, scale, PRECISION
             )
     some = total > 0
     safe = tl.where(some, total, 1.0)
-    place = (row * C + node) * H + head
+    out_at = (row * C + node) * H + head
     result = (acc / safe[:, None]).to(out.dtype.element_ty)
-    tl.store(out + place[:, None] * E + width[None, :], result, mask=real[:, None])
+    tl.store(out + out_at[:, None] * E + width[None, :], result, mask=real[:, None])
     if LSE:
-        tl.store(lse + place, tl.where(some, top + tl.log(safe), -float("inf")), mask=real)
+        tl.store(lse + out_at, tl.where(some, top + tl.log(safe), -float("inf")), mask=real)
