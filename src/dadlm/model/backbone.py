@@ -94,7 +94,7 @@ class Backbone(nn.Module):
         def at_once(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
             """Of one token behind the text that the context holds."""
             held = context.in_place(index) if one_by_one and ids.shape[1] == 1 else None
-            if held is None or not kernels.attends(q, shared.grad):
+            if held is None or not kernels.turns(q, shared.grad):
                 return None
             return attend_and_write(q, k, v, held, position, shared.rotation)
 
@@ -191,7 +191,7 @@ class Backbone(nn.Module):
             return self.attend_nodes(q, k, v, prefix=prefix, nodes=seen, grad=shared.grad)
 
         def at_once(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-            if not direct or context is None or not kernels.attends(q, shared.grad):
+            if not direct or context is None or not kernels.turns(q, shared.grad):
                 return None
             return attend_one_block(q, k, v, context[index], seen, shared.rotation)
 

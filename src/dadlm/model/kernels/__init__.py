@@ -21,3 +21,8 @@ def usable(x: Tensor, grad: bool) -> bool:
 def attends(q: Tensor, grad: bool) -> bool:
     """Whether `attend`, which has no gradient, has tiles for the width of these heads."""
     return usable(q, grad) and q.shape[-1] in (16, 32, 64, 128)
+
+
+def turns(q: Tensor, grad: bool) -> bool:
+    """Whether `attend` also has the rotary turn: in single precision it would spill wide heads."""
+    return attends(q, grad) and (q.shape[-1] <= 64 or q.dtype != torch.float32)

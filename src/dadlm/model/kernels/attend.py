@@ -120,7 +120,8 @@ def _attend(
         allowed = key[None, :] < sees[:, None]
         top, total, acc = _take_in(queries, key_tile, value_tile, allowed, top, total, acc, scale, PRECISION)
     if OWN:
-        for first in range(0, C, KEYS):
+        # Loads of several turns at once would need too much shared memory beside those of cos and sin.
+        for first in tl.range(0, C, KEYS, num_stages=1 if TURN else 3):
             key = first + tl.arange(0, KEYS)
             is_own = key < C
             counts = is_own
