@@ -151,17 +151,28 @@ def test_a_model_of_unknown_training_starts_a_new_stream(before: Path, tmp_path:
     shutil.rmtree(tmp_path / "bare" / "training")
     one = follow("bd3lm", tmp_path / "bare", tmp_path / "run")
     assert one.state.start == Stream() and not moments(one)
-    assert one.state.ema.trained, "its weights are not to be forgotten"
+    assert one.state.ema.before > 10**9, "its weights are not to be forgotten"
 
 
 def test_the_average_of_a_trained_model_is_not_forgotten() -> None:
     weight = {"w": torch.zeros(1)}
     kept = []
-    for step, trained in ((0, False), (0, True), (100_000, False)):
-        ema = Ema(weight, 0.99, trained)
+    for step, before in ((0, 0), (0, 10**9), (100_000, 0)):
+        ema = Ema(weight, 0.99, before)
         ema.update({"w": torch.ones(1)}, step)
         kept.append(float(ema.average["w"]))
     assert kept == pytest.approx([0.9, 0.01, 0.01])
+
+
+def test_another_family_soon_forgets_what_it_began_with(before: Path, tmp_path: Path) -> None:
+    """In an average of 0.999 what an AR model knew would stay for thousands of steps of block diffusion."""
+    same, other = follow("bd3lm", before, tmp_path / "same"), follow("dadlm", before, tmp_path / "other")
+    assert (same.state.ema.before, other.state.ema.before) == (STEPS, 0)
+    other.run()
+    assert progress(tmp_path / "other" / "last")["averaged"] == 0
+    best = progress(tmp_path / "other" / "best")["step"]
+    assert follow("dadlm", tmp_path / "other", tmp_path / "next").state.ema.before == best > 0
+    assert follow("dadlm", before, tmp_path / "other").state.ema.before == 0, "resumed"
 
 
 def test_the_hand_over_is_logged(before: Path, tmp_path: Path) -> None:

@@ -35,8 +35,11 @@ class Following(NamedTuple):
 
 
 def usable(backbone: "Backbone", x: Tensor, shared: Shared) -> bool:
-    """Under autocast the products round where nothing here knows of it."""
+    """Under autocast the products round where nothing here knows of it, and sharded weights are put together
+    by the call of a layer, which is not made here."""
     drops = backbone.training and backbone.config.dropout > 0
+    if any(hasattr(parameter, "device_mesh") for parameter in backbone.layers[0].parameters()):
+        return False
     return kernels.usable(x, shared.grad) and not drops and not torch.is_autocast_enabled(x.device.type)
 
 

@@ -49,6 +49,7 @@ def save_state(state: TrainState, run: RunConfig, out: Path, is_best: bool, rank
             write_model(folder, state.model, average)
             progress = {"step": state.step, "best": state.best, "data": state.data}
             progress["stream"] = state.start.after(state.step, run.train.batch_size)._asdict()
+            progress["averaged"] = state.ema.before
             progress |= {"noise": asdict(state.noise), "run": asdict(run), **state.metadata}
             write_json(folder / "training" / "state.json", progress)
         sharded = any(map(is_sharded, state.model.parameters()))
@@ -100,8 +101,11 @@ def read_progress(folder: Path) -> dict[str, Any]:
         batch_size = progress["run"].get("train", {}).get("batch_size", 0)
         counted = Stream().after(progress["step"], batch_size)._asdict()
         progress["stream"] = Stream(**progress.get("stream", counted))
-        if not all(isinstance(count, int) and count >= 0 for count in progress["stream"]):
-            raise ValueError(f"stream is {progress['stream']}")
+        # Before averages were counted by themselves, they went on with the stream.
+        progress.setdefault("averaged", progress["stream"].after(-progress["step"], batch_size).steps)
+        counts = (*progress["stream"], progress["averaged"])
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            raise ValueError(f"stream is {progress['stream']}, averaged {progress['averaged']}")
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{file} is not a training state: {error!r}") from error
     return progress

@@ -61,8 +61,8 @@ class TrainConfig:
     clip: float = 1.0
     """Largest gradient norm."""
     ema: float = 0.9999
-    """Averaging of the weights; random ones are forgotten faster: min(ema, (1 + n) / (10 + n)) at step n of
-    all stages."""
+    """Averaging of the weights; the first ones are forgotten faster: min(ema, (1 + n) / (10 + n)) at step n
+    of all stages of a family."""
     seed: int = 0
     """Decides initial weights, data order, noise and dropout, from the first stage of a route to its last."""
     valid_every: int = 500

@@ -1,5 +1,6 @@
-"""What a stage takes over from a model beside its weights: AdamW's moments, and where its stream of rows and
-masks stands. Both lie in the model's folder under `training/`, as a checkpoint has them or in a compact form.
+"""What a stage takes over from a model beside its weights: AdamW's moments, the moving average, and where its
+stream of rows and masks stands. They lie in the model's folder under `training/`, as a checkpoint has them or
+in a compact form.
 """
 
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from dadlm.errors import CheckpointError
 from dadlm.model import Model, load
 from dadlm.model.checkpoint import locate, read_config, weights, write_model
+from dadlm.model.config import Family
 from dadlm.model.files import read_json, save_tensors, whole_folder, write_json
 from dadlm.train.checkpoint import moments_of, read_progress, read_rows
 from dadlm.train.distributed import COMPACT, TensorFiles, local_part
@@ -16,6 +18,7 @@ from dadlm.train.processes import ALONE, Ranks
 from dadlm.train.state import Stream, TrainState
 
 _KINDS = ("step", "exp_avg", "exp_avg_sq")
+_MANY = 1 << 31  # steps
 
 
 def stream_before(out: Path, origin: str | Path | None, batch_size: int) -> Stream:
@@ -26,6 +29,20 @@ def stream_before(out: Path, origin: str | Path | None, batch_size: int) -> Stre
         return progress["stream"].after(-progress["step"], batch_size)
     folder = None if origin is None else training_of(origin)
     return Stream() if folder is None else read_progress(folder.parent)["stream"]
+
+
+def averaged_before(out: Path, origin: str | Path | None, family: Family) -> int:
+    """How many steps were averaged before a run's first one. An average goes on within a family; another one
+    has to learn another task first, and what it began with is soon the worse part of its average."""
+    if (out / "last").exists():
+        return read_progress(out / "last")["averaged"]
+    if origin is None or read_config(locate(origin)).family != family:
+        return 0
+    folder = training_of(origin)
+    if folder is None:
+        return _MANY  # how many is not known
+    progress = read_progress(folder.parent)
+    return progress["averaged"] + progress["step"]
 
 
 def training_of(origin: str | Path) -> Path | None:

@@ -20,7 +20,7 @@ from dadlm.train.checkpoint import load_state, save_state
 from dadlm.train.config import RunConfig
 from dadlm.train.distributed import full_tensor, local_part, wrap_distributed
 from dadlm.train.gradients import Gradients
-from dadlm.train.handover import stream_before, take_over
+from dadlm.train.handover import averaged_before, stream_before, take_over
 from dadlm.train.log import Log
 from dadlm.train.processes import ALONE, Ranks, stop_on_signal
 from dadlm.train.state import Ema, NanWatch, TrainState, start_optimizer
@@ -80,8 +80,8 @@ class Loop(ABC):
         wrapped = wrap_distributed(model, train, self.ranks, self.device, self.bf16)
         # The tensors themselves: they follow every update.
         self.weights = {name: local_part(tensor) for name, tensor in weights(model).items()}
-        is_trained = origin is not None and not start.steps  # by how many steps is not known
-        ema, optimizer = Ema(self.weights, train.ema, is_trained), start_optimizer(model, train)
+        averaged = averaged_before(self.out, origin, model.config.family)
+        ema, optimizer = Ema(self.weights, train.ema, averaged), start_optimizer(model, train)
         self.state = TrainState(model, ema, optimizer, run.noise, data=data, scalars=scalars, start=start)
         self.state.metadata |= metadata or {}
         self.gradients = Gradients(wrapped, model, batches, self.ranks, self.bf16)
@@ -164,7 +164,7 @@ class Loop(ABC):
         elif not bool(torch.isfinite(loss + norm)):
             self._stop(float(loss), float(norm))
         state.optimizer.step()
-        state.ema.update(self.weights, state.start.steps + state.step)
+        state.ema.update(self.weights, state.step)
         state.step += 1
         return loss
 

@@ -27,16 +27,17 @@ class Stream(NamedTuple):
 
 
 class Ema:
-    """Moving average of the weights: what is validated and shipped. `trained`: the weights it starts from are
-    those of a model, not random ones, which have to be forgotten fast."""
+    """Moving average of the weights: what is validated and shipped. `before`: how many steps were averaged
+    before the first one. The fewer there are, the faster the weights at the start are forgotten."""
 
-    def __init__(self, weights: Mapping[str, Tensor], limit: float, trained: bool = False) -> None:
-        self.limit, self.trained = limit, trained
+    def __init__(self, weights: Mapping[str, Tensor], limit: float, before: int = 0) -> None:
+        self.limit, self.before = limit, before
         self.average = {name: tensor.detach().clone() for name, tensor in weights.items()}
 
     def update(self, weights: Mapping[str, Tensor], step: int) -> None:
         """Take in the weights after update number `step`, counted from 0."""
-        decay = self.limit if self.trained else min(self.limit, (1 + step) / (10 + step))
+        n = self.before + step
+        decay = min(self.limit, (1 + n) / (10 + n))
         current = [weights[name] for name in self.average]
         # One launch for all tensors; torch exports its foreach functions under private names only.
         torch._foreach_lerp_(list(self.average.values()), current, 1 - decay)  # pyright: ignore

@@ -49,9 +49,9 @@ def inside_together(
 
 
 def size_of(vocabulary: int) -> tuple[int, int]:
-    """Of a program's block, and its warps: 16 numbers a thread."""
+    """Of a program's block, and its warps: 32 numbers a thread were the fastest (docs/performance.md)."""
     size = triton.next_power_of_2(vocabulary)
-    return size, min(32, max(4, size // 512))
+    return size, min(16, max(4, size // 1024))
 
 
 @triton.jit
