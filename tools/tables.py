@@ -20,7 +20,6 @@ from research.text_tables import main_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-SPEED = ROOT / "research" / "results" / "speed"
 SHIPPED_TEXTS = ROOT / "research" / "results" / "edges" / "shipped-texts.json"
 PAGES_OF_DOCS = ("models", "performance", "results", "serving")
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in PAGES_OF_DOCS)]
@@ -32,22 +31,38 @@ def read(name: str) -> dict[str, Any]:
 
 
 def steps() -> str:
-    """Milliseconds of a denoising step, a row per system, a column per batch."""
-    result = read("decode-h200")
-    batches = sorted({row["batch"] for row in result["steps"]}, reverse=True)
+    """Milliseconds of a denoising step, before and now, and what it is made of."""
+    result = read("decode-h200-steps")
+    before = {(row["system"], row["batch"]): row["ms"] for row in result["before"]["steps"]}
     found = {(row["system"], row["batch"]): row for row in result["steps"]}
-    names = list(dict.fromkeys(row["system"] for row in result["steps"]))
-    rows = [
-        [
-            name,
-            *(f"{found[name, batch]['ms']:.2f}" for batch in batches),
-            f"{found[name, batches[0]]['peak_mib']:,.0f}",
-        ]
-        for name in names
-    ]
+    rows = []
+    for name in dict.fromkeys(row["system"] for row in result["steps"]):
+        cells = []
+        for batch in (32, 1):
+            row, then = found[name, batch], before.get((name, batch))
+            cells += ["–" if then is None else f"{then:.2f}", f"{row['ms']:.2f}"]
+        one = found[name, 1]
+        rows.append([name, *cells, str(one["launches"]), f"{one['share_of_floor']:.0%}"])
     head = [f"{result['device']}, {result['dtype']}, prefix {result['prefix']}"]
-    head += [f"ms, batch {batch}" for batch in batches]
-    return table([*head, f"peak MiB, batch {batches[0]}"], rows)
+    head += ["batch 32 before, ms", "now", "batch 1 before, ms", "now", "launches", "floor's share"]
+    return table(head, rows)
+
+
+def passes() -> str:
+    """Milliseconds a pass of the shipped models in whole texts."""
+    found = {
+        (row["model"], row["nucleus"], row["batch"], row["decoding"]): row["ms"]
+        for row in read("passes-h200")["passes"]
+    }
+    ways = [(batch, decoding) for batch in (1, 32) for decoding in ("FH", "T=8")]
+    rows = []
+    for name, which in SHIPPED.items():
+        cells = []
+        for way in ways:
+            ms, base = found[(*which, *way)], found[("bd3lm", "standard", *way)]
+            cells.append(f"{ms:.2f} ({ms / base:.2f})")
+        rows.append([name, *cells])
+    return table(["10M parameters", *(f"batch {batch}, {decoding}" for batch, decoding in ways)], rows)
 
 
 def texts() -> str:
@@ -175,22 +190,20 @@ def shipped() -> str:
 
 def short() -> str:
     """What the README claims: the tour, texts at equal steps, and what a step costs."""
-    texts, speed = _perplexities(), json.loads((SPEED / "latency-32.json").read_text(encoding="utf-8"))
-    ms = {row["model"]["name"]: row["ms_median"] for row in speed["rows"]}
-    timed = {
-        "BD3LM": "bd3lm-16-long",
-        "DA-DLM, as in the paper": "dadlm-16-long",
-        'DA-DLM, `nucleus="position"`': "dadlm-16-long-position",
+    texts, rows = _perplexities(), []
+    ms = {
+        (row["model"], row["nucleus"]): row["ms"]
+        for row in read("passes-h200")["passes"]
+        if (row["batch"], row["decoding"]) == (32, "T=8")
     }
-    rows = []
     for row, which in SHIPPED.items():
         facts = PRETRAINED / f"tour-{which[0]}" / "measured.json"
         valid = "–"
         if which[1] == "standard" and facts.exists():
             valid = f"{json.loads(facts.read_text(encoding='utf-8'))['stored']['valid']['1']:.1%}"
         cells = [texts.get((*which, T), "–") for T in (8, 4)]
-        rows.append([row, valid, *cells, f"{ms[timed[row]]:.2f}" if row in timed else "–"])
-    head = ["", "valid, one pass", "perplexity, 2.3 tokens a pass", "4.0 tokens a pass", "ms a step, H200"]
+        rows.append([row, valid, *cells, f"{ms[which]:.2f}"])
+    head = ["", "valid, one pass", "perplexity, 2.3 tokens a pass", "4.0 tokens a pass", "ms a pass, H200"]
     return table(head, rows)
 
 
@@ -198,6 +211,7 @@ TABLES = {
     "shipped": shipped,
     "short": short,
     "steps": steps,
+    "passes": passes,
     "texts": texts,
     "training": training,
     "serving": serving,
