@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from dadlm import dag
+from dadlm.decode.chain import left_at
 from dadlm.decode.places import places, put
 from dadlm.decode.predict import Choice, Prediction, at_path
 from dadlm.decode.sample import LONGEST, draw_tokens, entropy_of, in_nucleus
 from dadlm.model import Model, kernels
+from dadlm.model.edge import Left, on_the_way
 
 
 def draw_in_position_nucleus(
@@ -82,3 +84,47 @@ def inside_together(
     # In double precision: a long sum is rounded by the shape of the batch, and a path must not be.
     left = torch.stack([(emitted(k) * inside).sum(-1, dtype=torch.float64) for k in range(K)], -1).float()
     return inside, left
+
+
+def draw_filtered(
+    model: Model,
+    prediction: Prediction,
+    ids: Tensor,
+    masked: Tensor,
+    wanted: Tensor,
+    uniform: tuple[Tensor, Tensor],
+    temperature: Tensor,
+    top_p: Tensor,
+    top_k: Tensor | None,
+) -> Choice:
+    """The same with token edges, from left to right: from the nucleus of q(x_i | tokens before it).
+
+    A filter carries how likely each candidate is after the tokens drawn so far; the path is drawn last, given
+    all tokens. `uniform` for the path and for the tokens, [B, N] each; temperature is fp32 [B], top_p fp64,
+    top_k [B], or None where no row has one.
+    """
+    needed, before = on_the_way(masked, wanted), prediction.before
+    assert before is not None
+    B, N, K, _ = prediction.hidden.shape
+    tokens, probability, entropy = ids.clone(), *torch.zeros(2, B, N, device=needed.device)
+    emission = torch.zeros(B, N, K, device=needed.device)
+    candidate = torch.arange(K, device=needed.device)
+    reached = torch.full((B, K), -torch.inf, device=needed.device)
+    reached[:, 0] = 0.0  # the start node
+    for i in range(N):
+        prior = (reached[:, :, None] + prediction.transition_logp[:, i]).logsumexp(1)
+        left = Left(*(x[:, None].expand(B, K) for x in left_at(tokens, masked, before, i)))
+        logits = model.head.token_logits(prediction.hidden[:, i], candidate, left)  # [B, K, V]
+        each = (logits / temperature[:, None, None]).log_softmax(-1)
+        together = (prior[..., None] + each).logsumexp(1)
+        inside = in_nucleus(together.exp(), top_p, top_k)
+        drawn = draw_tokens(together.masked_fill(~inside, -torch.inf), uniform[1][:, i], 1.0, 1.0, "standard")
+        need, at = needed[:, i], drawn[:, None, None]
+        plain = (prior[..., None] + logits.log_softmax(-1)).logsumexp(1)
+        said = plain.gather(1, drawn[:, None]).squeeze(1).exp()
+        emission[:, i] = each.gather(2, at.expand(B, K, 1)).squeeze(2).masked_fill(~need[:, None], 0.0)
+        for known, new in ((tokens, drawn), (probability, said), (entropy, entropy_of(plain))):
+            known[:, i] = torch.where(need, new, known[:, i])
+        reached = (prior + emission[:, i]).log_softmax(-1)
+    path = dag.sample_path(dag.tilted(prediction.transition_logp, emission), uniform[0])
+    return Choice(path, tokens, probability, entropy)
