@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.decode.tiny import FAMILIES, silence_eot, tiny
+from tests.decode.tiny import FAMILIES, prompt_of, silence_eot, tiny
 
 from dadlm.decode import DecodeSettings, Generated, generate, pass_plan, release_engine, stream
 from dadlm.decode.engine import Engine
@@ -335,3 +335,14 @@ def test_a_token_of_an_ar_model_is_one_graph(monkeypatch: pytest.MonkeyPatch) ->
     generate(model, PROMPTS[:2], max_new_tokens=20, seed=3)
     assert replayed == ["pass"] * 20
     assert admitted.count(False) == 2  # 16 tokens, and 4
+
+
+@pytest.mark.parametrize("family", ["ar", "bd3lm", "dadlm"])
+def test_blocks_of_one_token_as_on_cuda(family: str, request: pytest.FixtureRequest) -> None:
+    """Only an AR model's pass writes the keys and values of what it reads."""
+    model, prompts = silence_eot(tiny(family, block=1)), [prompt_of(n) for n in (3, 4, 6)]
+    plain = generate(model, prompts, max_new_tokens=20, seed=1)
+    model.engines.clear()
+    request.getfixturevalue("as_on_cuda")
+    fixed = generate(model, prompts, max_new_tokens=20, seed=1)
+    assert (fixed.tokens, fixed.cache_passes) == (plain.tokens, plain.cache_passes)

@@ -368,3 +368,12 @@ def test_refusals():
     with pytest.raises(ConfigError, match="steps"):
         generate(target, [[1]], mode="lossless", sampler="random", steps=2)
     assert replace(DecodeSettings(mode="lossless"), tree=3).tree == 3
+
+
+def test_a_draft_model_reads_texts_longer_than_its_own_context() -> None:
+    target, draft = tiny("ar", context=2048), tiny("bd3lm", context=32)
+    prompt = [prompt_of(9, 1) * 130]
+    out = generate(target, prompt, max_new_tokens=8, seed=0, mode="lossless", draft=draft, tree=4)
+    assert out.tokens == generate(target, prompt, max_new_tokens=8, seed=0).tokens
+    with pytest.raises(ConfigError, match="longer context"):
+        generate(tiny("ar", context=20_000), prompt, mode="lossless", draft=draft)

@@ -25,6 +25,7 @@ from dadlm.errors import CheckpointError
 from dadlm.model import load
 from dadlm.model.checkpoint import weights
 from dadlm.train import RunConfig, Trainer
+from dadlm.train.checkpoint import read_progress
 from dadlm.train.handover import save_compact
 from dadlm.train.state import Ema, Stream
 from dadlm.train.trainer import fresh_model, model_from
@@ -185,9 +186,13 @@ def test_a_run_saved_before_streams_were_counted_goes_on(tmp_path: Path) -> None
     run: RunConfig = config("bd3lm", tmp_path, steps=STEPS)
     trainer(run).run()
     content = progress(tmp_path / "last")
-    del content["stream"]
+    del content["stream"], content["averaged"]
     (tmp_path / "last" / "training" / "state.json").write_text(json.dumps(content), encoding="utf-8")
-    assert trainer(run).state.start == Stream()
+    assert trainer(run).state.start == Stream() and trainer(run).state.ema.before == 0
+    begun = content | {"run": content["run"] | {"init_from": "a model"}}
+    (tmp_path / "last" / "training" / "state.json").write_text(json.dumps(begun), encoding="utf-8")
+    assert read_progress(tmp_path / "last")["averaged"] > 10**9, "its average had no fast start"
+    (tmp_path / "last" / "training" / "state.json").write_text(json.dumps(content), encoding="utf-8")
     assert follow("bd3lm", tmp_path, tmp_path / "next").state.start == Stream(STEPS, STEPS * ROWS)
 
 

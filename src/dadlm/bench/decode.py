@@ -105,10 +105,11 @@ def _launches(model: Model, batch: int, prefix: int, machine: Machine) -> int | 
 
 
 def _compare(rows: list[dict[str, Any]]) -> None:
-    """What a step of DA-DLM costs beside that of BD3LM with the same blocks and batch."""
+    """What a step of DA-DLM costs beside that of BD3LM with the same blocks, edges and batch."""
     ms = {(row["system"], row["batch"]): row["ms"] for row in rows}
     for row in rows:
         other = row["system"].replace("DA-DLM", "BD3LM").split(" K=")[0]
+        other += " edges" if row["system"].endswith(" edges") and " edges" not in other else ""
         is_dadlm = other != row["system"]
         row["ratio_to_bd3lm"] = row["ms"] / ms[other, row["batch"]] if is_dadlm else None
         if is_dadlm:

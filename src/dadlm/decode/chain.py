@@ -22,6 +22,7 @@ from dadlm.model.kernels import takes
 
 _BEAM = 32
 _AT_ONCE = 1 << 26  # log-probabilities that a search holds
+_MOST_LOGITS = 1 << 26  # of a pass that draws by kernels
 
 
 def left_at(tokens: Tensor, masked: Tensor, before: Tensor, i: int) -> Left:
@@ -64,8 +65,10 @@ def in_one_launch(hidden: Tensor, shortlist: int) -> bool:
 
 
 def by_kernels(hidden: Tensor, vocabulary: int) -> bool:
-    """Whether there are kernels for these states and the whole vocabulary."""
-    return takes(hidden) and vocabulary <= LONGEST
+    """Whether there are kernels for these states [B, N, D] and the whole vocabulary; they need the logits of
+    all places at once."""
+    fits = hidden.shape[:2].numel() * vocabulary <= _MOST_LOGITS
+    return takes(hidden) and vocabulary <= LONGEST and fits
 
 
 def draw_chain(

@@ -183,7 +183,7 @@ class Engine:
         if self.lockstep:
             self._begun = True
             self._plan.begin()
-            if self.graphs.enabled and self.slots.state.N == 1:
+            if self.graphs.enabled and model.config.family == "ar":  # its pass writes what it reads
                 # To ask the device costs a wait: after several tokens, or when a text may be over.
                 self._most_unseen = min(LAST_TOKENS, *(row.end - row.first for row in self.rows))
         held = self.slots.rows if only is None else self.slots.rows[self.slots.of(only)]

@@ -5,6 +5,7 @@ from pathlib import Path
 from dadlm.decode.cache import Cache
 from dadlm.errors import ConfigError
 from dadlm.model import Model, in_mode
+from dadlm.model.layer import longest_text
 from dadlm.model.pretrained import DRAFT
 
 LOOKUP = "lookup"
@@ -27,6 +28,11 @@ def target_and_draft(model: Model, draft: Model | str | Path | None) -> tuple[Mo
         raise ConfigError(f"a {draft.config.family} model cannot draft: name a bd3lm or dadlm model")
     if draft.config.vocab_size != target.config.vocab_size or draft.tokenizer != target.tokenizer:
         raise ConfigError("the draft model has another tokenizer than the model whose text is wanted")
+    if (longest := longest_text(draft.config)) < target.config.context:
+        raise ConfigError(
+            f"the draft model reads {longest:,} tokens at most, the context of the other is "
+            f"{target.config.context:,}: name a draft model of a longer context"
+        )
     if draft.device != target.device:
         raise ConfigError(f"the draft model is on {draft.device}, the other on {target.device}")
     return target, draft

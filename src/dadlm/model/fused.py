@@ -3,7 +3,8 @@ the norm that follows are one kernel, and so are the rotary turn and attention w
 them.
 
 `Backbone` passing through whole layers is the slow twin. The same numbers are rounded in the same places, but
-for biases of a single row: they are added in fp32 after the product, not within it.
+for biases of a single row: they are added in fp32 after the product, not within it. Layers are not called as
+modules here, so hooks on them see passes with gradients only.
 """
 
 from collections.abc import Callable

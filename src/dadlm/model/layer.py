@@ -15,6 +15,7 @@ from dadlm.model.lora import apply, linear
 
 Rotation = tuple[Tensor, Tensor]
 _BEHIND = 1024  # positions that a draft may reach behind the longest text, and more
+_LEAST = 16384  # of a table: a draft model may read a longer text than its own context
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -30,10 +31,15 @@ def rotation(
     return angle.cos(), angle.sin()
 
 
+def longest_text(config: ModelConfig) -> int:
+    """Positions that `every_rotation` has for texts."""
+    return max(config.context, _LEAST)
+
+
 def every_rotation(config: ModelConfig, device: torch.device) -> Rotation:
     """Of all positions, padding and drafts behind the longest text included; -1 stands at the end, where
     indexing finds it."""
-    position = torch.arange(config.context + 2 * config.block + _BEHIND, device=device)
+    position = torch.arange(longest_text(config) + 2 * config.block + _BEHIND, device=device)
     position[-1] = -1
     return rotation(position, config.query_width, config.rope_theta)
 

@@ -30,6 +30,10 @@ _REMOVED = {"power": 1.0, "power_steps": 0, "apart_rows": 0, "block_share": 1.0}
 _RENAMED = {"masks": "masks_per_row"}
 
 
+MANY_STEPS = 1 << 31
+"""In the place of a count that is not known: an average of so many is not forgotten fast."""
+
+
 def save_state(state: TrainState, run: RunConfig, out: Path, is_best: bool, ranks: Ranks = ALONE) -> Path:
     """Write a checkpoint, then move the links to it, then drop checkpoints that no link needs. All processes
     of a run call it together; the first one writes, and each its part of what is sharded."""
@@ -101,8 +105,11 @@ def read_progress(folder: Path) -> dict[str, Any]:
         batch_size = progress["run"].get("train", {}).get("batch_size", 0)
         counted = Stream().after(progress["step"], batch_size)._asdict()
         progress["stream"] = Stream(**progress.get("stream", counted))
-        # Before averages were counted by themselves, they went on with the stream.
-        progress.setdefault("averaged", progress["stream"].after(-progress["step"], batch_size).steps)
+        # Before averages were counted by themselves, they went on with the stream; after a model of which
+        # nothing was known they had no fast start.
+        before = progress["stream"].after(-progress["step"], batch_size).steps
+        unknown = progress["run"].get("init_from") is not None and not before
+        progress.setdefault("averaged", MANY_STEPS if unknown else before)
         counts = (*progress["stream"], progress["averaged"])
         if not all(isinstance(count, int) and count >= 0 for count in counts):
             raise ValueError(f"stream is {progress['stream']}, averaged {progress['averaged']}")

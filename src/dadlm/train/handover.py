@@ -12,13 +12,12 @@ from dadlm.model import Model, load
 from dadlm.model.checkpoint import locate, read_config, weights, write_model
 from dadlm.model.config import Family
 from dadlm.model.files import read_json, save_tensors, whole_folder, write_json
-from dadlm.train.checkpoint import moments_of, read_progress, read_rows
+from dadlm.train.checkpoint import MANY_STEPS, moments_of, read_progress, read_rows
 from dadlm.train.distributed import COMPACT, TensorFiles, local_part
 from dadlm.train.processes import ALONE, Ranks
 from dadlm.train.state import Stream, TrainState
 
 _KINDS = ("step", "exp_avg", "exp_avg_sq")
-_MANY = 1 << 31  # steps
 
 
 def stream_before(out: Path, origin: str | Path | None, batch_size: int) -> Stream:
@@ -40,7 +39,7 @@ def averaged_before(out: Path, origin: str | Path | None, family: Family) -> int
         return 0
     folder = training_of(origin)
     if folder is None:
-        return _MANY  # how many is not known
+        return MANY_STEPS  # how many is not known
     progress = read_progress(folder.parent)
     return progress["averaged"] + progress["step"]
 

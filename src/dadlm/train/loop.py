@@ -62,7 +62,8 @@ class Loop(ABC):
         ranks: Ranks = ALONE,
     ) -> None:
         """`data` are fingerprints of the rows; see `TrainState` for `metadata`. `origin` is the model whose
-        training this continues: its stream of rows and masks, its optimiser's moments, its average."""
+        training this continues: its stream of rows and masks and, within a family, its optimiser's moments
+        and its average."""
         train = run.train
         self.config, self.origin, self.out = run, origin, Path(run.out)
         start = stream_before(self.out, origin, train.batch_size)
