@@ -15,7 +15,7 @@ from dadlm.model.lora import apply, linear
 
 Rotation = tuple[Tensor, Tensor]
 _BEHIND = 1024  # positions that a draft may reach behind the longest text, and more
-_LEAST = 16384  # of a table: a draft model may read a longer text than its own context
+_LEAST = 4096  # of a table: a draft model may read a longer text than its own context
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
