@@ -231,3 +231,65 @@ def test_clipping_counts_what_may_be_masked() -> None:
     masked = draw_six(NARROW, maskable=maskable).masked.view(B, L // N, N).sum(-1)
     assert (masked == 2).all()
     assert not draw_six(NARROW, maskable=torch.zeros(B, L, dtype=torch.bool)).masked.any()
+
+
+EVEN = NoiseConfig(even=True)
+
+
+def test_even_noise_masks_every_number_of_tokens_equally_often_and_every_position():
+    steps = [draw(EVEN, step=step, length=16, block_size=4, batch_rows=2) for step in range(400)]
+    masked = torch.stack([noise.masked.view(2, 4, 4) for noise in steps])
+    counts = masked[:, :, 1:].sum(-1).flatten().bincount(minlength=5) / masked[:, :, 1:, 0].numel()
+    assert_close(counts, torch.tensor([0, 0.25, 0.25, 0.25, 0.25]), atol=0.015, rtol=0)
+    first = masked[:, :, 0].sum(-1).flatten().bincount(minlength=5) / masked[:, :, 0, 0].numel()
+    assert_close(first, torch.tensor([0, 1, 1, 1, 0]) / 3, atol=0.03, rtol=0)  # position 0 is always known
+    assert not masked[:, :, 0, 0].any()
+    share = masked[:, :, 1:].flatten(0, 2).float().mean(0)
+    assert_close(share, torch.full((4,), 0.625), atol=0.02, rtol=0)
+
+
+def test_even_noise_weighs_every_block_alike_and_says_the_share_that_it_masks():
+    noise = draw(EVEN, length=64, block_size=16)
+    count = noise.masked.view(8, 4, 16).sum(-1)
+    allowed = torch.tensor([15, 16, 16, 16])
+    assert_close(noise.weight * count, allowed.float().expand(8, 4))
+    assert_close(noise.time, count / allowed)
+    twice = draw(EVEN, length=64, block_size=16, masks_per_row=2)
+    assert_close(
+        twice.weight * twice.masked.view(8, 8, 16).sum(-1), allowed.repeat_interleave(2).expand(8, 8) / 2
+    )
+
+
+def test_even_noise_has_the_mean_of_the_loss_over_times():
+    """The loss of a token given which others are known: any function of the mask. Both draws agree on its
+    weighted mean over many steps, that of even numbers with less variance."""
+
+    def losses(config: NoiseConfig) -> Tensor:
+        values = []
+        for step in range(3000):
+            noise = draw(config, step=step, length=8, block_size=4, batch_rows=1)
+            masked = noise.masked.view(2, 4)[1].float()
+            known = (1 - masked) * torch.tensor([1.0, 2.0, 4.0, 8.0])
+            values.append(noise.weight[0, 1] * (masked * (20 - known.sum() + torch.arange(4))).sum())
+        return torch.stack(values)
+
+    even, plain = losses(EVEN), losses(PLAIN)
+    assert abs(even.mean() - plain.mean()) < 3 * (even.var() / 3000 + plain.var() / 3000).sqrt()
+    assert even.var() < plain.var() / 2
+
+
+def test_even_noise_keeps_to_what_may_be_masked_and_to_the_global_batch():
+    maskable = torch.rand(8, 64, generator=torch.Generator().manual_seed(0)) < 0.3
+    whole = draw(EVEN, maskable=maskable)
+    assert not (whole.masked & ~maskable).any()
+    some = draw(EVEN, rows=torch.tensor([2, 5]))
+    assert_close(some.masked, draw(EVEN).masked[[2, 5]])
+    assert draw(NoiseConfig(even=True, full_share=1.0)).masked[:, 1:].all()
+
+
+@pytest.mark.parametrize(
+    "other", [{"low": 0.3}, {"high": 0.9}, {"clip_search": True}, {"schedule": "cosine"}]
+)
+def test_even_noise_has_no_times(other):
+    with pytest.raises(ConfigError, match="even noise"):
+        NoiseConfig(even=True, **other)

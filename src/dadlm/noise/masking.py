@@ -55,6 +55,9 @@ class NoiseConfig:
     full_share: float = 0.0
     """Share of the blocks that are masked whole, whatever the schedule says: what is decoded in one pass, and
     what token edges are for. Uniform times show such a block once in N + 1."""
+    even: bool = False
+    """Draw how many tokens of a block are masked, every number from 1 on equally often, instead of a time.
+    The mean of the loss is the same (docs/maths.md §17), its variance smaller."""
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
@@ -65,6 +68,11 @@ class NoiseConfig:
             raise ConfigError(f"noise needs 0 < low < high <= 1, got low={self.low}, high={self.high}")
         if not 0 <= self.full_share <= 1:
             raise ConfigError(f"full_share must be in [0, 1], got {self.full_share}")
+        if self.even and (self.schedule != "loglinear" or self.clip_search or self.clipped):
+            raise ConfigError(
+                "even noise draws numbers of masks, not times: leave schedule, low, high and clip_search out "
+                "(--noise.no-clip-search)"
+            )
         if self.schedule != "loglinear" and (self.clip_search or self.clipped):
             raise ConfigError(
                 "clipping compares masked shares with times, which only loglinear makes equal: leave it out "
@@ -136,6 +144,39 @@ def sample_time(
     return (low + u * (high - low)).float()
 
 
+def mask_evenly(u: Tensor, lot: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Masks [B, G, N] of m of the n allowed positions of each block, those with the lowest `lot` [B, G, N]; m
+    is even over 1..n for u [B, G] even over [0, 1]. And the times m / n, and the weights n / m."""
+    n = allowed.sum(-1)
+    m = (1 + (u.double() * n).long()).minimum(n)  # u may be 1; where nothing is allowed, nothing is masked
+    rank = lot.masked_fill(~allowed, 2.0).argsort(stable=True, dim=-1).argsort(-1)
+    return (rank < m[..., None]) & allowed, (m / n.clamp(min=1)).float(), (n / m.clamp(min=1)).float()
+
+
+def _mask_at(
+    config: NoiseConfig,
+    time: Tensor,
+    full: Tensor,
+    allowed: Tensor,
+    most: Tensor,
+    lot: Callable[[int], Tensor],
+) -> Tensor:
+    """Masks [B, G, N] of the allowed positions, each with its block's probability; drawn again where the
+    masked share of the `most` falls outside of a clipped interval."""
+    probability = SCHEDULES[config.schedule].mask_probability(time)[..., None]
+    masked = (lot(0) < probability) & allowed
+    for attempt in range(1, _REDRAWS if config.clipped else 1):
+        fraction = (masked.sum(-1) / most)[..., None]  # no number where nothing may be masked: never outside
+        outside = fraction > config.high
+        if config.low > FLOOR:  # the end of the whole range is no clipping: blocks may stay unmasked there
+            outside |= fraction < config.low
+        outside &= ~full[..., None]
+        if not outside.any():
+            break
+        masked = torch.where(outside, (lot(attempt) < probability) & allowed, masked)
+    return masked
+
+
 def draw_noise(
     config: NoiseConfig,
     *,
@@ -149,7 +190,7 @@ def draw_noise(
     most_blocks: int | None = None,
     masks_per_row: int = 1,
 ) -> Noise:
-    """Mask each position independently with its block's probability.
+    """Mask each position independently with its block's probability, or an even number of them.
 
     Position 0 of a row is never masked: it has nothing before it. With a clipped interval a block whose
     masked fraction falls outside is drawn again. With `maskable` [B, L] the other positions stay known, and
@@ -159,7 +200,8 @@ def draw_noise(
     that number.
     """
     blocks = length // block_size * masks_per_row
-    time = sample_time(seed, step, rows, batch_rows, blocks, config.low, config.high)
+    low, high = (0.0, 1.0) if config.even else (config.low, config.high)
+    time = sample_time(seed, step, rows, batch_rows, blocks, low, high)
     full = torch.zeros_like(time, dtype=torch.bool)
     if config.full_share:
         block = torch.arange(blocks, device=rows.device)
@@ -167,8 +209,6 @@ def draw_noise(
         time = torch.where(full, 1.0, time)
     if block_size == 1:  # there is one way to mask a single token: at time 1 the loss is the exact likelihood
         time = torch.ones_like(time)
-    schedule = SCHEDULES[config.schedule]
-    probability = schedule.mask_probability(time)[..., None]
     allowed = torch.ones(length, dtype=torch.bool, device=rows.device)
     allowed[0] = False
     if maskable is not None:
@@ -178,22 +218,16 @@ def draw_noise(
     most = torch.full_like(time, block_size) if maskable is None else allowed.sum(-1)  # masked in a block
     position = torch.arange(length * masks_per_row, device=rows.device).view(blocks, block_size)
 
-    def draw(attempt: int) -> Tensor:
-        u = counter.uniform(seed, step, counter.MASK, attempt, rows[:, None, None], position)
-        return (u < probability) & allowed
+    def lot(attempt: int) -> Tensor:
+        return counter.uniform(seed, step, counter.MASK, attempt, rows[:, None, None], position)
 
-    masked = draw(0)
-    for attempt in range(1, _REDRAWS if config.clipped else 1):
-        fraction = (masked.sum(-1) / most)[..., None]  # no number where nothing may be masked: never outside
-        outside = fraction > config.high
-        if config.low > FLOOR:  # the end of the whole range is no clipping: blocks may stay unmasked there
-            outside |= fraction < config.low
-        outside &= ~full[..., None]
-        if not outside.any():
-            break
-        masked = torch.where(outside, draw(attempt), masked)
+    if config.even:
+        masked, time, weight = mask_evenly(time, lot(0), allowed.expand(len(rows), -1, -1))
+    else:
+        masked = _mask_at(config, time, full, allowed, most, lot)
+        weight = SCHEDULES[config.schedule].weight(time)
     # A block of one position is always masked: its loss is the exact likelihood under every schedule.
-    weight = torch.ones_like(time) if block_size == 1 else schedule.weight(time)
+    weight = torch.ones_like(time) if block_size == 1 else weight
     noise = Noise(masked.flatten(1), time, weight / masks_per_row)
     if maskable is None:
         return noise

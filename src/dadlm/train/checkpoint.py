@@ -17,6 +17,7 @@ from dadlm.model.files import read_json, whole_folder, write_json
 from dadlm.noise import NoiseConfig
 from dadlm.train.config import RunConfig
 from dadlm.train.distributed import TensorFiles, gather_parts, is_sharded, local_part, local_rows, save_rows
+from dadlm.train.muon import Muon
 from dadlm.train.processes import ALONE, Ranks
 from dadlm.train.state import Stream, TrainState
 
@@ -152,7 +153,7 @@ def _flat(run: dict[str, Any]) -> dict[str, str]:
 
 
 def _tensors(state: TrainState) -> dict[str, torch.Tensor]:
-    """Weights, averages and AdamW's moments, as much as this process holds, under one flat set of names."""
+    """Weights, averages and moments, as much as this process holds, under one flat set of names."""
     tensors = {f"weight.{name}": local_part(tensor) for name, tensor in weights(state.model).items()}
     tensors |= {f"ema.{name}": tensor for name, tensor in state.ema.average.items()}
     for name, parameter in state.model.named_parameters():
@@ -164,13 +165,15 @@ def _tensors(state: TrainState) -> dict[str, torch.Tensor]:
 
 
 def moments_of(optimizer: torch.optim.AdamW, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
-    """AdamW fills these at its first step; made here so that saving and loading never meet an empty state."""
+    """The optimiser fills these at its first step; made here so that saving and loading never meet an empty
+    state. Of a matrix Muon keeps one."""
     moments = optimizer.state[parameter]
     if not moments:
-        device = parameter.device if optimizer.defaults["fused"] else torch.device("cpu")
-        moments["step"] = torch.zeros((), dtype=torch.float32, device=device)
         moments["exp_avg"] = torch.zeros_like(parameter)
-        moments["exp_avg_sq"] = torch.zeros_like(parameter)
+        if not (isinstance(optimizer, Muon) and parameter in optimizer.matrices):
+            device = parameter.device if optimizer.defaults["fused"] else torch.device("cpu")
+            moments["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            moments["exp_avg_sq"] = torch.zeros_like(parameter)
     return moments
 
 

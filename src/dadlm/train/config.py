@@ -44,6 +44,8 @@ class TrainConfig:
     """Rows per step over all micro-batches and processes."""
     accumulate: int = 1
     """Micro-batches per step and process; changes memory, not results (with dropout, its draws)."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """muon: the matrices of the layers by Muon, all else by AdamW, with one learning rate."""
     lr: float = 3e-4
     """Learning rate after warm-up."""
     graph_lr_scale: float = 1.0
@@ -110,6 +112,9 @@ class TrainConfig:
             f"warmup {warmup} and decay {decay} must not be negative": warmup >= 0 and decay >= 0,
             f"decay {decay} exceeds steps {self.steps}: pass --train.decay as well": decay <= self.steps,
             f"parallel must be ddp or fsdp, got {self.parallel!r}": self.parallel in ("ddp", "fsdp"),
+            f"optimizer must be adamw or muon, got {self.optimizer!r}": self.optimizer in ("adamw", "muon"),
+            "muon needs whole matrices: pass --train.parallel ddp": self.optimizer == "adamw"
+            or self.parallel == "ddp",
             f"ema must be in [0, 1), got {self.ema}": 0 <= self.ema < 1,
         }
         for message, holds in checks.items():

@@ -1,6 +1,6 @@
-"""What a stage takes over from a model beside its weights: AdamW's moments, the moving average, and where its
-stream of rows and masks stands. They lie in the model's folder under `training/`, as a checkpoint has them or
-in a compact form.
+"""What a stage takes over from a model beside its weights: the optimiser's moments, the moving average, and
+where its stream of rows and masks stands. They lie in the model's folder under `training/`, as a checkpoint
+has them or in a compact form.
 """
 
 from pathlib import Path
@@ -52,8 +52,8 @@ def training_of(origin: str | Path) -> Path | None:
 
 def take_over(state: TrainState, origin: str | Path, ranks: Ranks = ALONE) -> None:
     """Go on as the run would have done that the weights come from, where a weight has the same name: with
-    AdamW's moments and, beside the average, which is the model, the weights themselves. Another family is
-    another task: there the average is the better start, and the moments would mislead."""
+    the optimiser's moments and, beside the average, which is the model, the weights themselves. Another
+    family is another task: there the average is the better start, and the moments would mislead."""
     folder = training_of(origin)
     if folder is None or read_config(folder.parent).family != state.model.config.family:
         return
@@ -64,9 +64,12 @@ def take_over(state: TrainState, origin: str | Path, ranks: Ranks = ALONE) -> No
             if f"weight.{name}" in names:  # a compact folder has none
                 read_rows(files, f"weight.{name}", local_part(weight), weight, ranks)
         for name, parameter in state.model.named_parameters():
-            if not parameter.requires_grad or f"exp_avg.{name}" not in names:
+            if not parameter.requires_grad:
                 continue
-            for kind, moment in moments_of(state.optimizer, parameter).items():
+            moments = moments_of(state.optimizer, parameter)
+            if not names.issuperset(f"{kind}.{name}" for kind in moments):
+                continue  # the other optimiser kept others
+            for kind, moment in moments.items():
                 part = local_part(moment)
                 read_rows(files, f"{kind}.{name}", part, part if kind == "step" else parameter, ranks)
 

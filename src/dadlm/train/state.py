@@ -1,4 +1,4 @@
-"""What a training step changes: weights, their moving average, AdamW's moments, the step's number."""
+"""What a training step changes: weights, their moving average, the optimiser's moments, the step's number."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +12,7 @@ from dadlm import counter
 from dadlm.model import Model
 from dadlm.noise import NoiseConfig
 from dadlm.train.config import TrainConfig
+from dadlm.train.muon import Muon
 
 
 class Stream(NamedTuple):
@@ -88,13 +89,22 @@ class TrainState:
 
 
 def start_optimizer(model: Model, train: TrainConfig) -> torch.optim.AdamW:
-    """AdamW with what DA-DLM adds in a group of its own, so that it can learn faster."""
-    old, new = [], []
+    """AdamW with what DA-DLM adds in a group of its own, so that it can learn faster; or Muon, which has the
+    layers' matrices in one more."""
+    old, new, matrices = [], [], []
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+        if not parameter.requires_grad:
+            continue
+        if train.optimizer == "muon" and parameter.ndim == 2 and name.startswith("backbone.layers."):
+            matrices.append(parameter)
+        else:
             (new if name.startswith(("graph.", "head.offset")) else old).append(parameter)
-    groups = [{"params": old, "scale": 1.0}, {"params": new, "scale": train.graph_lr_scale}]
-    return torch.optim.AdamW(
+    groups: list[dict[str, Any]] = [
+        {"params": old, "scale": 1.0},
+        {"params": new, "scale": train.graph_lr_scale},
+        {"params": matrices, "scale": 1.0, "matrices": True},
+    ]
+    return (Muon if matrices else torch.optim.AdamW)(
         [group for group in groups if group["params"]],
         lr=train.lr,
         betas=train.betas,
