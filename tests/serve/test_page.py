@@ -91,10 +91,15 @@ def press_run(page) -> None:
     page.locator("#run").click()
 
 
+def until_loaded(page) -> None:
+    """The models are there: nothing moves under the pointer any more, and no example comes between the two
+    steps in which playwright fills a field (select all, then type)."""
+    page.locator("[name=model] option").first.wait_for(state="attached")
+
+
 def write(page, loaded: bool = True) -> None:
-    """`loaded`: only once the models are there, when nothing moves under the pointer any more."""
     if loaded:
-        page.locator("[name=model] option").first.wait_for(state="attached")
+        until_loaded(page)
     page.get_by_label("Prompt").fill(PROMPT)
     page.get_by_role("button", name="Write").click()
 
@@ -111,6 +116,7 @@ def until_at(page, step: int, count: int) -> None:
 
 def test_writes_what_generate_writes(browser, url, models) -> None:
     with visit(browser, url, EMPTY) as page:
+        until_loaded(page)
         page.get_by_label("Prompt").fill(PROMPT)
         page.get_by_label("Model").select_option("dadlm")
         page.get_by_label("Sampler").select_option("random")
@@ -540,6 +546,7 @@ def test_a_link_holds_all_and_only_what_it_says(browser, url) -> None:
 def test_a_fault_in_a_hidden_control_does_not_hold_the_button(browser, url) -> None:
     with visit(browser, url, EMPTY) as page:
         bodies = sent_by(page)
+        until_loaded(page)
         page.get_by_label("Prompt").fill(PROMPT)
         page.get_by_label("Model").select_option("dadlm")
         page.get_by_label("Sampler").select_option("random")
