@@ -17,84 +17,23 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from dadlm.model import load, save
-from dadlm.model.config import Family
 from dadlm.noise import NoiseConfig
 from dadlm.recipes import recipe
 from dadlm.tokens import Rows
 from dadlm.train import RunConfig, Trainer
 from dadlm.train.edges import is_fresh, set_edges
 from dadlm.train.trainer import fresh_model, model_from
+from research.route_plan import Route, routes
 from research.study import shipped_edges
 
 _WARM, _TIMED = 12, 40  # steps before the lock, and steps that are timed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Route:
-    seconds: float
-    """Of the device, or the share of them that --seconds gives."""
-    family: Family = "bd3lm"
-    after: str | None = None
-    """The run whose averaged weights it starts from, or a model that ships; none: from scratch."""
-    decay: float = 0.5
-    """Last share of the steps, over which the rate falls to zero."""
-    model: dict[str, Any] = field(default_factory=dict)
-    train: dict[str, Any] = field(default_factory=dict)
-    noise: dict[str, Any] = field(default_factory=dict)
-
-
-_EVEN: dict[str, Any] = {"even": True}
-_MUON: dict[str, Any] = {"optimizer": "muon"}
-_TWICE: dict[str, Any] = {"masks_per_row": 2, "batch_size": 16}
-_JOINT: dict[str, Any] = {"causal_context": True}
-
-
-def routes() -> dict[str, Route]:
-    """By name, with the block size behind it. `start-…`: where to start from. The others go on from the BD3LM
-    that ships (N = 16, trained for 23,000 steps) or from AR (N = 4). `more-…`: AR itself for as long."""
-    plans = {
-        "more-ar": Route(seconds=20, family="ar", after="ar"),
-        "more-ar-muon": Route(seconds=20, family="ar", after="ar", train=_MUON),
-        "start-mdlm": Route(seconds=10, family="mdlm", decay=0),
-        "start-four": Route(seconds=10, after="ar", model={"block_size": 4}, decay=0),
-        "start-after-four-16": Route(seconds=10, after="start-four", model={"block_size": 16}),
-    }
-    for N in (16, 4):
-        at = {"block_size": N}
-        starts = {
-            "ar": Route(seconds=20, after="ar", model=at),
-            "ar-muon": Route(seconds=20, after="ar", model=at, train=_MUON),
-            "scratch": Route(seconds=20, model=at),
-            "after-mdlm": Route(seconds=10, after="start-mdlm", model=at),
-            "joint": Route(seconds=20, after="ar", model=at | _JOINT, train={"ar_weight": 1.0}),
-            "joint-light": Route(seconds=20, after="ar", model=at | _JOINT, train={"ar_weight": 3.0}),
-        }
-        plans |= {f"start-{name}-{N}": route for name, route in starts.items()}
-        ways: dict[str, dict[str, Any]] = {
-            "plain": {},
-            "even": {"noise": _EVEN},
-            "clipped": {"noise": {"clip_search": True}},
-            "lr-2": {"train": {"lr": 2e-3}},
-            "muon": {"train": _MUON},
-            "muon-lr-2": {"train": _MUON | {"lr": 2e-3}},
-            "muon-even": {"train": _MUON, "noise": _EVEN},
-            "twice": {"train": _TWICE},
-            "four-times": {"train": {"masks_per_row": 4, "batch_size": 8}},
-            "rows-128": {"train": {"batch_size": 128}},
-            "all": {"train": _MUON | _TWICE, "noise": _EVEN},
-        }
-        origin = "bd3lm" if N == 16 else "ar"
-        for name, changes in ways.items():
-            plans[f"{name}-{N}"] = Route(seconds=20, after=origin, model=at, **changes)
-    return plans
 
 
 def config_of(name: str, route: Route, out: Path) -> RunConfig:
@@ -147,6 +86,8 @@ def run(name: str, route: Route, options: argparse.Namespace) -> None:
         model = model_from(config.init_from, config.model, config.train.seed)
         if is_fresh(model):
             set_edges(model, *shipped_edges())
+    for key, weight in model.named_parameters():
+        weight.requires_grad_(key.startswith(route.only))
     rows, valid = (rows_of(Path(folder), config.model.context) for folder in (options.train, options.valid))
     trainer = Trainer(config, model, rows, valid, quiet=True)
     warm, timed = (_WARM, _TIMED) if options.steps is None else (1, 1)
@@ -162,7 +103,7 @@ def run(name: str, route: Route, options: argparse.Namespace) -> None:
         ms = (time.perf_counter() - began) * 1e3 / timed
         seconds = route.seconds * options.scale
         least = warm + timed + 1
-        steps = max(least, options.steps or warm + round(seconds * 1e3 / ms))
+        steps = max(least, options.steps or route.steps or warm + round(seconds * 1e3 / ms))
         train = replace(config.train, steps=steps, decay=round(steps * route.decay))
         trainer.config = replace(config, train=train)
         spent, every = time.perf_counter() - began, max(1, steps // options.points)
