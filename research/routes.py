@@ -120,6 +120,9 @@ def run(name: str, route: Route, options: argparse.Namespace) -> None:
     with trainer.state.ema.in_place_of(trainer.weights):
         save(trainer.state.model, out / name)
     facts = {"name": name, **asdict(route), "seconds": seconds, "steps": steps, "ms_per_step": round(ms, 2)}
+    settings = trainer.config.train
+    facts |= {"tokens_per_step": settings.batch_size * config.model.context, "text": options.source}
+    facts |= {key: getattr(settings, key) for key in ("lr", "ema", "seed")}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     facts |= {"device": device, "curve": curve}
     (out / name / "curve.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
@@ -146,7 +149,7 @@ def run_all(options: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     waiting, running = list(options.names), dict[str, subprocess.Popen[bytes]]()
     settings = ["--train", options.train, "--valid", options.valid, "--out", options.out]
-    settings += ["--scale", str(options.scale), "--points", str(options.points)]
+    settings += ["--scale", str(options.scale), "--points", str(options.points), "--source", options.source]
     for key in ("steps", "rows"):
         settings += [] if getattr(options, key) is None else [f"--{key}", str(getattr(options, key))]
     while waiting or running:
@@ -188,6 +191,7 @@ def main() -> None:
     parser.add_argument("--train", default="train", help="folder of token shards to learn from")
     parser.add_argument("--valid", default="valid", help="folder of token shards to validate on")
     parser.add_argument("--out", default="runs/routes")
+    parser.add_argument("--source", default="wiki2015_train.jsonl.zst", help="what a card calls the text")
     parser.add_argument("--workers", type=int, default=3, help="processes: one trains, the others compile")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the seconds of every route")
     parser.add_argument("--steps", type=int, help="so many steps instead: to try things out")

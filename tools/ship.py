@@ -4,8 +4,8 @@
     python -m tools.ship --cards            # write the cards anew after a change of their text
 
 Every number of a card comes from measured.json beside it, which only this script writes: the loss of quality
-is that of the 8-bit model against its own float32 weights, on the same rows and masks. Of the earlier stages
-of a run only training/state.json is read.
+is that of the 8-bit model against its own float32 weights, on the same rows and masks. Of a run and its
+earlier stages only training/state.json is read, or curve.json of research.routes.
 """
 
 import argparse
@@ -18,13 +18,13 @@ from dadlm.evaluate import perplexity, reconstruction, rows_of
 from dadlm.model import Model, load
 from dadlm.model.checkpoint import locate, write_model
 from dadlm.model.files import WEIGHTS, whole_folder, write_json
-from dadlm.model.pretrained import PRETRAINED
+from dadlm.model.pretrained import PRETRAINED, shipped
 from dadlm.tokens import Rows
 from dadlm.train.checkpoint import read_progress
 from research.tables import table
 
 HERE = Path(__file__).parent
-CARD, MEASURED, TOKENIZER = "README.md", "measured.json", "tokenizer.json"
+CARD, MEASURED, TOKENIZER, CURVE = "README.md", "measured.json", "tokenizer.json", "curve.json"
 BOUND = "The perplexity is an upper bound (first-hitting decoding, temperature 1, top_p 1).\n"
 SYSTEMS = {"ar": "autoregressive", "bd3lm": "BD3LM (block diffusion)", "dadlm": "DA-DLM"}
 
@@ -59,7 +59,24 @@ def _shape(model: Model) -> list[str]:
 
 def stages(run: Path) -> list[dict[str, Any]]:
     """What was trained to get here, the last stage first."""
-    progress = _progress(run)
+    if run == PRETRAINED / run.name:
+        return list(reversed(json.loads((run / MEASURED).read_text(encoding="utf-8"))["stages"]))
+    if (run / CURVE).is_file() and not (run / "last" / "training").is_dir():
+        stage, origin = _route(run)
+    else:
+        stage, origin = _stage(_progress(run))
+    return [stage, *(stages(origin) if origin else [])]
+
+
+def _route(run: Path) -> tuple[dict[str, Any], Path | None]:
+    """Of a run of research.routes."""
+    facts = json.loads((run / CURVE).read_text(encoding="utf-8"))
+    keys = ("family", "steps", "tokens_per_step", "lr", "ema", "seed", "text")
+    origin = facts["after"] and (shipped(facts["after"]) or run.parent / facts["after"])
+    return {key: facts[key] for key in keys}, origin
+
+
+def _stage(progress: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
     settings = progress["run"]
     stage = {
         "family": settings["model"]["family"],
@@ -70,8 +87,7 @@ def stages(run: Path) -> list[dict[str, Any]]:
         "seed": settings["train"]["seed"],
         "text": Path(settings["data"]["train"]).name,
     }
-    origin = settings["init_from"]
-    return [stage, *(stages(Path(origin)) if origin else [])]
+    return stage, Path(settings["init_from"]) if settings["init_from"] else None
 
 
 def _progress(run: Path) -> dict[str, Any]:
