@@ -28,6 +28,7 @@ _EVEN: dict[str, Any] = {"even": True}
 _MUON: dict[str, Any] = {"optimizer": "muon"}
 _TWICE: dict[str, Any] = {"masks_per_row": 2, "batch_size": 16}
 _JOINT: dict[str, Any] = {"causal_context": True}
+EDGE = "head.edge."
 
 
 def routes() -> dict[str, Route]:
@@ -71,33 +72,17 @@ def routes() -> dict[str, Route]:
 
 
 def long_routes() -> dict[str, Route]:
-    """The best way for longer: from AR to BD3LM, and from there BD3LM and DA-DLM in equal seconds; AR itself.
+    """The models that ship, trained on for equal seconds; then edges for them, while nothing else is trained.
 
-    DA-DLM takes half the rows a step: its candidates part with the number of steps. `fixed-…`: a finished
-    model to which edges are added, and nothing but the edges is trained.
+    DA-DLM takes half the rows a step: its candidates part with the number of steps. Half of the blocks that
+    the edges learn from are masked whole or nearly so: few passes are what they are for.
     """
-
-    def run(
-        after: str,
-        seconds: float,
-        steps: int,
-        model: dict[str, Any],
-        family: Family = "bd3lm",
-        decay: float = 0.5,
-        rows: int = 32,
-        only: str = "",
-    ) -> Route:
-        train = {"batch_size": rows, "ema": 0.999}
-        how = {"family": family, "decay": decay, "model": model, "train": train, "noise": _EVEN}
-        return Route(after=after, seconds=seconds, steps=steps, only=only, **how)
-
-    large, edge = {"block_size": 16}, {"block_size": 16, "edge": "bilinear"}
-    return {
-        "base-16": run("ar", 110, 3_370, large, decay=0, rows=64),
-        "bd3lm-16": run("base-16", 95, 2_910, large, rows=64),
-        "graph-16": run("base-16", 95, 3_600, large, "dadlm"),
-        "fixed-bd3lm-16": run("bd3lm-16", 12, 1_200, edge, only="head.edge."),
-        "fixed-graph-16": run("graph-16", 15, 1_000, edge, "dadlm", only="head.edge."),
-        "bd3lm-4": run("ar", 55, 1_580, {"block_size": 4}, rows=64),
-        "long-ar": run("ar", 45, 2_650, {}, "ar", rows=64),
-    }
+    at, edge = {"block_size": 16}, {"block_size": 16, "edge": "bilinear"}
+    plans: dict[str, Route] = {}
+    for family, name, rows in (("bd3lm", "bd3lm", 64), ("dadlm", "dadlm", 32)):
+        how: dict[str, Any] = {"family": family, "train": {"batch_size": rows, "ema": 0.999}}
+        plans[f"longer-{name}"] = Route(seconds=72, after=name, decay=0.6, model=at, noise=_EVEN, **how)
+        plans[f"longer-{name}-edges"] = Route(
+            seconds=9, after=f"longer-{name}", model=edge, noise=_EVEN | {"full_share": 0.25}, only=EDGE, **how
+        )
+    return plans

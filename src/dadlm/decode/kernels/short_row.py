@@ -1,7 +1,6 @@
 """The nucleus of a vocabulary that one program holds in its registers: one launch where `nucleus` needs many.
 
-As there, the nucleus is all tokens above a threshold, which is found by its bits, and the first few of those
-that equal it. `sample.draw_each` and `position_nucleus.inside_together` are the torch twins.
+As there, the nucleus is all tokens above a threshold, and the first few of those that equal it. `sample.draw_each` and `position_nucleus.inside_together` are the torch twins.
 
 n rows, K candidates, V vocabulary.
 """
@@ -59,12 +58,27 @@ def nucleus_of(weight, top_p, standard, SIZE: tl.constexpr):
     """Which of the weights lie in the nucleus: fp32 [SIZE], at most 1, 0 behind the vocabulary."""
     exact = weight.to(tl.float64)
     bits = weight.to(tl.int32, bitcast=True)  # in the order of the values, which are not negative
-    wanted = tl.sum(exact, 0) * top_p
-    low, bit = 0, 1 << 29  # weights are at most 1.0, whose bits as an integer stay below 2 ** 30
-    for _ in range(30):  # the largest threshold above which enough lies
-        enough = tl.sum(tl.where(bits >= (low | bit), exact, 0.0), 0) >= wanted
-        low = tl.where(enough, low | bit, low)
-        bit = bit >> 1
+    total = tl.sum(exact, 0)
+    wanted = total * top_p
+    # The largest threshold above which enough lies, by false position (Illinois): enough lies above `low`, and
+    # not above `high`; both are weights of tokens, or next to one. Below `low` at first lies less than may miss.
+    least = tl.maximum((total - wanted) / (2 * SIZE), 0.0).to(tl.float32)
+    low, high = least.to(tl.int32, bitcast=True), 1 << 30  # 1.0 as an integer is below
+    high = tl.where(wanted > total, low + 1, high)
+    over, under, side = total - wanted, -wanted, 0
+    while high - low > 1:
+        step = ((high - low).to(tl.float64) * over / (over - under)).to(tl.int32)
+        trial = low + tl.minimum(tl.maximum(step, 1), high - low - 1)
+        is_above = bits >= trial
+        beyond = tl.sum(tl.where(is_above, exact, 0.0), 0) - wanted
+        if beyond >= 0:
+            low, over = tl.min(tl.where(is_above, bits, 1 << 30), 0), beyond
+            under *= tl.where(side == 1, 0.5, 1.0)
+            side = 1
+        else:
+            high, under = tl.max(tl.where(is_above, 0, bits), 0) + 1, beyond
+            over *= tl.where(side == -1, 0.5, 1.0)
+            side = -1
     above = tl.sum(tl.where(bits > low, exact, 0.0), 0)
     tie = (bits == low) & (weight > 0)
     edge = tl.max(tl.where(tie, exact, 0.0), 0)
