@@ -74,15 +74,14 @@ def routes() -> dict[str, Route]:
 def long_routes() -> dict[str, Route]:
     """The models that ship, trained on for equal seconds; then edges for them, while nothing else is trained.
 
-    DA-DLM takes half the rows a step: its candidates part with the number of steps. Half of the blocks that
-    the edges learn from are masked whole or nearly so: few passes are what they are for.
+    DA-DLM takes half the rows a step: its candidates part with the number of steps. A quarter of the blocks
+    that edges learn from are masked whole: few passes are what they are for.
     """
     at, edge = {"block_size": 16}, {"block_size": 16, "edge": "bilinear"}
     plans: dict[str, Route] = {}
     for family, name, rows in (("bd3lm", "bd3lm", 64), ("dadlm", "dadlm", 32)):
         how: dict[str, Any] = {"family": family, "train": {"batch_size": rows, "ema": 0.999}}
         plans[f"longer-{name}"] = Route(seconds=72, after=name, decay=0.6, model=at, noise=_EVEN, **how)
-        plans[f"longer-{name}-edges"] = Route(
-            seconds=9, after=f"longer-{name}", model=edge, noise=_EVEN | {"full_share": 0.25}, only=EDGE, **how
-        )
+        how |= {"noise": _EVEN | {"full_share": 0.25}, "only": EDGE}
+        plans[f"longer-{name}-edges"] = Route(seconds=9, after=f"longer-{name}", model=edge, **how)
     return plans

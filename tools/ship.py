@@ -139,9 +139,17 @@ def _edges_card(facts: dict[str, Any]) -> str:
         [name, "{mean:.3f} [{low:.3f}, {high:.3f}]".format(**nats)]
         for name, nats in facts["one_pass"].items()
     ]
-    return _template("card_edges.md").format(
-        **facts, **facts["data"], numbers=table(["", "nats a token"], rows)
+    origin, source, trained = "They were counted from text", "./bd3lm-e128", facts["training"]
+    commands = ["dadlm edges count wiki.jsonl --model bd3lm --out bd3lm-e128 --json > count.json"]
+    if trained:
+        origin += ", then trained beside `{beside}` for {steps:,} steps of {tokens_per_step:,} tokens"
+        origin, source = origin.format(**trained), f"runs/routes/longer-{trained['beside']}-edges"
+        commands.append(f"python -m research.routes run {Path(source).name} --train SHARDS --valid SHARDS")
+    commands.append(
+        f"python -m tools.ship_edges {source} --counted count.json --data {facts['data']['file']}"
     )
+    texts = {"origin": origin, "commands": "\n".join(commands), "numbers": table(["", "nats a token"], rows)}
+    return _template("card_edges.md").format(**facts, **facts["data"], **texts)
 
 
 def _tour_card(facts: dict[str, Any]) -> str:

@@ -1,9 +1,11 @@
-"""Ship token edges that `dadlm edges count` made, once for the shipped models dadlm and bd3lm.
+"""Ship counted token edges, once for the shipped models dadlm and bd3lm.
 
-    python -m tools.ship_edges ./bd3lm-e128 --data wiki2015_val.jsonl.zst --counted count.json
+    python -m tools.ship_edges FOLDER --data wiki2015_val.jsonl.zst --counted count.json
 
-The edges know the text and the tokenizer, not the model, and go into one file; the folders NAME-edges hold a
-configuration, measured.json and a card. count.json is what `dadlm edges count --json` printed.
+FOLDER is what `dadlm edges count` wrote, or a run of research.routes that trained such edges beside a model
+and left that as it was. The edges know the text and the tokenizer, not the model, and go into one file; the
+folders NAME-edges hold a configuration, measured.json and a card. count.json is what `dadlm edges count
+--json` printed.
 """
 
 import argparse
@@ -20,7 +22,7 @@ from dadlm.model.checkpoint import read_config, weights
 from dadlm.model.files import CONFIG, WEIGHTS, digest, save_tensors, whole_folder, write_json
 from dadlm.model.pretrained import EDGES, PRETRAINED, weight_files
 from dadlm.model.quantised import quantise
-from tools.ship import CARD, MEASURED, card
+from tools.ship import CARD, CURVE, MEASURED, card
 
 BASES = ("dadlm", "bd3lm")
 ROWS, LENGTH = 20, 256
@@ -61,12 +63,24 @@ def ship_edges(source: str, counted: dict[str, Any], data: str, target: Path = P
             "bytes": (target / EDGES / WEIGHTS).stat().st_size,
             "tokens": counted["tokens"],
             "pairs": counted["pairs"],
+            "training": training_of(Path(source)),
             "data": {"file": Path(data).name, "row_length": LENGTH},
             "rows": ROWS,
             "one_pass": {base: one_pass(plain, data), folder.name: one_pass(stored, data)},
         }
         write_json(folder / MEASURED, facts)
         (folder / CARD).write_text(card(facts), encoding="utf-8")
+
+
+def training_of(run: Path) -> dict[str, Any] | None:
+    """What the edges learned from after they were counted, if anything."""
+    if not (run / CURVE).is_file():
+        return None
+    facts = json.loads((run / CURVE).read_text(encoding="utf-8"))
+    beside = read_config(run).family
+    return {"beside": beside} | {
+        key: facts[key] for key in ("steps", "tokens_per_step", "lr", "seed", "text")
+    }
 
 
 def one_pass(model: Model, data: str) -> dict[str, float]:
@@ -76,7 +90,7 @@ def one_pass(model: Model, data: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Ship token edges with dadlm.")
-    parser.add_argument("source", help="folder that `dadlm edges count` wrote")
+    parser.add_argument("source", help="folder of a model with edges")
     parser.add_argument("--data", required=True, help="text to measure on, not counted")
     parser.add_argument("--counted", type=Path, required=True, help="what `dadlm edges count --json` printed")
     options = parser.parse_args()
