@@ -3,9 +3,10 @@
     python -m research.edge_texts --models bd3lm ./bd3lm-edges dadlm ./dadlm-edges --valid SHARDS --out FILE
 
 Held-out prompts of 64 tokens, 96 new ones each (end-of-text made impossible, so that all are as long), random
-sampler at T steps a block, top-p 0.9 (NAME@position: with the nucleus of the position). Perplexity of the new
-tokens under the judge with a 95% interval over prompts, their entropy and distinct tokens, and tokens per
-forward pass. The same prompts and seeds for all. `--keep FOLDER` keeps the ids of the texts.
+sampler at T steps a block, and others that are asked for (`--entropy 2 8`, `--confidence 0.9`), top-p 0.9
+(NAME@position: with the nucleus of the position). Perplexity of the new tokens under the judge with a 95%
+interval over prompts, their entropy and distinct tokens, and tokens per forward pass. The same prompts and
+seeds for all. `--keep FOLDER` keeps the ids of the texts.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +62,9 @@ def main() -> None:
     parser.add_argument("--judge", default="ar")
     parser.add_argument("--valid", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=32)
-    parser.add_argument("--steps", type=int, nargs="+", default=[16, 8, 4, 2, 1])
+    parser.add_argument("--steps", type=int, nargs="*", default=[16, 8, 4, 2, 1])
+    parser.add_argument("--entropy", type=float, nargs="*", default=[], help="bounds")
+    parser.add_argument("--confidence", type=float, nargs="*", default=[], help="thresholds")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--out", type=Path)
@@ -68,13 +72,17 @@ def main() -> None:
     rows = Rows.from_shards(Shards.open(options.valid), 1024)
     prompts = held_out(rows, options.texts)[:, :PROMPT]
     judge, found = load(options.judge, options.device), []
-    print("| model | steps | tokens a pass | perplexity | distinct tokens |\n|---|---|---|---|---|")
+    ways: list[dict[str, Any]] = [{"sampler": "random", "steps": steps} for steps in options.steps]
+    ways += [{"sampler": "entropy", "bound": bound} for bound in options.entropy]
+    ways += [{"sampler": "confidence", "threshold": threshold} for threshold in options.confidence]
+    print("| model | sampler | tokens a pass | perplexity | distinct tokens |\n|---|---|---|---|---|")
     for name in options.models:
         folder, _, nucleus = name.partition("@")
         called, nucleus = run_name(folder), nucleus or "standard"
         model = without_end(load(folder, options.device))
-        for steps in options.steps:
-            how = {"sampler": "random", "steps": steps, "top_p": 0.9, "nucleus": nucleus}
+        for way in ways:
+            label = " ".join(map(str, way.values()))
+            how = way | {"top_p": 0.9, "nucleus": nucleus}
             out = generate(model, prompts.tolist(), max_new_tokens=NEW, seed=0, **how)
             texts = torch.tensor(out.tokens)
             nats = torch.cat(
@@ -85,17 +93,17 @@ def main() -> None:
             )
             nats, each = bootstrap(nats), len(out.tokens)
             distinct = sum(len(set(ids)) / len(ids) for ids in out.tokens) / each
-            line = {"model": called, "steps": steps, "nats": asdict(nats), "distinct": distinct}
+            line = {"model": called, **way, "nats": asdict(nats), "distinct": distinct}
             line["entropy"] = entropy(out.tokens)
             found.append(line | {"nucleus": nucleus, "tpf": out.mean_tokens_per_forward, "texts": each})
             if options.keep is not None:
                 options.keep.mkdir(parents=True, exist_ok=True)
-                kept = options.keep / f"{called}-{nucleus}-{steps}.npy"
+                kept = options.keep / f"{called}-{nucleus}-{way.get('steps', label)}.npy"
                 np.save(kept, texts.numpy().astype(np.uint16), allow_pickle=False)
             ppl = [f"{math.exp(x):,.0f}" for x in (nats.mean, nats.low, nats.high)]
             tpf = f"{out.mean_tokens_per_forward:.2f}"
             print(
-                f"| {called} {nucleus} | {steps} | {tpf} | {ppl[0]} [{ppl[1]}, {ppl[2]}] | {distinct:.2f} |",
+                f"| {called} {nucleus} | {label} | {tpf} | {ppl[0]} [{ppl[1]}, {ppl[2]}] | {distinct:.2f} |",
                 flush=True,
             )
     if options.out is not None:
