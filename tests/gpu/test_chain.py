@@ -65,6 +65,26 @@ def moved(x):
     return replace(x, **here)
 
 
+def check_draws(model, settings, switch, monkeypatch, **how):
+    """Those of random blocks by kernels and by the twin, which `switch` of `chain` turns on and off."""
+    model.keep_constants()
+    rows, N = len(settings), model.config.block_size
+    for seed in range(4):
+        prediction, path, block, wanted, uniform = inputs(model, N, rows, seed)
+        call = (
+            model, moved(prediction), path.to(DEVICE), moved(block), wanted.to(DEVICE), uniform.to(DEVICE),
+            BatchedSettings.of(settings, DEVICE), True, True,
+        )  # fmt: skip
+        results = []
+        for on in (False, True):
+            monkeypatch.setattr(chain, switch, lambda *_, on=on: on)
+            results.append(chain.draw_chain(*call, **how))
+        twin, fast = results
+        assert torch.equal(fast.tokens, twin.tokens)
+        torch.testing.assert_close(fast.probability, twin.probability, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(fast.entropy, twin.entropy, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
 @pytest.mark.parametrize(
     ("N", "vocab", "rank", "S"),
@@ -74,23 +94,8 @@ def moved(x):
 def test_one_launch_draws_what_the_twin_draws(family, N, vocab, rank, S, monkeypatch):
     monkeypatch.setattr(successors, "SUCCESSORS", S)
     model = edge_model(family, N=N, vocab=vocab, edge_rank=rank).to(DEVICE)
-    model.keep_constants()
     keep_successors(model)
-    settings = BatchedSettings.of(SETTINGS, DEVICE)
-    for seed in range(4):
-        prediction, path, block, wanted, uniform = inputs(model, N, len(SETTINGS), seed)
-        call = (
-            model, moved(prediction), path.to(DEVICE), moved(block), wanted.to(DEVICE), uniform.to(DEVICE),
-            settings, True, True, True, 5,
-        )  # fmt: skip
-        results = []
-        for one_launch in (False, True):
-            monkeypatch.setattr(chain, "in_one_launch", lambda *_, one_launch=one_launch: one_launch)
-            results.append(chain.draw_chain(*call))
-        twin, fast = results
-        assert torch.equal(fast.tokens, twin.tokens)
-        torch.testing.assert_close(fast.probability, twin.probability, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(fast.entropy, twin.entropy, atol=1e-5, rtol=1e-5)
+    check_draws(model, SETTINGS, "in_one_launch", monkeypatch, shortlist=5)
 
 
 @pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
@@ -98,22 +103,8 @@ def test_one_launch_draws_what_the_twin_draws(family, N, vocab, rank, S, monkeyp
 @torch.inference_mode()
 def test_the_whole_vocabulary_as_the_twin_draws_it(family, N, vocab, rank, monkeypatch):
     model = edge_model(family, N=N, vocab=vocab, edge_rank=rank).to(DEVICE)
-    model.keep_constants()
-    settings = BatchedSettings.of([replace(one, shortlist=None) for one in SETTINGS * 3], DEVICE)
-    for seed in range(4):
-        prediction, path, block, wanted, uniform = inputs(model, N, 3 * len(SETTINGS), seed)
-        call = (
-            model, moved(prediction), path.to(DEVICE), moved(block), wanted.to(DEVICE), uniform.to(DEVICE),
-            settings, True, True,
-        )  # fmt: skip
-        results = []
-        for by_kernels in (False, True):
-            monkeypatch.setattr(chain, "by_kernels", lambda *_, by_kernels=by_kernels: by_kernels)
-            results.append(chain.draw_chain(*call))
-        twin, fast = results
-        assert torch.equal(fast.tokens, twin.tokens)
-        torch.testing.assert_close(fast.probability, twin.probability, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(fast.entropy, twin.entropy, atol=1e-5, rtol=1e-5)
+    settings = [replace(one, shortlist=None) for one in SETTINGS * 3]
+    check_draws(model, settings, "by_kernels", monkeypatch)
 
 
 def test_texts_are_those_of_the_twin(monkeypatch):

@@ -82,29 +82,30 @@ def test_gelu(width: int, with_bias: bool, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("C", "L", "E", "shared"), [(1, 64, 16, 1), (17, 100, 32, 3), (65, 130, 64, 1)])
 @torch.no_grad()
 def test_rotary_turn_and_write_with_attention(C: int, L: int, E: int, shared: int, dtype) -> None:
-    """Against the turn, then the write, then attention; the cache is a view of some slots."""
+    """Against the turn, then the write, then attention with keys and values repeated for every query that
+    shares them; the cache is a view of some slots."""
     from dadlm.model.kernels.attend import attend
 
     B, H = 2, 3
     heads = (H, H // shared, H // shared)
     q, own_k, own_v = numbers(B, C, sum(heads), E, dtype=dtype).split(heads, -2)
-    k, v = (numbers(4, L + 7, H, E, dtype=dtype)[1:3, :L] for _ in range(2))
+    k, v = (numbers(4, L + 7, H // shared, E, dtype=dtype)[1:3, :L] for _ in range(2))
     first = torch.tensor([[0], [L - C]], device=DEVICE)
     position = first + torch.arange(C, device=DEVICE)
     turn, visible = layer.rotation(position, E), first.expand(B, C)
     is_key = torch.rand(B, C, device=DEVICE) < 0.6
     is_key[:, 0] = True
     turned_q, turned_k = layer.rotate(q, turn), layer.rotate(own_k, turn)
-    whole_k, whole_v = (x.repeat_interleave(shared, 2) for x in (turned_k, own_v))
+    whole_k, whole_v, *before = (x.repeat_interleave(shared, 2) for x in (turned_k, own_v, k, v))
     for counts in (is_key, torch.ones_like(is_key)):
-        slow, _ = attend(turned_q, k, v, visible, (whole_k, whole_v, counts))
+        slow, _ = attend(turned_q, *before, visible, (whole_k, whole_v, counts))
         fast, _ = attend(q, k, v, visible, (own_k, own_v, counts), turn=turn)
         torch.testing.assert_close(fast, slow, **CLOSE[dtype])
     before_k, before_v = k.clone(), v.clone()
     written, _ = attend(q, k, v, visible, (own_k, own_v, None), turn=turn, place=position)
     torch.testing.assert_close(written, fast, **CLOSE[dtype])  # compiled apart: a sum may round otherwise
     row = torch.arange(B, device=DEVICE)[:, None]
-    before_k[row, position], before_v[row, position] = whole_k, whole_v
+    before_k[row, position], before_v[row, position] = turned_k, own_v
     torch.testing.assert_close(k, before_k, **CLOSE[dtype])
     assert torch.equal(v, before_v)
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from dadlm import DecodeSettings, counter, generate
 from dadlm.decode import choose, sample
 from dadlm.decode.batched_settings import BatchedSettings
-from dadlm.decode.predict import Prediction
 from dadlm.decode.samplers import Block
 from dadlm.decode.samplers.first_hitting import FirstHitting
 from dadlm.decode.step import after_step
@@ -84,22 +83,17 @@ def test_the_block_after_a_step(rows: int, N: int, seed: int, padded: bool, monk
 
 @pytest.mark.parametrize(("rows", "N"), SHAPES)
 @pytest.mark.parametrize(("K", "width"), [(1, 48), (3, 16)])
-def test_states_taken_for_the_head(rows: int, N: int, K: int, width: int, monkeypatch) -> None:
+def test_states_taken_for_the_head(rows: int, N: int, K: int, width: int) -> None:
     block = block_of(rows, N, 7)
     nodes = torch.randn(rows, N * K + 1, width, device=DEVICE)
     hidden = nodes[:, 1:].unflatten(1, (N, K))  # behind a start node
     path = torch.randint(0, K, (rows, N), device=DEVICE)
-    prediction = Prediction(hidden, hidden[..., 0] > 0, hidden)
     for wanted in (block.masked, block.masked & False, block.masked | True):
         count = max(1, int(wanted.sum()))  # and one more: a spare place
         uniform = block.uniform(counter.TOKEN)
         for spare in (0, 1):
-            slow, fast = both(
-                monkeypatch,
-                lambda w=wanted, n=count + spare, u=uniform: choose._draws(
-                    w, n, False, prediction, path, block, u
-                ),
-            )
+            how = hidden, path, wanted, count + spare
+            slow, fast = choose._draws(*how, False, uniform), choose._draws_in_one_launch(*how, block)
             assert all(map(torch.equal, fast[:-1], slow[:-1]))
             drawn = torch.arange(1.0, count + spare + 1, device=DEVICE)
             assert torch.equal(fast.put(drawn), slow.put(drawn))

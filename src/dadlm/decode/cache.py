@@ -1,6 +1,6 @@
 """Keys and values of the texts in work, allocated once: a row takes a slot, and its blocks are written there.
 
-A layers, S slots, B rows of a pass, L positions, H heads, E head width.
+A layers, S slots, B rows of a pass, L positions, H' heads of keys and values, E head width.
 """
 
 import warnings
@@ -16,11 +16,11 @@ _SHARE = 0.6  # of the free memory of a GPU; the rest is for the passes themselv
 
 
 class Cache:
-    """k and v [A, S, L, H, E]. From position `spare` on padding is written, which only padding sees."""
+    """k and v [A, S, L, H', E]. From position `spare` on padding is written, which only padding sees."""
 
     def __init__(self, model: Model, slots: int, positions: int) -> None:
         config, self.spare = model.config, positions
-        shape = (config.layers, slots, padded_length(model, positions), config.heads, config.query_width)
+        shape = (config.layers, slots, padded_length(model, positions), config.key_heads, config.query_width)
         dtype = model.backbone.embedding.weight.dtype
         self.k = torch.zeros(shape, device=model.device, dtype=dtype)
         self.v = torch.zeros(shape, device=model.device, dtype=dtype)
@@ -84,7 +84,7 @@ def bytes_per_slot(model: Model, positions: int | None = None) -> int:
     config = model.config
     length = padded_length(model, config.context if positions is None else positions)
     size = model.backbone.embedding.weight.element_size()
-    return 2 * config.layers * length * config.heads * config.query_width * size
+    return 2 * config.layers * length * config.key_heads * config.query_width * size
 
 
 def slots_that_fit(model: Model, wanted: int, free: int | None = None) -> int:

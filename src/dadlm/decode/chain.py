@@ -18,6 +18,7 @@ from dadlm.decode.samplers import Block
 from dadlm.decode.shortlist import IN_ONE_LAUNCH, Shortlist
 from dadlm.model import Model
 from dadlm.model.edge import Bilinear, Left, left_of, on_the_way
+from dadlm.model.emission import Head
 from dadlm.model.kernels import takes
 
 _BEAM = 32
@@ -94,29 +95,47 @@ def draw_chain(
     """
     needed, before = on_the_way(block.masked, wanted), prediction.before
     assert before is not None
-    hidden, tokens = at_path(prediction.hidden, path), block.ids.clone()
-    listed, edge = None, model.head.edge
-    if isinstance(edge, Bilinear) and not (shortlist or top_k) and by_kernels(hidden, model.config.mask_id):
+    head, hidden, listed = model.head, at_path(prediction.hidden, path), None
+    launched = head.edge if isinstance(head.edge, Bilinear) and not top_k else None  # by kernels
+    if shortlist:
+        launched = launched if in_one_launch(hidden, shortlist) else None
+        everywhere = fixed or launched is not None
+        at = places(needed | everywhere, path.numel() if everywhere else None)
+        listed = Shortlist.of(head, hidden, path, settings.shortlist, shortlist, at)
+    elif not by_kernels(hidden, model.config.mask_id):
+        launched = None
+    rows = block, before, needed, uniform, settings
+    if launched is None:
+        return Choice(path, *_place_by_place(head, hidden, path, listed, *rows, cold, fixed, top_k))
+    gain = launched.gain(head.inputs(hidden, path))
+    if listed is None:
         from dadlm.decode.kernels.chain_whole import draw as draw_whole
 
-        base, gain = model.head.token_logits(hidden, path), edge.gain(model.head.inputs(hidden, path))
-        edges = model.head.edge_columns(), edge, gain
-        rows = block, before, needed, uniform, settings
-        return Choice(path, *draw_whole(base, *edges, *rows, looked_at))
-    if shortlist:
-        one_launch = not top_k and in_one_launch(hidden, shortlist)
-        at_once = edge if isinstance(edge, Bilinear) and one_launch else None
-        everywhere = fixed or at_once is not None
-        at = places(needed | everywhere, path.numel() if everywhere else None)
-        listed = Shortlist.of(model.head, hidden, path, settings.shortlist, shortlist, at)
-        if at_once is not None:
-            from dadlm.decode.kernels.chain import draw
+        base, columns = head.token_logits(hidden, path), head.edge_columns()
+        return Choice(path, *draw_whole(base, columns, launched, gain, *rows, looked_at))
+    from dadlm.decode.kernels.chain import draw
 
-            gain, known = at_once.gain(model.head.inputs(hidden, path)), model.head.successors
-            assert known is not None
-            rows = block, before, needed, uniform, settings
-            return Choice(path, *draw(listed, known, at_once, gain, *rows))
-    probability, entropy = torch.zeros(2, *path.shape, device=path.device)
+    assert head.successors is not None
+    return Choice(path, *draw(listed, head.successors, launched, gain, *rows))
+
+
+def _place_by_place(
+    head: Head,
+    hidden: Tensor,
+    path: Tensor,
+    listed: Shortlist | None,
+    block: Block,
+    before: Tensor,
+    needed: Tensor,
+    uniform: Tensor,
+    settings: BatchedSettings,
+    cold: bool,
+    fixed: bool,
+    top_k: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The torch twin of the kernels: tokens, probabilities and entropies [B, N]. `listed` None: from the
+    vocabulary."""
+    tokens, (probability, entropy) = block.ids.clone(), torch.zeros(2, *path.shape, device=path.device)
     rows = torch.arange(len(path), device=path.device)
     for i in range(path.shape[1]):
         if not fixed:
@@ -125,17 +144,18 @@ def draw_chain(
             continue
         left = Left(*(x[rows] for x in left_at(tokens, block.masked, before, i)))
         if listed is None:
-            logits, candidates = model.head.token_logits(hidden[rows, i], path[rows, i], left), None
+            logits, candidates = head.token_logits(hidden[rows, i], path[rows, i], left), None
         else:
-            place = listed.place[rows, i]
-            logits, candidates = listed.score(model.head, hidden[rows, i], path[rows, i], left, place)
+            logits, candidates = listed.score(
+                head, hidden[rows, i], path[rows, i], left, listed.place[rows, i]
+            )
         drawn = draw_each(logits, uniform[rows, i], settings, rows, cold, top_k)
         said = logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
         if candidates is not None:
             drawn = candidates.gather(1, drawn[:, None]).squeeze(1)
         for known, new in ((tokens, drawn), (probability, said), (entropy, entropy_of(logits))):
             known[rows, i] = torch.where(needed[rows, i], new, known[rows, i])
-    return Choice(path, tokens, probability, entropy)
+    return tokens, probability, entropy
 
 
 def best_chain(

@@ -4,6 +4,7 @@ B rows, N block size, K candidates, V vocabulary without the mask, D width.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -37,54 +38,17 @@ def choose(
             uniform_token = block.uniform(counter.TOKEN)
         if prediction.transition_logp.shape[-1] > 1:
             uniform_path = block.uniform(counter.PATH)
-
-    def draw(rows: Tensor | slice) -> Choice:
-        # Path first, head second: the path depends on the transitions alone.
-        path = _drawn_path(prediction.transition_logp, uniform_path)
-        plain = wanted & ~settings.best[:, None] if features.best else wanted
-        plain = plain & ~settings.position[:, None] if features.position else plain
-        if model.head.edge is not None:
-            how = prediction, path, block, plain, uniform_token, settings, features, capacity is not None
-            return draw_chains(model, *how)
-        one_each = capacity is not None and features.most_kept(wanted.shape[1]) == 1
-        draws = _draws(plain, capacity, one_each, prediction, path, block, uniform_token)
-        row, node, hidden, uniform, put_back = draws
-        logits = model.head.token_logits(hidden, node)
-        drawn = draw_each(logits, uniform, settings, row, features.cold, features.top_k)
-        tokens = put_back(drawn)
-        if not features.sees_tokens:
-            nothing = torch.zeros_like(wanted, dtype=torch.float32)
-            return Choice(path, tokens, nothing, nothing)
-        probability = put_back(logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1))
-        entropy = put_back(entropy_of(logits)) if features.entropy else probability
-        return Choice(path, tokens, probability, entropy)
-
-    def take_best(rows: Tensor | slice) -> Choice:
-        both = features.viterbi and features.lookahead
-        lookahead = settings.lookahead[rows, None] if both else features.lookahead
-        if model.head.edge is not None:
-            return best_chain(model, prediction[rows], block.ids[rows], block.masked[rows], lookahead)
-        return choose_best(model, prediction[rows], block.masked[rows], lookahead, features.entropy)
-
-    def draw_by_position(rows: Tensor | slice) -> Choice:
-        uniform = uniform_path[rows], uniform_token[rows]
-        top_k = settings.top_k[rows] if features.top_k else None
-        how = settings.temperature[rows], settings.top_p[rows], top_k
-        if model.head.edge is not None:
-            some = prediction[rows], block.ids[rows], block.masked[rows], wanted[rows]
-            return draw_filtered(model, *some, uniform, *how)
-        seen = features.sees_tokens
-        return draw_in_position_nucleus(model, prediction[rows], wanted[rows], uniform, *how, capacity, seen)
-
-    ways: list[tuple[bool, Tensor, Callable[[Tensor | slice], Choice]]] = [
-        (features.drawn, settings.best, draw),
-        (features.best, settings.best, take_best),
-        (features.position, settings.position, draw_by_position),
+    uniform = uniform_path, uniform_token
+    asked = _Asked(model, prediction, block, wanted, settings, features, capacity, in_one_launch, *uniform)
+    ways: list[tuple[bool, Tensor, Callable[[_Asked, Tensor | slice], Choice]]] = [
+        (features.drawn, settings.best, _draw),
+        (features.best, settings.best, _take_best),
+        (features.position, settings.position, _draw_by_position),
     ]
     (_, _, first), *others = [way for way in ways if way[0]]
-    found = first(slice(None))
+    found = first(asked, slice(None))
     for _, which, way in others:
-        found = _replaced(found, which, capacity is not None, way)
+        found = _replaced(found, which, capacity is not None, partial(way, asked))
     return found
 
 
@@ -94,6 +58,71 @@ def _in_one_launch(wanted: Tensor, capacity: int | None) -> bool:
     from dadlm.decode.kernels.tokens import MOST_PLACES
 
     return wanted.numel() <= MOST_PLACES
+
+
+class _Asked(NamedTuple):
+    """Of `choose`."""
+
+    model: Model
+    prediction: Prediction
+    block: Block
+    wanted: Tensor
+    settings: BatchedSettings
+    features: Features
+    capacity: int | None
+    in_one_launch: bool
+    """Whether states and random numbers of what is drawn are found in one launch."""
+    uniform_path: Tensor
+    uniform_token: Tensor
+    """[B, N], where they are drawn and needed."""
+
+
+def _draw(asked: _Asked, rows: Tensor | slice) -> Choice:
+    """Of all rows: it comes first."""
+    model, prediction, block, wanted, settings, features, capacity, *_ = asked
+    # Path first, head second: the path depends on the transitions alone.
+    path = _drawn_path(prediction.transition_logp, asked.uniform_path)
+    plain = wanted & ~settings.best[:, None] if features.best else wanted
+    plain = plain & ~settings.position[:, None] if features.position else plain
+    if model.head.edge is not None:
+        how = asked.uniform_token, settings, features, capacity is not None
+        return draw_chains(model, prediction, path, block, plain, *how)
+    if capacity is not None and asked.in_one_launch:
+        draws = _draws_in_one_launch(prediction.hidden, path, plain, capacity, block)
+    else:
+        one_each = capacity is not None and features.most_kept(wanted.shape[1]) == 1
+        draws = _draws(prediction.hidden, path, plain, capacity, one_each, asked.uniform_token)
+    row, node, hidden, uniform, put_back = draws
+    logits = model.head.token_logits(hidden, node)
+    drawn = draw_each(logits, uniform, settings, row, features.cold, features.top_k)
+    tokens = put_back(drawn)
+    if not features.sees_tokens:
+        nothing = torch.zeros_like(wanted, dtype=torch.float32)
+        return Choice(path, tokens, nothing, nothing)
+    probability = put_back(logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1))
+    entropy = put_back(entropy_of(logits)) if features.entropy else probability
+    return Choice(path, tokens, probability, entropy)
+
+
+def _take_best(asked: _Asked, rows: Tensor | slice) -> Choice:
+    model, prediction, block, _, settings, features, *_ = asked
+    both = features.viterbi and features.lookahead
+    lookahead = settings.lookahead[rows, None] if both else features.lookahead
+    if model.head.edge is not None:
+        return best_chain(model, prediction[rows], block.ids[rows], block.masked[rows], lookahead)
+    return choose_best(model, prediction[rows], block.masked[rows], lookahead, features.entropy)
+
+
+def _draw_by_position(asked: _Asked, rows: Tensor | slice) -> Choice:
+    model, prediction, block, wanted, settings, features, capacity, *_ = asked
+    uniform = asked.uniform_path[rows], asked.uniform_token[rows]
+    top_k = settings.top_k[rows] if features.top_k else None
+    how = settings.temperature[rows], settings.top_p[rows], top_k
+    if model.head.edge is not None:
+        some = prediction[rows], block.ids[rows], block.masked[rows], wanted[rows]
+        return draw_filtered(model, *some, uniform, *how)
+    seen = features.sees_tokens
+    return draw_in_position_nucleus(model, prediction[rows], wanted[rows], uniform, *how, capacity, seen)
 
 
 class _Draws(NamedTuple):
@@ -109,24 +138,20 @@ class _Draws(NamedTuple):
 
 
 def _draws(
-    wanted: Tensor,
-    capacity: int | None,
-    one_each: bool,
-    prediction: Prediction,
-    path: Tensor,
-    block: Block,
-    uniform: Tensor,
+    hidden: Tensor, path: Tensor, wanted: Tensor, capacity: int | None, one_each: bool, uniform: Tensor
 ) -> _Draws:
     """The draws of the wanted positions [B, N], at most one in each row if `one_each`."""
-    if capacity is not None and _in_one_launch(wanted, capacity):
-        from dadlm.decode.kernels.tokens import take
-
-        taken = take(wanted, capacity, prediction.hidden, path, block.counters, counter.TOKEN)
-        states = taken.row, taken.node, taken.hidden, taken.uniform
-        return _Draws(*states, lambda drawn: put(drawn, taken.place, wanted))
     take_some, row, put_some = one_of_each_row(wanted) if one_each else some_of_all(wanted, capacity)
-    hidden = take_some(at_path(prediction.hidden, path))
-    return _Draws(row, take_some(path), hidden, take_some(uniform), put_some)
+    return _Draws(row, take_some(path), take_some(at_path(hidden, path)), take_some(uniform), put_some)
+
+
+def _draws_in_one_launch(hidden: Tensor, path: Tensor, wanted: Tensor, capacity: int, block: Block) -> _Draws:
+    """The same, random numbers included."""
+    from dadlm.decode.kernels.tokens import take
+
+    taken = take(wanted, capacity, hidden, path, block.counters, counter.TOKEN)
+    states = taken.row, taken.node, taken.hidden, taken.uniform
+    return _Draws(*states, lambda drawn: put(drawn, taken.place, wanted))
 
 
 def _drawn_path(transition_logp: Tensor, uniform: Tensor) -> Tensor:

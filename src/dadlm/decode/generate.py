@@ -218,7 +218,7 @@ def _what_fits(model: Model, rows: Sequence[Row]) -> str:
     """How many rows fit the device: mostly keys and values, and half as much again for the rest."""
     config, longest = model.config, max(row.length for row in rows)
     size = model.backbone.embedding.weight.element_size()
-    row_bytes = 1.5 * 2 * config.layers * longest * config.heads * config.query_width * size
+    row_bytes = 1.5 * 2 * config.layers * longest * config.key_heads * config.query_width * size
     free = 0
     if model.device.type == "cuda":
         empty_cache()

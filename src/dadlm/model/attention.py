@@ -4,6 +4,9 @@ The prefix is long and shared by all blocks of a row: one wide product over pack
 block is tiny and dense: a batch of small products over slots. Each part returns its output and the log of its
 softmax normaliser; merging is then exact. `attention_dense` is the slow twin.
 
+Keys and values may have fewer heads H' than the queries: each then serves H / H' of them, and is repeated
+only for those kernels of torch that know one number of heads.
+
 B rows, C queries, L prefix positions, H heads, E head width, G blocks, M slots.
 """
 
@@ -24,7 +27,7 @@ NodeAttention = Callable[..., Tensor]
 def attend_read(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, block: int | None, grad: bool = True
 ) -> Tensor:
-    """Queries [B, C, H, E] over keys [B, L, H, E], each seeing the first visible [B, C] of them.
+    """Queries [B, C, H, E] over keys [B, L, H', E], each seeing the first visible [B, C] of them.
 
     `block` says that these are whole sequences of which every token sees the blocks up to its own: blocks of
     one token and a single block have kernels that need no mask, and for the others a static one does.
@@ -36,18 +39,21 @@ def attend_read(
 
         if attention_flex.fits(q.shape[1], k.shape[1]):
             mask = attention_flex.blockwise_mask(len(q), q.shape[1], block, q.device)
-            return attention_flex.prefix_flex(q, k, v, mask)[0]
+            return attention_flex.prefix_flex(q, *_for_all(q, k, v), mask)[0]
     if not whole and kernels.attends(q, grad):
         from dadlm.model.kernels.attend import attend
 
         return attend(q, k, v, visible)[0]
+    if q.is_cuda:
+        k, v = _for_all(q, k, v)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    grouped = k.shape[1] < q.shape[1]
     if whole:
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=block == 1)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=block == 1, enable_gqa=grouped)
     else:
         key = torch.arange(k.shape[2], device=k.device)
         mask = (key < visible[..., None])[:, None]
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
     return out.transpose(1, 2)
 
 
@@ -80,7 +86,7 @@ def attend_one_block(
     q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor], nodes: Nodes, turn: tuple[Tensor, Tensor]
 ) -> Tensor:
     """`attend_nodes` of one block, without gradients, on CUDA: queries and keys come before their rotary
-    turn, and keys and values [B, C, H', E] may be shared by several heads."""
+    turn."""
     from dadlm.model.kernels.attend import attend
 
     is_key = nodes.is_key[:, 0] if nodes.slots > nodes.masked.shape[2] else None  # else every node is a key
@@ -95,7 +101,7 @@ def attend_and_write(
     position: Tensor,
     turn: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """One token [B, 1, H, E] at position [B, 1] over what `held` [B, L, H, E] has before it and itself, as
+    """One token [B, 1, H, E] at position [B, 1] over what `held` [B, L, H', E] has before it and itself, as
     `attend_one_block`; its keys and values are written there."""
     from dadlm.model.kernels.attend import attend
 
@@ -127,17 +133,33 @@ def merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def softmax_average(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Average of v [.., L, E] under the softmax of q·k where allowed, and its log normaliser [..]. A query
-    that may see nothing gets 0 and -inf."""
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    """Average of v [.., H', L, E] under the softmax of q·k where allowed, and its log normaliser [.., H, C],
+    for queries [.., H, C, E]. A query that may see nothing gets 0 and -inf."""
+    scores = _of_heads(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
     scores = scores.float().masked_fill(~allowed, -torch.inf)
     top = scores.amax(-1, keepdim=True).detach().clamp(min=torch.finfo(torch.float32).min)
     weight = (scores - top).exp()
     total = weight.sum(-1, keepdim=True)
     some = total > 0
     safe = total.masked_fill(~some, 1.0)  # keeps the gradient of the log finite where nothing was seen
-    out = (weight / safe).to(v.dtype) @ v
+    out = _of_heads((weight / safe).to(v.dtype), v)
     return out, (top + safe.log()).masked_fill(~some, -torch.inf).squeeze(-1)
+
+
+def _for_all(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values once for every head of the queries."""
+    group = q.shape[2] // k.shape[2]
+    return (k, v) if group == 1 else (k.repeat_interleave(group, 2), v.repeat_interleave(group, 2))
+
+
+def _of_heads(x: Tensor, shared: Tensor) -> Tensor:
+    """The products of each head's x [.., H, C, n] with `shared` [.., H', n, m]; the heads of a group stand
+    below one another in one product."""
+    heads = shared.shape[-3]
+    if x.shape[-3] == heads:
+        return x @ shared
+    together = x.unflatten(-3, (heads, -1)).flatten(-3, -2) @ shared
+    return together.unflatten(-2, (-1, x.shape[-2])).flatten(-4, -3)
 
 
 def _prefix(q: Tensor, k: Tensor, v: Tensor, nodes: Nodes, grad: bool) -> tuple[Tensor, Tensor]:
@@ -149,7 +171,7 @@ def _prefix(q: Tensor, k: Tensor, v: Tensor, nodes: Nodes, grad: bool) -> tuple[
             mask = nodes.remember(
                 "prefix mask", lambda: attention_flex.prefix_mask(nodes.visible, k.shape[1])
             )
-            return attention_flex.prefix_flex(q, k, v, mask)
+            return attention_flex.prefix_flex(q, *_for_all(q, k, v), mask)
     if kernels.attends(q, grad):
         from dadlm.model.kernels.attend import attend
 

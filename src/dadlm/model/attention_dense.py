@@ -24,4 +24,6 @@ def attend_nodes(
         k, v = torch.cat([prefix[0], k], 1), torch.cat([prefix[1], v], 1)
     # Padding nodes claim to be of block 0 and so share its keys: their output is never read.
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None]).transpose(1, 2)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask[:, None], enable_gqa=k.shape[1] < q.shape[1]
+    ).transpose(1, 2)

@@ -112,7 +112,7 @@ class Backbone(nn.Module):
 
         A node stands at `position` [B, C] and sees the first visible [B, C] positions of the text and the
         nodes that `sees` [B, C, C] allows: its ancestors and itself. Returns the final hidden states
-        [B, C, D], and the keys and values [B, C, H, E] of each layer, for `Context.store`.
+        [B, C, D], and the keys and values [B, C, H', E] of each layer, for `Context.store`.
         """
         shared, x, kept = self._shared(position, clean=True), self._embed(ids), list[tuple[Tensor, Tensor]]()
         for index, layer in enumerate(self._layers()):

@@ -213,6 +213,11 @@ class ModelConfig:
         return self.head_width or self.width // self.heads
 
     @property
+    def key_heads(self) -> int:
+        """H', heads of keys and values, each shared by heads / key_heads queries."""
+        return self.kv_heads or self.heads
+
+    @property
     def shift(self) -> bool:
         """Whether a masked token is predicted from the place before it, as a causal language model does."""
         return self.architecture_class.predicts_next and self.family != "ar"

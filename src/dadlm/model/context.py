@@ -1,6 +1,6 @@
 """Keys and values of the clean text, as `Backbone.read` leaves them for the nodes of the noisy blocks.
 
-B rows, C tokens, G blocks, H heads, E head width, L positions.
+B rows, C tokens, G blocks, H' heads of keys and values, E head width, L positions.
 """
 
 from torch import Tensor
@@ -15,7 +15,7 @@ class Context:
         self._ids: Tensor | None = None
 
     def store(self, layer: int, k: Tensor, v: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Take keys and values [B, C, H, E] of positions [B, C]; give all that the layer holds."""
+        """Take keys and values [B, C, H', E] of positions [B, C]; give all that the layer holds."""
         del position  # whole sequences come in order
         self._layers[layer] = (k, v)
         return k, v
@@ -31,7 +31,7 @@ class Context:
         return self._ids.gather(1, (first - 1).clamp(min=0))
 
     def in_place(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values [B, L, H, E] themselves, for a kernel that writes to them; None: it cannot."""
+        """Keys and values [B, L, H', E] themselves, for a kernel that writes to them; None: it cannot."""
         return None
 
     def __getitem__(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -143,8 +143,8 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         kind, width, rank = config.architecture_class, config.width, config.lora
-        shared = config.kv_heads or config.heads
-        self.heads, self.dropout = (config.heads, shared, shared), config.dropout  # of queries, keys, values
+        self.heads = config.heads, config.key_heads, config.key_heads  # of queries, keys and values
+        self.dropout = config.dropout
         self.activate = kind.activate
         self.norm_attention, self.norm_mlp = Norm(config), Norm(config)
         inside = config.mlp_width or 4 * width
@@ -155,7 +155,8 @@ class Layer(nn.Module):
         self.modulation = Modulation(config, 6)
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values [B, C, H, E] of the layer's input x [B, C, D]."""
+        """Rotated queries [B, C, H, E] and keys, and values [B, C, H', E], of the layer's input x
+        [B, C, D]."""
         return self.turned(*self.heads_of(self.before_attention(x, shared), shared), shared)
 
     def before_attention(self, x: Tensor, shared: Shared) -> Tensor:
@@ -170,12 +171,7 @@ class Layer(nn.Module):
 
     def turned(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         q, k = (rotate(turned, shared.rotation, shared.grad) for turned in (q, k))
-        return q, self._for_all(k), self._for_all(v)
-
-    def _for_all(self, x: Tensor) -> Tensor:
-        """Shared keys or values once for each query: attention and its kernels know one number of heads."""
-        queries, shared, _ = self.heads
-        return x if queries == shared else x.repeat_interleave(queries // shared, -2)
+        return q, k, v
 
     def forward(self, x: Tensor, shared: Shared, attend: Attend) -> Tensor:
         return self.finish(x, attend(*self.project(x, shared)), shared)

@@ -1,7 +1,7 @@
 """The chain of a block over shortlists in one launch: a program draws a row's tokens from left to right.
 
-A place costs the columns of its candidates, some thresholds of the nucleus, and no launch. `chain.draw_chain`
-with `shortlist.Shortlist` is the torch twin.
+A place costs the columns of its candidates, some thresholds of the nucleus, and no launch. The torch twin is
+`chain._place_by_place` with `shortlist.Shortlist`.
 
 B rows, N block size, M tokens by base logits, S successors, R rank, V vocabulary without the mask.
 """
@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dadlm.decode.batched_settings import BatchedSettings
+from dadlm.decode.kernels.short_row import drawn_of
 from dadlm.decode.samplers import Block
 from dadlm.decode.shortlist import Shortlist
 from dadlm.model.edge import Bilinear
@@ -85,33 +86,6 @@ def _score(
 
 
 @triton.jit
-def _pick(logits, highest, uniform, scale, top_p, standard, SIZE: tl.constexpr):
-    """The lane drawn from the nucleus of logits whose highest is given: see `sample`."""
-    lane = tl.arange(0, SIZE)
-    weight = tl.exp((logits - highest) * scale)
-    bits, exact = weight.to(tl.int32, bitcast=True), weight.to(tl.float64)
-    wanted = tl.sum(exact, 0) * top_p
-    threshold = 0
-    for turn in range(30):  # weights are at most 1.0, whose bits stay below 2 ** 30
-        trial = threshold | (1 << (29 - turn))
-        mass = tl.sum(tl.where(bits >= trial, exact, 0.0), 0)
-        threshold = tl.where(mass >= wanted, trial, threshold)
-    above = tl.sum(tl.where(bits > threshold, exact, 0.0), 0)
-    tie = bits == threshold
-    edge = tl.max(tl.where(tie, exact, 0.0), 0)
-    room = (wanted - above) / tl.where(edge == 0.0, 1.0, edge)
-    # Without the crossing token, the most probable one always stays.
-    narrow = tl.where((above == 0.0) & (room < 1.0), 1.0, tl.floor(room))
-    equals = tl.where(standard != 0, tl.ceil(room), narrow)
-    rank = tl.cumsum(tie.to(tl.int32), 0) - 1
-    inside = (bits > threshold) | (tie & (rank.to(tl.float64) < equals) & (weight > 0))
-    reached = tl.cumsum(tl.where(inside, exact, 0.0), 0)
-    goal = uniform.to(tl.float64) * tl.max(reached, 0)
-    found = tl.sum((reached <= goal).to(tl.int32), 0)
-    return tl.minimum(found, tl.max(tl.where(inside, lane, 0), 0))
-
-
-@triton.jit
 def _chain(
     scores, top, top_logits, other_logits, table, columns, left, scale, context, ids, masked, needed, before,
     uniform, inverse_temperature, top_p, standard, cold, tokens, probability, entropy, M, S, V,
@@ -122,7 +96,7 @@ def _chain(
     scores += row * SIZE
     token, is_open = tl.load(before + row), 0
     heat, share = tl.load(inverse_temperature + row), tl.load(top_p + row)
-    rule, is_cold = tl.load(standard + row), tl.load(cold + row)
+    rule, is_cold = tl.load(standard + row) != 0, tl.load(cold + row)
     for i in range(N):
         place = row.to(tl.int64) * N + i
         next_token, said, unsure = tl.load(ids + place), 0.0, 0.0
@@ -135,7 +109,8 @@ def _chain(
             logits = tl.load(scores + lane)
             tl.debug_barrier()  # and is not written again before
             highest = tl.max(logits, 0)
-            found = _pick(logits, highest, tl.load(uniform + place), heat, share, rule, SIZE)
+            heated = tl.exp((logits - highest) * heat)
+            found = drawn_of(heated, tl.load(uniform + place), share, rule, M + S, SIZE)
             best = tl.min(tl.where(logits == highest, lane, SIZE), 0)
             found = tl.where(is_cold != 0, best, found)
             below = tl.where(logits == -float("inf"), 0.0, logits - highest)

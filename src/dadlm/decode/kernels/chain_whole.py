@@ -1,7 +1,7 @@
 """The chain of a block over the whole vocabulary: two short launches a place, and none but these.
 
 What the token to the left adds to the logits of a place is spread over the device; then a program for each
-row draws from them. Rows that do not need the place do nothing. `chain.draw_chain` is the torch twin.
+row draws from them. Rows that do not need the place do nothing. `chain._place_by_place` is the torch twin.
 
 B rows, N block size, R rank, V vocabulary without the mask.
 """
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dadlm.decode.batched_settings import BatchedSettings
-from dadlm.decode.kernels.short_row import nucleus_of, size_of
+from dadlm.decode.kernels.short_row import drawn_of, size_of
 from dadlm.decode.samplers import Block
 from dadlm.model.edge import Bilinear
 
@@ -112,11 +112,8 @@ def _place(
         found = tl.min(tl.where(x == top, place, V), 0)
         if tl.load(cold + row).to(tl.int32) == 0:
             weight = tl.exp((x - top) * tl.load(scale + row))
-            inside = nucleus_of(weight, tl.load(top_p + row), tl.load(crossing + row) != 0, SIZE)
-            reached = tl.cumsum(tl.where(inside, weight, 0.0).to(tl.float64), 0)
-            goal = tl.load(uniform + at).to(tl.float64) * tl.max(reached, 0)
-            first, last = tl.min(tl.where(inside, place, V), 0), tl.max(tl.where(inside, place, 0), 0)
-            found = tl.maximum(tl.minimum(tl.sum((reached <= goal).to(tl.int32), 0), last), first)
+            p, standard = tl.load(top_p + row), tl.load(crossing + row) != 0
+            found = drawn_of(weight, tl.load(uniform + at), p, standard, V, SIZE)
         tl.store(tokens + at, found.to(tl.int64))
         if LOOKED_AT:
             low = tl.where(place < V, x - top, 0.0)

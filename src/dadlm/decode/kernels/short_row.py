@@ -92,6 +92,18 @@ def nucleus_of(weight, top_p, standard, SIZE: tl.constexpr):
 
 
 @triton.jit
+def drawn_of(weight, uniform, top_p, standard, V, SIZE: tl.constexpr):
+    """The place that a uniform number in [0, 1) draws from the nucleus of V weights: see `nucleus_of`."""
+    place = tl.arange(0, SIZE)
+    inside = nucleus_of(weight, top_p, standard, SIZE)
+    reached = tl.cumsum(tl.where(inside, weight, 0.0).to(tl.float64), 0)
+    found = tl.sum((reached <= uniform.to(tl.float64) * tl.max(reached, 0)).to(tl.int32), 0)
+    # Rounding must not step past the last possible token, nor fall before the first one.
+    first, last = tl.min(tl.where(inside, place, V), 0), tl.max(tl.where(inside, place, 0), 0)
+    return tl.maximum(tl.minimum(found, last), first)
+
+
+@triton.jit
 def _draw(logits, uniform, scale, top_p, crossing, which, out, V, SIZE: tl.constexpr, LISTED: tl.constexpr):
     row, place = tl.program_id(0), tl.arange(0, SIZE)
     own = row.to(tl.int64)
@@ -99,14 +111,9 @@ def _draw(logits, uniform, scale, top_p, crossing, which, out, V, SIZE: tl.const
         own = tl.load(which + row)
     x = tl.load(logits + row.to(tl.int64) * V + place, mask=place < V, other=-float("inf"))
     weight = tl.exp((x - tl.max(x, 0)) * tl.load(scale + own))
-    inside = nucleus_of(weight, tl.load(top_p + own), tl.load(crossing + own) != 0, SIZE)
-    reached = tl.cumsum(tl.where(inside, weight, 0.0).to(tl.float64), 0)
-    total = tl.max(reached, 0)
-    goal = tl.load(uniform + row).to(tl.float64) * total
-    found = tl.sum((reached <= goal).to(tl.int32), 0)
-    # Rounding must not step past the last possible token, nor fall before the first one.
-    first, last = tl.min(tl.where(inside, place, V), 0), tl.max(tl.where(inside, place, 0), 0)
-    tl.store(out + row, tl.maximum(tl.minimum(found, last), first).to(tl.int64))
+    p, standard = tl.load(top_p + own), tl.load(crossing + own) != 0
+    found = drawn_of(weight, tl.load(uniform + row), p, standard, V, SIZE)
+    tl.store(out + row, found.to(tl.int64))
 
 
 @triton.jit

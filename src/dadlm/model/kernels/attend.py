@@ -1,7 +1,7 @@
 """Attention over a prefix of which each query sees its own number of positions, and over the query's block.
 The prefix lengths are read on the device, so one captured graph serves texts of any length.
 
-B rows, C queries, L prefix positions, H heads, E head width.
+B rows, C queries, L prefix positions, H heads of queries, H' of keys and values, E head width.
 """
 
 import torch
@@ -22,9 +22,9 @@ def attend(
     turn: tuple[Tensor, Tensor] | None = None,
     place: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """q [B, C, H, E] over the first visible [B, C] positions of k, v [B, L, H, E]; out and log normaliser.
-    `own` = (k, v, is_key) adds the keys of the row's block: [B, C, H, E] (or some heads that each serve
-    several queries) and which of them count [B, C] (None: all).
+    """q [B, C, H, E] over the first visible [B, C] positions of k, v [B, L, H', E]; out and log normaliser.
+    `own` = (k, v, is_key) adds the keys of the row's block: [B, C, H', E] and which of them count [B, C]
+    (None: all).
 
     With `turn` = (cos, sin) [B, C, 1, E / 2], q and the block's keys come as they are before their rotary
     turn. With `place` [B, C] the block's keys and values are written there into k and v, behind what is
@@ -48,7 +48,7 @@ def attend(
         *(own_v.stride(0), own_v.stride(1), own_v.stride(2), *visible.stride(), *is_key.stride()),
         *(*where.stride(), C, H, E**-0.5),
         *(own is not None, counts is None, normaliser, turn is not None, place is not None),
-        H // own_k.shape[2],
+        H // k.shape[2],
         *(E, tile, 64),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=4,
@@ -95,6 +95,7 @@ def _attend(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    group = head // SHARED  # of queries with the same keys
     node = tl.program_id(2) * QUERIES + tl.arange(0, QUERIES)
     real = node < C
     width = tl.arange(0, E)
@@ -112,10 +113,10 @@ def _attend(
         key = first + tl.arange(0, KEYS)
         there = (key < limit)[:, None]
         key_tile = tl.load(
-            k + row * k_row + key[:, None] * k_node + head * k_head + width[None, :], mask=there, other=0.0
+            k + row * k_row + key[:, None] * k_node + group * k_head + width[None, :], mask=there, other=0.0
         )
         value_tile = tl.load(
-            v + row * v_row + key[:, None] * v_node + head * v_head + width[None, :], mask=there, other=0.0
+            v + row * v_row + key[:, None] * v_node + group * v_head + width[None, :], mask=there, other=0.0
         )
         allowed = key[None, :] < sees[:, None]
         top, total, acc = _take_in(queries, key_tile, value_tile, allowed, top, total, acc, scale, PRECISION)
@@ -127,19 +128,20 @@ def _attend(
             counts = is_own
             if not ALL:
                 counts = tl.load(is_key + row * is_key_row + key * is_key_node, mask=is_own, other=0) != 0
-            key_at = row * ok_row + key * ok_node + head // SHARED * ok_head
+            key_at = row * ok_row + key * ok_node + group * ok_head
             if TURN:
                 key_tile = _turned(own_k, key_at, is_own, cos, sin, row * C + key, E)
             else:
                 key_tile = tl.load(own_k + key_at[:, None] + width[None, :], mask=is_own[:, None], other=0.0)
-            value_at = row * ov_row + key * ov_node + head // SHARED * ov_head
+            value_at = row * ov_row + key * ov_node + group * ov_head
             value_tile = tl.load(own_v + value_at[:, None] + width[None, :], mask=is_own[:, None], other=0.0)
             if WRITE:
                 to = tl.load(where + row * where_row + key * where_node, mask=is_own, other=0)
-                mine = (key < tl.where(tl.program_id(2) == 0, C, 0))[:, None]  # one program writes
-                k_at = row * k_row + to * k_node + head * k_head
+                writes = (tl.program_id(2) == 0) & (head % SHARED == 0)  # one program of those that have it
+                mine = (key < tl.where(writes, C, 0))[:, None]
+                k_at = row * k_row + to * k_node + group * k_head
                 tl.store(k + k_at[:, None] + width[None, :], key_tile.to(k.dtype.element_ty), mask=mine)
-                v_at = row * v_row + to * v_node + head * v_head
+                v_at = row * v_row + to * v_node + group * v_head
                 tl.store(v + v_at[:, None] + width[None, :], value_tile.to(v.dtype.element_ty), mask=mine)
             allowed = counts[None, :] & real[:, None]
             top, total, acc = _take_in(

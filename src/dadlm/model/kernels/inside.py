@@ -4,7 +4,7 @@ A program takes one block and head: its nodes are loaded straight from packed st
 tile, and the prefix enters as one more key whose score is its log normaliser. The start node, which is no
 key, asks alone: with it a block of 64 candidates would not fit a tile of 64.
 
-B rows, C packed nodes, G blocks, M slots per block, H heads, E head width, T tile.
+B rows, C packed nodes, G blocks, M slots per block, H heads, H' of keys and values, E head width, T tile.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,8 @@ def fits(nodes: Nodes, q: Tensor) -> bool:
 def attend_inside(
     q: Tensor, k: Tensor, v: Tensor, nodes: Nodes, prefix: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """Node queries, keys, values [B, C, H, E], and the prefix: average [B, C, H, E], normaliser [B, C, H]."""
+    """Node queries [B, C, H, E], keys and values [B, C, H', E], and what they saw of the prefix: its average
+    [B, C, H, E] and normaliser [B, C, H]."""
     return _Inside.apply(nodes, q, k, v, *(prefix or (None, None)))  # type: ignore[return-value]
 
 
@@ -48,7 +49,7 @@ class _Inside(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, out, lse = ctx.saved_tensors
-        q, _, _, before, _ = inputs
+        q, k, _, before, _ = inputs
         to_q, to_k, to_v = (torch.empty(q.shape, device=q.device, dtype=q.dtype) for _ in range(3))
         to_before = to_lse = None
         if before is not None:
@@ -58,6 +59,8 @@ class _Inside(torch.autograd.Function):
         spare = (to_q if to_before is None else to_before, lse if to_lse is None else to_lse)
         more = (out, lse, grads[0].contiguous(), to_q, to_k, to_v, *spare)
         _run(backward, ctx.nodes, inputs, more)
+        if k.shape[2] < q.shape[2]:
+            to_k, to_v = (x.unflatten(2, (k.shape[2], -1)).sum(3) for x in (to_k, to_v))
         return None, to_q, to_k, to_v, to_before, to_lse
 
 
@@ -77,7 +80,7 @@ def _run(kernel: Any, nodes: Nodes, inputs: Sequence[Any], others: tuple[Tensor,
         *(q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2)),
         *(v.stride(0), v.stride(1), v.stride(2), before.stride(0), before.stride(1), before.stride(2)),
         *(before_lse.stride(0), before_lse.stride(1), before_lse.stride(2), G, M, C, H, E**-0.5),
-        *(packed, has_prefix, int(nodes.start), E, tile),
+        *(packed, has_prefix, int(nodes.start), H // k.shape[2], E, tile),
         PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",  # three products: as good as fp32
         num_warps=8 if tile >= 128 else 4,
     )

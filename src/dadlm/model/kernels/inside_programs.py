@@ -1,4 +1,5 @@
-"""The Triton programs of `inside`: one block and head each, forward and backward.
+"""The Triton programs of `inside`: one block and head each, forward and backward. SHARED heads have the same
+keys and values, whose gradient comes back once for each of them.
 
 C packed nodes, G blocks, M slots per block, H heads, E head width, T tile.
 """
@@ -74,15 +75,15 @@ def forward(
     q, k, v, before, before_lse, where, is_key, out, lse,
     q_row, q_node, q_head, k_row, k_node, k_head, v_row, v_node, v_head, b_row, b_node, b_head,
     l_row, l_node, l_head, G, M, C, H, scale,
-    PACKED: tl.constexpr, PREFIX: tl.constexpr, START: tl.constexpr, E: tl.constexpr, T: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PACKED: tl.constexpr, PREFIX: tl.constexpr, START: tl.constexpr, SHARED: tl.constexpr, E: tl.constexpr,
+    T: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     pair, head = tl.program_id(0), tl.program_id(1)
     row = (pair // G).to(tl.int64)
     slot = START + tl.arange(0, T)
     node, there, counts = _nodes(where, is_key, pair, slot, slot < M, G, M, PACKED)
-    keys = rows(k, row, node, head, there, k_row, k_node, k_head, E)
-    values = rows(v, row, node, head, there, v_row, v_node, v_head, E)
+    keys = rows(k, row, node, head // SHARED, there, k_row, k_node, k_head, E)
+    values = rows(v, row, node, head // SHARED, there, v_row, v_node, v_head, E)
     _answer(
         q, before, before_lse, out, lse, keys, values, counts, row, head, node, there,
         q_row, q_node, q_head, b_row, b_node, b_head, l_row, l_node, l_head, C, H, scale,
@@ -141,15 +142,15 @@ def backward(
     q, k, v, before, before_lse, where, is_key, out, lse, grad, to_q, to_k, to_v, to_before, to_lse,
     q_row, q_node, q_head, k_row, k_node, k_head, v_row, v_node, v_head, b_row, b_node, b_head,
     l_row, l_node, l_head, G, M, C, H, scale,
-    PACKED: tl.constexpr, PREFIX: tl.constexpr, START: tl.constexpr, E: tl.constexpr, T: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PACKED: tl.constexpr, PREFIX: tl.constexpr, START: tl.constexpr, SHARED: tl.constexpr, E: tl.constexpr,
+    T: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     pair, head = tl.program_id(0), tl.program_id(1)
     row = (pair // G).to(tl.int64)
     slot = START + tl.arange(0, T)
     node, there, counts = _nodes(where, is_key, pair, slot, slot < M, G, M, PACKED)
-    keys = rows(k, row, node, head, there, k_row, k_node, k_head, E)
-    values = rows(v, row, node, head, there, v_row, v_node, v_head, E)
+    keys = rows(k, row, node, head // SHARED, there, k_row, k_node, k_head, E)
+    values = rows(v, row, node, head // SHARED, there, v_row, v_node, v_head, E)
     change_k, change_v = _differentiate(
         q, before, before_lse, out, lse, grad, to_q, to_before, to_lse,
         keys, values, counts, row, head, node, there,
