@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.decode.naive import standard_nucleus
 from tests.decode.tiny import many
 
+from dadlm.decode import sample
 from dadlm.decode.sample import draw, draw_tokens, in_nucleus, most_probable, nucleus
 
 BELOW_ONE = 1 - 2.0**-24
@@ -79,6 +80,21 @@ def test_rows_have_their_own_nucleus():
         assert set(whole[row, col].nonzero().flatten().tolist()) == standard_nucleus(
             p[row, col].double().tolist(), 0.7
         )
+
+
+@pytest.mark.parametrize("V", [1, 7, 1024, 3000])
+def test_the_threshold_among_the_largest_is_that_by_bits(V: int):
+    """Flat rows, ties, a single token, a nucleus of nearly all (more than are looked at first), no cut."""
+    generator = torch.Generator().manual_seed(V)
+    logits = torch.randn(40, V, generator=generator) * torch.linspace(0, 4, 40)[:, None]
+    logits[::3] = logits[::3].round()
+    weight = (logits - logits.amax(-1, keepdim=True)).exp()
+    weight[1, 1:] = 0
+    top_p = torch.tensor([0.9, 1e-6, 0.999, torch.inf, 0.3], dtype=torch.float64).repeat(8)[:, None]
+    exact = weight.double()
+    wanted = exact.sum(-1, keepdim=True) * top_p
+    by_bits = sample._by_bits(exact, weight.view(torch.int32), wanted)
+    assert torch.equal(sample._by_largest(weight, wanted), by_bits)
 
 
 def test_a_long_tail_is_cut_where_it_should_be():

@@ -15,7 +15,7 @@ from dadlm.decode.places import places
 from dadlm.decode.predict import Choice, Prediction, at_path
 from dadlm.decode.sample import LONGEST, draw_each, entropy_of
 from dadlm.decode.samplers import Block
-from dadlm.decode.shortlist import IN_ONE_LAUNCH, Shortlist
+from dadlm.decode.shortlist import IN_ONE_LAUNCH, Shortlist, Vocabulary
 from dadlm.model import Model
 from dadlm.model.edge import Bilinear, Left, left_of, on_the_way
 from dadlm.model.emission import Head
@@ -95,18 +95,20 @@ def draw_chain(
     """
     needed, before = on_the_way(block.masked, wanted), prediction.before
     assert before is not None
-    head, hidden, listed = model.head, at_path(prediction.hidden, path), None
+    head, hidden = model.head, at_path(prediction.hidden, path)
     launched = head.edge if isinstance(head.edge, Bilinear) and not top_k else None  # by kernels
     if shortlist:
         launched = launched if in_one_launch(hidden, shortlist) else None
-        everywhere = fixed or launched is not None
-        at = places(needed | everywhere, path.numel() if everywhere else None)
-        listed = Shortlist.of(head, hidden, path, settings.shortlist, shortlist, at)
     elif not by_kernels(hidden, model.config.mask_id):
         launched = None
+    listed, everywhere = None, fixed or launched is not None
+    at = places(needed | everywhere, path.numel() if everywhere else None)
+    if shortlist:
+        listed = Shortlist.of(head, hidden, path, settings.shortlist, shortlist, at)
     rows = block, before, needed, uniform, settings
     if launched is None:
-        return Choice(path, *_place_by_place(head, hidden, path, listed, *rows, cold, fixed, top_k))
+        candidates = listed or Vocabulary.of(head, hidden, path, at)
+        return Choice(path, *_place_by_place(head, hidden, path, candidates, *rows, cold, fixed, top_k))
     gain = launched.gain(head.inputs(hidden, path))
     if listed is None:
         from dadlm.decode.kernels.chain_whole import draw as draw_whole
@@ -123,7 +125,7 @@ def _place_by_place(
     head: Head,
     hidden: Tensor,
     path: Tensor,
-    listed: Shortlist | None,
+    candidates: Shortlist | Vocabulary,
     block: Block,
     before: Tensor,
     needed: Tensor,
@@ -133,8 +135,7 @@ def _place_by_place(
     fixed: bool,
     top_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The torch twin of the kernels: tokens, probabilities and entropies [B, N]. `listed` None: from the
-    vocabulary."""
+    """The torch twin of the kernels: tokens, probabilities and entropies [B, N]."""
     tokens, (probability, entropy) = block.ids.clone(), torch.zeros(2, *path.shape, device=path.device)
     rows = torch.arange(len(path), device=path.device)
     for i in range(path.shape[1]):
@@ -143,16 +144,12 @@ def _place_by_place(
         if not len(rows):
             continue
         left = Left(*(x[rows] for x in left_at(tokens, block.masked, before, i)))
-        if listed is None:
-            logits, candidates = head.token_logits(hidden[rows, i], path[rows, i], left), None
-        else:
-            logits, candidates = listed.score(
-                head, hidden[rows, i], path[rows, i], left, listed.place[rows, i]
-            )
+        place = candidates.place[rows, i]
+        logits, ids = candidates.score(head, hidden[rows, i], path[rows, i], left, place)
         drawn = draw_each(logits, uniform[rows, i], settings, rows, cold, top_k)
         said = logits.softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
-        if candidates is not None:
-            drawn = candidates.gather(1, drawn[:, None]).squeeze(1)
+        if ids is not None:
+            drawn = ids.gather(1, drawn[:, None]).squeeze(1)
         for known, new in ((tokens, drawn), (probability, said), (entropy, entropy_of(logits))):
             known[rows, i] = torch.where(needed[rows, i], new, known[rows, i])
     return tokens, probability, entropy

@@ -1,8 +1,8 @@
-"""A shortlist of tokens in place of the vocabulary, for the chain of a block with token edges.
+"""What the places of a chain of tokens are drawn from: the vocabulary, or a shortlist in its place.
 
-Candidates of a place are the tokens that are likeliest without the edges, and the likeliest successors of the
-token to its left; probabilities are normalised over them. What does not depend on the left token is done for
-all places at once, so that a place costs a product of rank R with some hundred rows.
+What does not depend on the token to the left is done for all places at once, so that a place costs a product
+of rank R. Candidates of a shortlist are the tokens that are likeliest without the edges, and the likeliest
+successors of the token to the left; probabilities are normalised over them.
 
 n places, M tokens by their base logits, S successors, R rank, V vocabulary without the mask, D width.
 """
@@ -10,6 +10,7 @@ n places, M tokens by their base logits, S successors, R rank, V vocabulary with
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dadlm.model.edge import Left
@@ -18,6 +19,32 @@ from dadlm.model.successors import SUCCESSORS
 
 IN_ONE_LAUNCH = 4096 - SUCCESSORS
 """The longest list that the kernel takes."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """At some positions of blocks [B, N], before the first token is drawn."""
+
+    place: Tensor
+    """[B, N]: where a position is found below."""
+    logits: Tensor
+    """[n, V]: without the edges."""
+    columns: Tensor
+    """[V, R]: `Head.edge_columns`."""
+
+    @classmethod
+    def of(cls, head: Head, hidden: Tensor, path: Tensor, at: Tensor) -> "Vocabulary":
+        """At the flat positions `at` [n] of hidden states [B, N, D] on a path [B, N]."""
+        return cls(*_base(head, hidden, path, at), head.edge_columns())
+
+    def score(
+        self, head: Head, hidden: Tensor, node: Tensor, left: Left, place: Tensor
+    ) -> tuple[Tensor, None]:
+        """As of a shortlist, but that its candidates are all tokens."""
+        assert head.edge is not None
+        base = self.logits[place]
+        edge = F.linear(head.edge.factors(head.inputs(hidden, node), left), self.columns)
+        return base + edge[:, : base.shape[1]].to(base.dtype), None
 
 
 @dataclass(frozen=True)
@@ -37,13 +64,12 @@ class Shortlist:
     def of(cls, head: Head, hidden: Tensor, path: Tensor, size: Tensor, most: int, at: Tensor) -> "Shortlist":
         """Of the flat positions `at` [n] of hidden states [B, N, D] on a path [B, N]; `size` [B] is M of each
         row, at most `most`."""
-        place = torch.zeros_like(path).flatten().index_copy(0, at, torch.arange(len(at), device=at.device))
-        logits = head.token_logits(hidden.flatten(0, 1)[at], path.flatten()[at])
+        place, logits = _base(head, hidden, path, at)
         best, top = logits.topk(min(most, logits.shape[-1]))
         own = torch.arange(top.shape[1], device=at.device) < size[at // path.shape[1], None]
         others = logits.scatter(1, top, best.masked_fill(own, -torch.inf))
         top, order = top.sort(1)
-        return cls(place.view_as(path), top, best.masked_fill(~own, -torch.inf).gather(1, order), others)
+        return cls(place, top, best.masked_fill(~own, -torch.inf).gather(1, order), others)
 
     def score(
         self, head: Head, hidden: Tensor, node: Tensor, left: Left, place: Tensor
@@ -58,3 +84,9 @@ class Shortlist:
         # One product over all columns: to gather those of the list, for each row its own, takes longer.
         edge = (factors @ head.successors.columns.T).gather(1, tokens)
         return base + edge.to(base.dtype), tokens
+
+
+def _base(head: Head, hidden: Tensor, path: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the positions `at` [n] are found, [B, N], and their logits without the edges [n, V]."""
+    place = torch.zeros_like(path).flatten().index_copy(0, at, torch.arange(len(at), device=at.device))
+    return place.view_as(path), head.token_logits(hidden.flatten(0, 1)[at], path.flatten()[at])

@@ -1,6 +1,7 @@
 """The nucleus of a vocabulary that one program holds in its registers: one launch where `nucleus` needs many.
 
-As there, the nucleus is all tokens above a threshold, and the first few of those that equal it. `sample.draw_each` and `position_nucleus.inside_together` are the torch twins.
+As there, the nucleus is all tokens above a threshold, and the first few of those that equal it.
+`sample.draw_each` and `position_nucleus.inside_together` are the torch twins.
 
 n rows, K candidates, V vocabulary.
 """
@@ -60,8 +61,9 @@ def nucleus_of(weight, top_p, standard, SIZE: tl.constexpr):
     bits = weight.to(tl.int32, bitcast=True)  # in the order of the values, which are not negative
     total = tl.sum(exact, 0)
     wanted = total * top_p
-    # The largest threshold above which enough lies, by false position (Illinois): enough lies above `low`, and
-    # not above `high`; both are weights of tokens, or next to one. Below `low` at first lies less than may miss.
+    # The largest threshold above which enough lies, by false position (Illinois): enough lies above `low`,
+    # and not above `high`; both are weights of tokens, or next to one. At first less than may be cut off lies
+    # below `low`.
     least = tl.maximum((total - wanted) / (2 * SIZE), 0.0).to(tl.float32)
     low, high = least.to(tl.int32, bitcast=True), 1 << 30  # 1.0 as an integer is below
     high = tl.where(wanted > total, low + 1, high)
