@@ -30,7 +30,14 @@ CHECKS: list[CheckFunction] = [
     response_schema_conformance,
     negative_data_rejection,
 ]
-PLACES = ["/v1/completions", "/v1/fill_gaps", "/v1/infill", "/v1/models", "/v1/models/{name}"]
+PLACES = [
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/fill_gaps",
+    "/v1/infill",
+    "/v1/models",
+    "/v1/models/{name}",
+]
 PLACES += ["/healthz", "/readyz", "/metrics"]
 
 

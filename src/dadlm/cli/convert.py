@@ -86,7 +86,7 @@ def _convert(options: Options, out: Path) -> Model:
 
         return save_compact(options.source, out)
     if options.from_causal:
-        from dadlm.interop.causal import convert_causal
+        from dadlm.model.causal import convert_causal
 
         chosen = {"family": options.family, "block_size": options.block_size}
         chosen = {name: value for name, value in chosen.items() if value is not None}

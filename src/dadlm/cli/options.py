@@ -15,7 +15,8 @@ from rich.text import Text
 
 from dadlm.errors import ConfigError
 from dadlm.model import Model, load
-from dadlm.model.pretrained import shipped
+from dadlm.model.packaged import folder_of, is_whole
+from dadlm.model.pretrained import PACKAGED, shipped
 
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?")
 _TYPE = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
@@ -104,6 +105,11 @@ def numbers_last(words: list[str], most: dict[str, int]) -> list[str]:
 
 def open_model(name: str, device: str, dtype: str) -> Model:
     """Load a model; of one that ships with the package, say so."""
+    if name in PACKAGED and not is_whole(folder_of(name)):
+        print(
+            f"{name} is opened for the first time: a minute, then seconds ({folder_of(name)})",
+            file=sys.stderr,
+        )
     model = load(name, device, dtype)
     if shipped(name) is not None:
         here = f"; the folder {name} that lies here is ./{name}" if Path(name).is_dir() else ""

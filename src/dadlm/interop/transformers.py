@@ -225,6 +225,8 @@ def write_transformers(folder: Path, model: Model) -> None:
             "model_input_names": ["input_ids", "attention_mask"],
             "added_tokens_decoder": {str(tokenizer.mask_id): mask},
         }
+        if (chat := tokenizer.chat) is not None:
+            settings |= {"chat_template": chat.text, "eos_token": chat.eos_token or eot}
         write_json(folder / "tokenizer_config.json", settings)
     (folder / CARD).write_text(card_of(model), encoding="utf-8")
 

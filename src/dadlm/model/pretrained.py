@@ -1,5 +1,6 @@
-"""Where models are: those that ship with the package, folders, training runs, a hub. Knows nothing of what
-is in them, but that a shipped NAME-edges is the shipped NAME and the token edges that all of them share."""
+"""Where models are: those that ship with the package, those that packages of others carry, folders, training
+runs, a hub. Knows nothing of what is in them, but that a shipped NAME-edges is the shipped NAME and the token
+edges that all of them share."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,6 +22,8 @@ ABOUT = {
 }
 """What each shipped model is for."""
 NAMES = tuple(ABOUT)
+PACKAGED = {"smollm2": "readable English, and chat: SmolLM2-135M-Instruct"}
+"""Models that come inside packages of PyPI (`packaged`), and what each is for."""
 DEFAULT = NAMES[0]
 EDGES = "edges"
 """Folder of the shared edges."""
@@ -49,19 +52,23 @@ def shipped(name: object) -> Path | None:
 
 
 def locate(name_or_folder: str | Path) -> Path:
-    """The model folder that a shipped model's name, a folder, a training run or a hub's name stands for."""
+    """The model folder that a model's name, a folder, a training run or a hub's name stands for."""
     if (own := shipped(name_or_folder)) is not None:
         return own
+    if name_or_folder in PACKAGED:
+        from dadlm.model.packaged import open_packaged  # here, because it needs what reads folders
+
+        return open_packaged(str(name_or_folder))
     folder = Path(name_or_folder)
     for place in (folder, folder / "best", folder / "last"):  # a training run stands for its best model
         if (place / CONFIG).is_file() and all(file.exists() for file in weight_files(place)):
             return place
-    names = ", ".join(NAMES)
+    names = f"{', '.join(NAMES)}; inside packages: {', '.join(PACKAGED)}"
     if folder.exists():
         missing = "config.json or model.safetensors is missing"
         raise CheckpointError(f"{folder} is not a model folder: {missing}. Models that ship: {names}")
     # What lies in a folder that is there was meant to be a folder: a hub is not asked for it.
-    name, near = str(name_or_folder), get_close_matches(str(name_or_folder), NAMES, 1)
+    name, near = str(name_or_folder), get_close_matches(str(name_or_folder), (*NAMES, *PACKAGED), 1)
     is_path = name.count("/") != 1 or name.startswith((".", "~"))
     if is_path or (folder.parent.is_dir() and str(folder.parent) != "."):
         meant = f"; did you mean {near[0]}?" if near else "."

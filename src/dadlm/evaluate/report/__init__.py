@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.report.document import Found, Section, Table, in_short
-from dadlm.evaluate.untrusted import refuse_constant
 from dadlm.model.files import whole_file
+from dadlm.model.untrusted import refuse_constant
 from dadlm.tokens.readers import check_regular
 
 if TYPE_CHECKING:
