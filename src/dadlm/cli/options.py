@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -13,8 +13,10 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
+from dadlm.decode import DecodeSettings, settings_for
+from dadlm.decode.pair import LOOKUP, usual_draft
 from dadlm.errors import ConfigError
-from dadlm.model import Model, load
+from dadlm.model import Model, in_mode, load
 from dadlm.model.packaged import folder_of, is_whole
 from dadlm.model.pretrained import PACKAGED, shipped
 
@@ -115,6 +117,28 @@ def open_model(name: str, device: str, dtype: str) -> Model:
         here = f"; the folder {name} that lies here is ./{name}" if Path(name).is_dir() else ""
         print(f"model: {name}, which ships with dadlm (--model for another{here})", file=sys.stderr)
     return model
+
+
+def open_draft(
+    name: str, model: str, settings: DecodeSettings, device: str, dtype: str
+) -> Model | str | None:
+    """Who drafts for the model of that name in mode lossless."""
+    if settings.mode == "lossless":
+        name = name or usual_draft(model) or ""
+        return open_model(name, device, dtype) if name and name != LOOKUP else name or None
+    return name or None
+
+
+def suited_settings(model: Model, parsed: DecodeSettings, words: list[str], **usual: Any) -> DecodeSettings:
+    """What the command line names, for the rest what is usual here or suits the model; says what changes
+    nothing."""
+    given = {word.partition("=")[0][2:].replace("-", "_") for word in words if word.startswith("--")}
+    named = {name: value for name, value in asdict(parsed).items() if name in given}
+    settings = settings_for(model.config, usual | named)
+    if idle := sorted(settings.unread(in_mode(model, settings.mode).config) & named.keys()):
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        print(f"note: with this model and these options, {options} changes nothing", file=sys.stderr)
+    return settings
 
 
 def wide_seed(seed: int) -> int:
