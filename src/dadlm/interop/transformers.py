@@ -16,6 +16,7 @@ from dadlm.interop.hub import CARD, card_of
 from dadlm.interop.likelihood import position_logp
 from dadlm.model import Model, ModelConfig, in_mode
 from dadlm.model.files import write_json
+from dadlm.model.pretrained import BASE
 
 try:
     from transformers import (
@@ -66,6 +67,11 @@ class DadlmConfig(PretrainedConfig):
         if fields.pop("format", 1) != 1:
             raise ConfigError(
                 "these weights have 8 bits, which transformers does not read: "
+                "dadlm convert FOLDER --to transformers --out ANOTHER"
+            )
+        if BASE in fields:
+            raise ConfigError(
+                "these are adapters without their base, which transformers does not read: "
                 "dadlm convert FOLDER --to transformers --out ANOTHER"
             )
         fields.pop("weights_sha256", None)  # of the weights that were there, not of those that will be saved

@@ -4,9 +4,10 @@ edges that all of them share."""
 
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from dadlm.errors import CheckpointError
-from dadlm.model.files import CONFIG, WEIGHTS
+from dadlm.model.files import CONFIG, WEIGHTS, read_json
 
 PRETRAINED = Path(__file__).resolve().parents[1] / "pretrained"
 DRAFT = "bd3lm-edges"
@@ -27,6 +28,8 @@ PACKAGED = {"smollm2": "readable English, and chat: SmolLM2-135M-Instruct"}
 DEFAULT = NAMES[0]
 EDGES = "edges"
 """Folder of the shared edges."""
+BASE = "base"
+"""What config.json of adapters calls their base: {"model": name or folder, "weights_sha256"}."""
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
@@ -34,7 +37,28 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     name, _, last = folder.name.rpartition("-")
     if folder.parent == PRETRAINED and last == EDGES:
         return PRETRAINED / name / WEIGHTS, PRETRAINED / EDGES / WEIGHTS
-    return (folder / WEIGHTS,)
+    base = base_of(folder)
+    return (folder / WEIGHTS,) if base is None else (*weight_files(base), folder / WEIGHTS)
+
+
+def base_of(folder: Path) -> Path | None:
+    """The folder of the model that a folder of adapters belongs to; None: it is a model of its own."""
+    if (base := _base_in(folder)) is None:
+        return None
+    name = base.get("model") if isinstance(base, dict) else base
+    place = Path(name) if isinstance(name, str) else folder
+    # Nothing is fetched because a file says so, and there are no adapters of adapters.
+    if name not in (*NAMES, *PACKAGED) and (not place.is_dir() or _base_in(place) is not None):
+        raise CheckpointError(
+            f"{folder} holds adapters of {str(name)[:200]}, and no such model is here: put its folder there, "
+            f'or write where it is into {folder / CONFIG}, as "model" under "{BASE}"'
+        )
+    return locate(name)
+
+
+def _base_in(folder: Path) -> Any:
+    file = folder / CONFIG
+    return read_json(file, "the configuration of a model").get(BASE) if file.is_file() else None
 
 
 def shipped(name: object) -> Path | None:
