@@ -46,14 +46,18 @@ def base_of(folder: Path) -> Path | None:
     if (base := _base_in(folder)) is None:
         return None
     name = base.get("model") if isinstance(base, dict) else base
-    place = Path(name) if isinstance(name, str) else folder
     # Nothing is fetched because a file says so, and there are no adapters of adapters.
-    if name not in (*NAMES, *PACKAGED) and (not place.is_dir() or _base_in(place) is not None):
+    if not isinstance(name, str) or not (name in (*NAMES, *PACKAGED) or _is_whole(Path(name))):
         raise CheckpointError(
             f"{folder} holds adapters of {str(name)[:200]}, and no such model is here: put its folder there, "
             f'or write where it is into {folder / CONFIG}, as "model" under "{BASE}"'
         )
     return locate(name)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder, or a run's, holds no adapters that need another one."""
+    return folder.is_dir() and all(_base_in(folder / part) is None for part in ("", "best", "last"))
 
 
 def _base_in(folder: Path) -> Any:
