@@ -12,6 +12,7 @@ from tests.tokens.test_chat import CHATML
 
 import dadlm
 from dadlm.errors import CheckpointError, ConfigError
+from dadlm.interop.convert import convert
 from dadlm.model import causal, language_model_files, packaged, pretrained
 from dadlm.tokens import Tokenizer
 from dadlm.train import DataConfig, RunConfig, TrainConfig, train
@@ -124,3 +125,15 @@ def test_what_is_trained_from_it_keeps_the_template(package: Path, tmp_path: Pat
     train(run, quiet=True)
     words = dadlm.load(tmp_path / "run").tokenizer
     assert words is not None and words.chat == start.tokenizer.chat and words.turn_end_id is not None
+
+
+def test_transformers_is_given_the_template(package: Path, tmp_path: Path) -> None:
+    """The exported folder has it in transformers' way, and comes back with it."""
+    model = dadlm.load("smollm2")
+    convert("smollm2", tmp_path / "exported", "transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert model.tokenizer is not None
+    told = theirs.apply_chat_template(HELLO, add_generation_prompt=True, return_dict=False)
+    assert told == model.tokenizer.encode_chat(HELLO)  # type: ignore[arg-type]
+    back = dadlm.load(tmp_path / "exported").tokenizer
+    assert back is not None and back.chat == model.tokenizer.chat and back.turn_end_id == model.end_ids[1]

@@ -233,6 +233,7 @@ def write_transformers(folder: Path, model: Model) -> None:
         }
         if (chat := tokenizer.chat) is not None:
             settings |= {"chat_template": chat.text, "eos_token": chat.eos_token or eot}
+            settings |= {"bos_token": chat.bos_token} if chat.bos_token else {}
         write_json(folder / "tokenizer_config.json", settings)
     (folder / CARD).write_text(card_of(model), encoding="utf-8")
 

@@ -180,9 +180,9 @@ def load(
     name_or_folder: str | Path, device: str | torch.device = "cpu", dtype: str | torch.dtype = "float32"
 ) -> Model:
     """Load a model of any family: one that ships with the package by its name ("dadlm-edges", "bd3lm", "ar";
-    `dadlm models` lists them), a folder, or a Hugging Face repository name.
+    `dadlm models` lists them), "smollm2" from its own package, a folder, or a Hugging Face repository name.
 
-    Such a name always means the shipped model; a folder called dadlm is "./dadlm" or Path("dadlm"). device
+    Such a name always means that model; a folder called dadlm is "./dadlm" or Path("dadlm"). device
     "auto" is CUDA where there is one; dtype "auto" is bfloat16 on CUDA, where it is several times faster, and
     float32 elsewhere. Only in float32 is a row's text the same in every batch.
     """

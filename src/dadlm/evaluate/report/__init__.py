@@ -116,10 +116,8 @@ def _render(template: str, sections: list[Section], found: list[Found], skipped:
 
 @cache
 def _environment() -> "Environment":
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-    except ImportError:
-        raise ConfigError("the report needs jinja2: pip install 'dadlm[eval]'") from None
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
         autoescape=select_autoescape(["html"]),
