@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dadlm.errors import ConfigError, DataError
+from dadlm.errors import DataError
 from dadlm.evaluate.report.document import Found, Section, Table, in_short
 from dadlm.model.files import whole_file
 from dadlm.model.untrusted import refuse_constant
