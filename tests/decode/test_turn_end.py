@@ -12,12 +12,12 @@ from dadlm.tokens import Tokenizer
 PROMPTS = ["the cat", "sat the cat", "a"]
 
 
-def speaker(family: str, chat: bool, **shape) -> Model:
+def speaker(family: str, chat: bool, context: int = 128, **shape) -> Model:
     """Random weights; the end of a turn comes by chance now and then."""
     words = talker()
     if not chat:
         words = Tokenizer(words._inner)
-    model = tiny(family, vocab=words.vocab_size + 1, tokenizer=words, context=128, **shape)
+    model = tiny(family, vocab=words.vocab_size + 1, tokenizer=words, context=context, **shape)
     model.config = replace(model.config, eot_id=words.eot_id)
     return model
 

@@ -16,6 +16,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from tests.decode.test_turn_end import speaker
 from tests.serve.running import WAIT, Running, letter_model, running, settings
 
 from dadlm.decode.samplers import SAMPLERS
@@ -44,6 +45,7 @@ PLACES += ["/healthz", "/readyz", "/metrics"]
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     models = {"dadlm": letter_model("dadlm", context=32), "ar": letter_model("ar", context=32)}
+    models["talker"] = speaker("ar", True, context=32)
     with running(Service(models, settings())) as here:
         yield here
 

@@ -22,7 +22,8 @@ from dadlm.errors import ConfigError, DadlmError, DataError
 from dadlm.model import Model
 from dadlm.tokens.chat import ANSWER_TOKENS, Message
 
-TEMPERATURE = 0.2  # what SmolLM2's own card recommends; at 1 small models lose the thread
+TEMPERATURE = 0.2  # as on SmolLM2's card; at 1 small models lose the thread
+_COSTS = ("tokens", "cycles", "seconds")
 _HELP = """\
 TEXT      say it
 /reset    begin a new conversation
@@ -63,7 +64,7 @@ class Conversation:
         self.target, _ = engine_of(model, settings.mode, draft)  # refused now, not at the first answer
         self.model, self.settings, self.draft, self.seed, self.system = model, settings, draft, seed, system
         self.costs: list[tuple[int, int, float]] = []
-        """Tokens, cycles (mode lossless) and seconds of each answer."""
+        """Of each answer: tokens, cycles (mode lossless), seconds."""
         self.reset()
 
     def reset(self) -> None:
@@ -136,12 +137,9 @@ def _piped(talk: Conversation, as_json: bool) -> int:
                 raise KeyboardInterrupt
             if not as_json:
                 print(flush=True)
-    tokens, cycles, seconds = (
-        (sum(column) for column in zip(*talk.costs, strict=True)) if talk.costs else (0, 0, 0)
-    )
     if as_json:
-        about = {"messages": talk.messages, "tokens": tokens, "cycles": cycles, "seconds": seconds}
-        print(json.dumps(about, ensure_ascii=False))
+        sums = {name: sum(cost[i] for cost in talk.costs) for i, name in enumerate(_COSTS)}
+        print(json.dumps({"messages": talk.messages} | sums, ensure_ascii=False))
     return 0
 
 
