@@ -137,3 +137,10 @@ def test_transformers_is_given_the_template(package: Path, tmp_path: Path) -> No
     assert told == model.tokenizer.encode_chat(HELLO)  # type: ignore[arg-type]
     back = dadlm.load(tmp_path / "exported").tokenizer
     assert back is not None and back.chat == model.tokenizer.chat and back.turn_end_id == model.end_ids[1]
+
+
+def test_the_first_time_is_announced(package: Path, cli: Cli) -> None:
+    words = ["generate", "The cat", "--model", "smollm2", "--max-new-tokens", 3, "--seed", 1, "--json"]
+    first, second = cli(*words), cli(*words)
+    assert "first time" in first.err and str(packaged.folder_of("smollm2")) in first.err
+    assert second.err == "" and second.json["texts"] == first.json["texts"]
