@@ -30,7 +30,7 @@ class Generated:
     texts: list[str]
     """Decoded completions without the prompt and without end-of-text."""
     tokens: list[list[int]]
-    """Generated ids up to and including the first end-of-text."""
+    """Generated ids up to and including the first end-of-text or, with a chat template, end of a turn."""
     forward_passes: list[int]
     """Denoising passes of each sample: neither prefill nor cache writes. They end when all that was asked for
     is decided: with end-of-text, or with the last of `max_new_tokens`."""
