@@ -100,7 +100,7 @@ def test_the_demo(
 
 def test_models_lists_what_ships(cli: Cli, shipped: dict[str, Model]) -> None:
     found = {one["name"]: one for one in cli("models", "--json").json}
-    assert tuple(found) == pretrained.NAMES
+    assert tuple(found) == (*pretrained.NAMES, *pretrained.PACKAGED)
     one = found["dadlm-edges"]
     assert (one["family"], one["block_size"], one["candidates"], one["edge_rank"]) == ("dadlm", 4, 3, 4)
     assert one["parameters"] == sum(p.numel() for p in shipped["dadlm-edges"].parameters())

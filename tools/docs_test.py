@@ -45,6 +45,7 @@ RULES = [
         "--document-tokens 48 --summary-tokens 16",
     ),
     (r"\bdadlm generate(?!.*--max-new-tokens)", "dadlm generate --max-new-tokens 16"),
+    (r"\bdadlm chat", "dadlm chat --max-new-tokens 16"),
     (r"--max-new-tokens \d+", "--max-new-tokens 16"),
     (r"\bdadlm evaluate (reconstruction|perplexity)", r"dadlm evaluate \1 --count 4"),
     (r"(dadlm evaluate generation.*)--samples \d+", r"\1"),

@@ -20,9 +20,9 @@ import pytest
 import torch
 
 from dadlm.errors import ConfigError
-from dadlm.evaluate import language_model_files
 from dadlm.evaluate.language_models import LanguageModel, Scored, open_language_model
 from dadlm.evaluate.mauve import mauve
+from dadlm.model import language_model_files
 
 transformers = pytest.importorskip("transformers")
 

@@ -16,6 +16,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from tests.decode.test_turn_end import speaker
 from tests.serve.running import WAIT, Running, letter_model, running, settings
 
 from dadlm.decode.samplers import SAMPLERS
@@ -30,13 +31,21 @@ CHECKS: list[CheckFunction] = [
     response_schema_conformance,
     negative_data_rejection,
 ]
-PLACES = ["/v1/completions", "/v1/fill_gaps", "/v1/infill", "/v1/models", "/v1/models/{name}"]
+PLACES = [
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/fill_gaps",
+    "/v1/infill",
+    "/v1/models",
+    "/v1/models/{name}",
+]
 PLACES += ["/healthz", "/readyz", "/metrics"]
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     models = {"dadlm": letter_model("dadlm", context=32), "ar": letter_model("ar", context=32)}
+    models["talker"] = speaker("ar", True, context=32)
     with running(Service(models, settings())) as here:
         yield here
 

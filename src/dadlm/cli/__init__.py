@@ -19,7 +19,8 @@ GROUPS = {
         "models": "list the models that ship with dadlm",
     },
     "write": {
-        "generate": "complete prompts, or talk to a model at the terminal",
+        "generate": "complete prompts, or what is typed at the terminal",
+        "chat": "talk to a model at the terminal: SmolLM2, or any with a chat template",
         "summarize": "summarise documents with a fine-tuned model",
         "serve": "answer over HTTP as OpenAI's servers do, with a page that draws every step",
     },

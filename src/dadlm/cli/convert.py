@@ -35,6 +35,11 @@ class Options(JsonOption):
     gated: bool = False
     """With --lora: the additions act on masked blocks only, and in mode ar the model stays the original, to
     draft for itself (mode lossless)."""
+    adapters: str | None = None
+    """SOURCE has gated adapters: write these alone, and what else was learned, to be opened with this base: a
+    name (smollm2), or the folder of the model that SOURCE was converted from, as family ar."""
+    bits: Literal[32, 8] = 32
+    """With --adapters: of a stored weight."""
     moments: bool = False
     """SOURCE is a training run: its optimiser's moments come along in bf16, so that training can go on from
     the folder elsewhere as it would from the run."""
@@ -58,6 +63,11 @@ def run(words: list[str]) -> int:
         raise ConfigError("--lora belongs to --from-causal")
     if options.gated and not options.lora:
         raise ConfigError("--gated belongs to --lora R")
+    apart = options.adapters is not None
+    if apart and (options.to or options.push or options.from_causal or options.family or options.moments):
+        raise ConfigError("--adapters takes a model apart as it is: use it with --out and --bits alone")
+    if options.bits != 32 and not apart:
+        raise ConfigError("--bits belongs to --adapters")
     if options.moments and (options.to or options.push or options.from_causal or options.family):
         raise ConfigError("--moments keeps a training run as it is: use it with --out alone")
     with tempfile.TemporaryDirectory() as scratch:
@@ -81,12 +91,16 @@ def run(words: list[str]) -> int:
 
 
 def _convert(options: Options, out: Path) -> Model:
+    if options.adapters is not None:
+        from dadlm.model.adapters import save_adapters
+
+        return save_adapters(options.source, options.adapters, out, bits=options.bits)
     if options.moments:
         from dadlm.train.handover import save_compact
 
         return save_compact(options.source, out)
     if options.from_causal:
-        from dadlm.interop.causal import convert_causal
+        from dadlm.model.causal import convert_causal
 
         chosen = {"family": options.family, "block_size": options.block_size}
         chosen = {name: value for name, value in chosen.items() if value is not None}

@@ -3,20 +3,28 @@
 import json
 import secrets
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import tyro
 from rich.console import Console
 
 from dadlm.cli.interactive import converse
-from dadlm.cli.options import ModelOptions, cost_line, numbers_last, open_model, parse, show
-from dadlm.decode import DecodeSettings, generate, settings_for, stream
-from dadlm.decode.pair import LOOKUP, usual_draft
+from dadlm.cli.options import (
+    ModelOptions,
+    cost_line,
+    numbers_last,
+    open_draft,
+    open_model,
+    parse,
+    show,
+    suited_settings,
+)
+from dadlm.decode import DecodeSettings, generate, stream
 from dadlm.decode.picture import check_name, draw_step
 from dadlm.decode.show import show_step
 from dadlm.errors import ConfigError, DataError
-from dadlm.model import Model, in_mode
+from dadlm.model import Model
 from dadlm.model.pretrained import DEFAULT
 
 
@@ -52,8 +60,8 @@ def run(words: list[str]) -> int:
     if options.picture:
         check_name(options.picture)
     model = open_model(options.model, options.device, options.dtype)
-    draft = _draft(options)
-    options = replace(options, decoding=_settings(model, options.decoding, words))
+    draft = open_draft(options.draft, options.model, options.decoding, options.device, options.dtype)
+    options = replace(options, decoding=suited_settings(model, options.decoding, words))
     # Nobody named a prompt, and somebody sits at the terminal to type one.
     for_files = options.prompts or options.json or options.picture
     if not for_files and sys.stdin.isatty() and sys.stdout.isatty():
@@ -88,26 +96,6 @@ def run(words: list[str]) -> int:
         console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"{cost}; seed {' '.join(map(str, out.seeds))}", style="dim")
     return 0
-
-
-def _settings(model: Model, parsed: DecodeSettings, words: list[str]) -> DecodeSettings:
-    """What the command line names, and for the rest what suits the model; says what changes nothing."""
-    given = {word.partition("=")[0][2:].replace("-", "_") for word in words if word.startswith("--")}
-    named = {name: value for name, value in asdict(parsed).items() if name in given}
-    settings = settings_for(model.config, named)
-    if idle := sorted(settings.unread(in_mode(model, settings.mode).config) & named.keys()):
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
-        print(f"note: with this model and these options, {options} changes nothing", file=sys.stderr)
-    return settings
-
-
-def _draft(options: Options) -> Model | str | None:
-    """Who drafts in mode lossless."""
-    name = options.draft
-    if options.decoding.mode == "lossless":
-        name = name or usual_draft(options.model)
-        return open_model(name, options.device, options.dtype) if name and name != LOOKUP else name
-    return name or None
 
 
 def _continued(model: Model, prompt: str, ids: list[int], text: str) -> str:

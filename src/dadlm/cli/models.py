@@ -1,4 +1,4 @@
-"""dadlm models: the models that ship with the package."""
+"""dadlm models: the models that ship with the package, and those that packages of others carry."""
 
 import json
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from rich.table import Table
 from dadlm.cli.options import JsonOption, parse
 from dadlm.errors import CheckpointError
 from dadlm.model.checkpoint import count_parameters, read_config
-from dadlm.model.pretrained import ABOUT, DEFAULT, shipped, weight_files
+from dadlm.model.packaged import SHAPES, source_of
+from dadlm.model.pretrained import ABOUT, DEFAULT, PACKAGED, shipped, weight_files
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Options(JsonOption):
 
 def run(words: list[str]) -> int:
     options = parse(Options, words, "models")
-    found = [_describe(name) for name in ABOUT if _is_here(name)]
+    found = [_describe(name) for name in ABOUT if _is_here(name)] + [_packaged(name) for name in PACKAGED]
     if options.json:
         print(json.dumps(found, ensure_ascii=False))
         return 0
@@ -33,10 +34,14 @@ def run(words: list[str]) -> int:
     table.add_column("what for")
     for one in found:
         numbers = (str(one[key] or "") for key in ("block_size", "candidates", "edge_rank"))
-        size = f"{one['bytes'] / 1e6:.1f}"
+        size = f"{one['bytes'] / 1e6:.1f}" if one["bytes"] else ""
         table.add_row(one["name"], one["family"], *numbers, f"{one['parameters']:,}", size, one["about"])
     Console(highlight=False).print(table)
-    print("N: tokens of a block; K: candidates of a position; edges: their rank. All in 8 bits.")
+    print(
+        "N: tokens of a block; K: candidates of a position; edges: their rank. All that ship are in 8 bits."
+    )
+    for name in PACKAGED:
+        print(f"{name} does not ship: {SHAPES[name].install}")
     print(f"--model takes these names, a folder, a run or a Hugging Face name; generate's default: {DEFAULT}")
     return 0
 
@@ -62,4 +67,17 @@ def _describe(name: str) -> dict[str, Any]:
         "parameters": count_parameters(config)["total"],
         "bytes": sum(file.stat().st_size for file in weight_files(folder)),
         "about": ABOUT[name],
+    }
+
+
+def _packaged(name: str) -> dict[str, Any]:
+    """A model that a package of somebody else carries, which may not be installed."""
+    source = source_of(name)
+    return dict.fromkeys(("block_size", "candidates", "edge_rank")) | {
+        "name": name,
+        "family": "ar",
+        "context": SHAPES[name].context,
+        "parameters": SHAPES[name].parameters,
+        "bytes": None if source is None else source.stat().st_size,
+        "about": PACKAGED[name],
     }

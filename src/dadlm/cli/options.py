@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -13,9 +13,12 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
+from dadlm.decode import DecodeSettings, settings_for
+from dadlm.decode.pair import LOOKUP, usual_draft
 from dadlm.errors import ConfigError
-from dadlm.model import Model, load
-from dadlm.model.pretrained import shipped
+from dadlm.model import Model, in_mode, load
+from dadlm.model.packaged import folder_of, is_whole
+from dadlm.model.pretrained import PACKAGED, shipped
 
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?")
 _TYPE = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
@@ -104,11 +107,38 @@ def numbers_last(words: list[str], most: dict[str, int]) -> list[str]:
 
 def open_model(name: str, device: str, dtype: str) -> Model:
     """Load a model; of one that ships with the package, say so."""
+    if name in PACKAGED and not is_whole(folder_of(name)):
+        print(
+            f"{name} is opened for the first time: a minute, then seconds ({folder_of(name)})",
+            file=sys.stderr,
+        )
     model = load(name, device, dtype)
     if shipped(name) is not None:
         here = f"; the folder {name} that lies here is ./{name}" if Path(name).is_dir() else ""
         print(f"model: {name}, which ships with dadlm (--model for another{here})", file=sys.stderr)
     return model
+
+
+def open_draft(
+    name: str, model: str, settings: DecodeSettings, device: str, dtype: str
+) -> Model | str | None:
+    """Who drafts for the model of that name in mode lossless."""
+    if settings.mode == "lossless":
+        name = name or usual_draft(model) or ""
+        return open_model(name, device, dtype) if name and name != LOOKUP else name or None
+    return name or None
+
+
+def suited_settings(model: Model, parsed: DecodeSettings, words: list[str], **usual: Any) -> DecodeSettings:
+    """What the command line names, for the rest what is usual here or suits the model; says what changes
+    nothing."""
+    given = {word.partition("=")[0][2:].replace("-", "_") for word in words if word.startswith("--")}
+    named = {name: value for name, value in asdict(parsed).items() if name in given}
+    settings = settings_for(model.config, usual | named)
+    if idle := sorted(settings.unread(in_mode(model, settings.mode).config) & named.keys()):
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        print(f"note: with this model and these options, {options} changes nothing", file=sys.stderr)
+    return settings
 
 
 def wide_seed(seed: int) -> int:

@@ -7,8 +7,20 @@ import torch
 
 from dadlm.decode.engine import Engine
 from dadlm.decode.lossless import LosslessEngine
-from dadlm.model import Model
+from dadlm.decode.pair import target_and_draft
+from dadlm.model import Mode, Model, in_mode
 from dadlm.model.capture import empty_cache
+
+
+def engine_of(
+    model: Model, mode: Mode, draft: Model | str | None = None, cached: bool = True
+) -> tuple[Model, AbstractContextManager[Engine]]:
+    """The model that decides the texts of a mode, and its engine to borrow; `draft` is for mode lossless."""
+    if mode == "lossless":
+        target, drafting = target_and_draft(model, draft)
+        return target, borrow_lossless(target, drafting)
+    target = in_mode(model, mode)
+    return target, borrow_engine(target, cached)
 
 
 def borrow_engine(model: Model, cached: bool = True) -> AbstractContextManager[Engine]:

@@ -4,6 +4,7 @@ A row's text depends on its prompt, seed and settings, never on the rows beside 
 """
 
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
@@ -11,10 +12,10 @@ from typing import Unpack
 import torch
 
 from dadlm.decode.engine import Engine, StepResult
-from dadlm.decode.engines import borrow_engine, borrow_lossless
+from dadlm.decode.engines import borrow_engine, engine_of
 from dadlm.decode.events import StepEvent, event_of
 from dadlm.decode.named import model_of
-from dadlm.decode.pair import LOOKUP, target_and_draft, usual_draft
+from dadlm.decode.pair import LOOKUP, usual_draft
 from dadlm.decode.request import Gap, Prompt, Request, Row, ids_of, is_int, seeds_of, settings_of
 from dadlm.decode.settings import DecodeOptions, DecodeSettings
 from dadlm.errors import ConfigError
@@ -29,7 +30,7 @@ class Generated:
     texts: list[str]
     """Decoded completions without the prompt and without end-of-text."""
     tokens: list[list[int]]
-    """Generated ids up to and including the first end-of-text."""
+    """Generated ids up to and including the first end-of-text or, with a chat template, end of a turn."""
     forward_passes: list[int]
     """Denoising passes of each sample: neither prefill nor cache writes. They end when all that was asked for
     is decided: with end-of-text, or with the last of `max_new_tokens`."""
@@ -99,12 +100,8 @@ def generate(
         raise ConfigError("mode lossless needs its cache: leave cache=False out, or use mode ar")
     if settings.mode == "lossless":
         draft = usual_draft(model) if draft is None else draft
-        by = draft if draft is None or draft == LOOKUP else model_of(draft)
-        model, drafting = target_and_draft(model_of(model), by)
-        engines = borrow_lossless(model, drafting)
-    else:
-        model = in_mode(model_of(model), settings.mode)
-        engines = borrow_engine(model, cache)
+        draft = draft if draft is None or draft == LOOKUP else model_of(draft)
+    model, engines = engine_of(model_of(model), settings.mode, draft, cache)  # type: ignore[arg-type]
     rows = completions(model, _as_list(prompts), settings, seed)
     with engines as engine:
         for first in range(0, len(rows), batch_size):
@@ -191,9 +188,11 @@ def completions(
     return [Row(model, request) for request in asked]
 
 
-def decode_steps(model: Model, rows: Sequence[Row]) -> Generator[StepResult]:
-    """Decode rows side by side; yields what each forward pass did."""
-    with borrow_engine(model) as engine:
+def decode_steps(
+    model: Model, rows: Sequence[Row], engines: AbstractContextManager[Engine] | None = None
+) -> Generator[StepResult]:
+    """Decode rows side by side, with the model's engine or another; yields what each forward pass did."""
+    with engines or borrow_engine(model) as engine:
         for row in rows:
             engine.add(row)
         while engine.rows:

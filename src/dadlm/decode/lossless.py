@@ -126,13 +126,11 @@ class LosslessEngine(Engine):
         return work()
 
     def _take(self, rows: Sequence[Row], drafted: Draft, verified: Verified) -> list[Committed]:
-        """Commit what was verified, up to end-of-text."""
+        """Commit what was verified, up to what ends a text."""
         passes, committed = 1 + (drafted.tokens.shape[1] > 1 and self._draft is not None), list[Committed]()
         for row, tokens, count in zip(rows, verified.tokens.tolist(), verified.count.tolist(), strict=True):
-            tokens = tokens[:count]
-            if row.eot_id in tokens:
-                tokens = tokens[: tokens.index(row.eot_id) + 1]
-            over = tokens[-1] == row.eot_id or row.first + len(tokens) >= row.end
+            tokens = row.up_to_end(tokens[:count])
+            over = row.ends_with(tokens[-1]) or row.first + len(tokens) >= row.end
             row.cycles += 1
             first = row.first + len(tokens) - over
             committed.append(Committed(row, row.commit(first, over, tokens, row.forward_passes + passes)))

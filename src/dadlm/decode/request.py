@@ -42,7 +42,7 @@ class Row:
         """Check a request; an empty prompt is a single end-of-text token."""
         request.settings.check(model.config)
         config, self.settings, self.gaps = model.config, request.settings, list(request.gaps)
-        self.family, self.eot_id, self.seed = config.family, config.eot_id, seeds_of(request.seed, 1)[0]
+        self.family, self.seed, self._end_ids = config.family, seeds_of(request.seed, 1)[0], model.end_ids
         if self.gaps:
             prompt = _text_with_gaps(model, request)
             self.new_tokens, self.length = sum(length for _, length in self.gaps), len(prompt)
@@ -100,7 +100,15 @@ class Row:
         if self.gaps:
             return self.ids[: self.length]
         new = self.ids[self.prompt : min(self.length, self.first + (self.block if self.finished else 0))]
-        return new[: new.index(self.eot_id) + 1] if self.finished == "stop" else new
+        return self.up_to_end(new) if self.finished == "stop" else new
+
+    def up_to_end(self, ids: list[int]) -> list[int]:
+        """Tokens up to and including the first that ends a text; all of them if none does."""
+        place = next((place for place, id_ in enumerate(ids) if id_ in self._end_ids), len(ids))
+        return ids[: place + 1]
+
+    def ends_with(self, id_: int) -> bool:
+        return id_ in self._end_ids
 
     def commit(self, first: int, over: bool, ids: Sequence[int], forward_passes: int) -> list[int]:
         """Take tokens `ids` from the block in work on, after which the row stands at `first`, or is over.
@@ -112,8 +120,9 @@ class Row:
         new = [p for p in range(self.first, min(last, self.length)) if self.open[p]]
         if over:
             self.finished = "stop" if self.gaps else "length"
-        if not self.gaps and self.eot_id in (known := [self.ids[p] for p in new]):
-            new, self.finished = new[: known.index(self.eot_id) + 1], "stop"
+        if not self.gaps and any(self.ends_with(self.ids[p]) for p in new):
+            new = new[: len(self.up_to_end([self.ids[p] for p in new]))]
+            self.finished = "stop"
         if self.family == "ar":
             self.written = first - 1  # each pass has read the token before its own
         self.busy = not over and (self.family == "mdlm" or first == last)

@@ -67,7 +67,7 @@ class Slots:
             positions = min(config.context, 1 << (positions - 1).bit_length())
         grain = 1 if config.family == "mdlm" else config.block
         positions = -(-positions // grain) * grain
-        state = State(config, slots, positions, padded_length(model, positions), model.device)
+        state = State(model, slots, positions, padded_length(model, positions), model.device)
         cache = (
             None if config.family == "mdlm" or not self.cached else self.make_cache(model, slots, positions)
         )

@@ -17,18 +17,17 @@ from dadlm.decode.batched_settings import BatchedSettings, Features
 from dadlm.decode.request import Row
 from dadlm.decode.samplers import SAMPLERS, Block
 from dadlm.decode.settings import DecodeSettings
-from dadlm.model import ModelConfig
+from dadlm.model import Model
 
 LAST_TOKENS = 16
 """Of an AR model's text that `advance` reports: so many tokens may go by before somebody looks."""
 
 
 class State:
-    def __init__(
-        self, config: ModelConfig, slots: int, positions: int, length: int, device: torch.device
-    ) -> None:
+    def __init__(self, model: Model, slots: int, positions: int, length: int, device: torch.device) -> None:
         """`positions` that texts may have; `length` >= positions + N bounds what may be addressed."""
-        self.config, self.slots, self.positions = config, slots, positions
+        config, self.slots, self.positions = model.config, slots, positions
+        self.end_ids = model.end_ids
         self.is_window = config.family == "mdlm"
         self.N = positions if self.is_window else config.block
         number = partial(torch.zeros, device=device, dtype=torch.int64)
@@ -168,7 +167,10 @@ class State:
         position, following = first[:, None] + self.offsets[0], first + self.N
         done = self.busy[rows] & ~self.block.masked[rows].any(1)
         text.scatter_(1, position, torch.where(done[:, None], block_ids, text.gather(1, position)))
-        is_end = (block_ids == self.config.eot_id) & self.block.ends[rows] & self.block.wanted[rows]
+        is_end = block_ids == self.end_ids[0]
+        for turn_end in self.end_ids[1:]:
+            is_end = is_end | (block_ids == turn_end)
+        is_end = is_end & self.block.ends[rows] & self.block.wanted[rows]
         over = done & (is_end.any(1) | (following >= self.end[rows]))
         begins = goes_on = done & ~over
         if features.gaps and not self.is_window:

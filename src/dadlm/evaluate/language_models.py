@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from dadlm.errors import ConfigError
-from dadlm.evaluate.language_model_files import identity, load, locate
 from dadlm.model.checkpoint import find_device
+from dadlm.model.language_model_files import identity, load, locate
 
 _TOKENS = 8192  # of a batch: logits of a large vocabulary take 200 kB for each
 _TOKENS_CUDA = 65536  # of one on a GPU with memory for it: fewer leave a small model waiting for its launches

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from dadlm.errors import ConfigError
-from dadlm.evaluate.untrusted import read_json
 from dadlm.interop.hub import CARD
 from dadlm.interop.published import read_published, write_published
 from dadlm.interop.published_form import FAMILIES, NOTES, Notes, read_notes
@@ -14,6 +13,7 @@ from dadlm.model import Model, load
 from dadlm.model.checkpoint import locate, merged, write_model
 from dadlm.model.files import CONFIG, whole_folder, write_json
 from dadlm.model.pretrained import shipped
+from dadlm.model.untrusted import read_json
 
 Form = Literal["dadlm", "bd3lm", "mdlm", "transformers"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dadlm.errors import CheckpointError
-from dadlm.evaluate.untrusted import read_json
 from dadlm.model.files import CONFIG, load_tensors
+from dadlm.model.untrusted import read_json
 
 _SAFE, _PICKLE = "model.safetensors", "pytorch_model.bin"
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from dadlm.errors import CheckpointError, ConfigError
-from dadlm.evaluate.untrusted import read_json
 from dadlm.interop.foreign import read_weights
 from dadlm.interop.published_form import (
     CONSTANTS,
@@ -24,6 +23,7 @@ from dadlm.interop.published_form import (
 from dadlm.model import Model, ModelConfig
 from dadlm.model.checkpoint import set_weights, weights
 from dadlm.model.files import CONFIG, WEIGHTS, save_tensors, write_json
+from dadlm.model.untrusted import read_json
 from dadlm.tokens import Tokenizer, gpt2
 
 _GPT2_VOCABULARY = 50258  # GPT-2's ids and the mask

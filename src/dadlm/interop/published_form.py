@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from dadlm.errors import CheckpointError, ConfigError
-from dadlm.evaluate.untrusted import read_json
 from dadlm.model import ModelConfig
+from dadlm.model.untrusted import read_json
 
 NOTES = "published.json"
 FAMILIES = ("bd3lm", "mdlm")

@@ -16,6 +16,7 @@ from dadlm.interop.hub import CARD, card_of
 from dadlm.interop.likelihood import position_logp
 from dadlm.model import Model, ModelConfig, in_mode
 from dadlm.model.files import write_json
+from dadlm.model.pretrained import BASE
 
 try:
     from transformers import (
@@ -66,6 +67,11 @@ class DadlmConfig(PretrainedConfig):
         if fields.pop("format", 1) != 1:
             raise ConfigError(
                 "these weights have 8 bits, which transformers does not read: "
+                "dadlm convert FOLDER --to transformers --out ANOTHER"
+            )
+        if BASE in fields:
+            raise ConfigError(
+                "these are adapters without their base, which transformers does not read: "
                 "dadlm convert FOLDER --to transformers --out ANOTHER"
             )
         fields.pop("weights_sha256", None)  # of the weights that were there, not of those that will be saved
@@ -225,6 +231,9 @@ def write_transformers(folder: Path, model: Model) -> None:
             "model_input_names": ["input_ids", "attention_mask"],
             "added_tokens_decoder": {str(tokenizer.mask_id): mask},
         }
+        if (chat := tokenizer.chat) is not None:
+            settings |= {"chat_template": chat.text, "eos_token": chat.eos_token or eot}
+            settings |= {"bos_token": chat.bos_token} if chat.bos_token else {}
         write_json(folder / "tokenizer_config.json", settings)
     (folder / CARD).write_text(card_of(model), encoding="utf-8")
 

@@ -15,17 +15,17 @@ from dadlm.model.config import ModelConfig
 from dadlm.model.files import CONFIG, WEIGHTS, digest, read_json
 from dadlm.model.lora import merge
 from dadlm.model.network import Model
-from dadlm.model.pretrained import locate, weight_files
+from dadlm.model.pretrained import BASE, base_of, locate, weight_files
 from dadlm.model.quantised import dequantise, quantise, without_scales
 from dadlm.model.uninitialised import uninitialised
 from dadlm.tokens import Tokenizer
 
 # What config.json holds beside the shape: ours, and what transformers adds when it saves a model.
-_METADATA = {"model_type", "format", "weights_sha256"} | {
+_METADATA = {"model_type", "format", "weights_sha256", BASE} | {
     *("architectures", "auto_map", "dtype", "transformers_version")
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_FORMATS = {32: 1, 8: 2}  # bits of a stored weight: what config.json calls it
+FORMATS = {32: 1, 8: 2}  # bits of a stored weight: what config.json calls it
 
 
 def weights(model: Model) -> dict[str, Tensor]:
@@ -82,11 +82,11 @@ def write_model(
     folder: Path, model: Model, tensors: Mapping[str, Tensor] | None = None, bits: int = 32
 ) -> None:
     """Write the three files into an existing folder; `tensors` (the EMA) may stand in for the weights."""
-    if bits not in _FORMATS:
+    if bits not in FORMATS:
         raise ConfigError(f"weights are stored in 32 or 8 bits, not in {bits!r}")
     tensors = weights(model) if tensors is None else tensors
     files.save_tensors(quantise(tensors) if bits == 8 else tensors, folder / WEIGHTS)
-    metadata = {"model_type": "dadlm", "format": _FORMATS[bits], "weights_sha256": digest(folder / WEIGHTS)}
+    metadata = {"model_type": "dadlm", "format": FORMATS[bits], "weights_sha256": digest(folder / WEIGHTS)}
     files.write_json(folder / CONFIG, metadata | asdict(model.config))
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
@@ -141,7 +141,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     content = read_json(file, "the configuration of a model")
     if content.get("model_type") != "dadlm":
         raise CheckpointError(f"{file} does not describe a dadlm model (model_type is not 'dadlm')")
-    if content.get("format") not in _FORMATS.values():
+    if content.get("format") not in FORMATS.values():
         raise CheckpointError(f"{file} has a format that this release does not know: install a newer dadlm")
     return content
 
@@ -180,9 +180,9 @@ def load(
     name_or_folder: str | Path, device: str | torch.device = "cpu", dtype: str | torch.dtype = "float32"
 ) -> Model:
     """Load a model of any family: one that ships with the package by its name ("dadlm-edges", "bd3lm", "ar";
-    `dadlm models` lists them), a folder, or a Hugging Face repository name.
+    `dadlm models` lists them), "smollm2" from its own package, a folder, or a Hugging Face repository name.
 
-    Such a name always means the shipped model; a folder called dadlm is "./dadlm" or Path("dadlm"). device
+    Such a name always means that model; a folder called dadlm is "./dadlm" or Path("dadlm"). device
     "auto" is CUDA where there is one; dtype "auto" is bfloat16 on CUDA, where it is several times faster, and
     float32 elsewhere. Only in float32 is a row's text the same in every batch.
     """
@@ -201,25 +201,38 @@ def load(
         if eot != config.eot_id:
             where = f"id {eot} in the tokenizer, {config.eot_id} in the model"
             raise CheckpointError(f"{folder}: end-of-text is {where}")
-    metadata = _read_metadata(folder)
-    is_quantised = metadata["format"] == _FORMATS[8]
+    metadata, base = _read_metadata(folder), base_of(folder)
+    formats = [metadata["format"], *([] if base is None else [_read_metadata(base)["format"]])]
+    is_quantised = FORMATS[8] in formats
     _check_header(folder, config, is_quantised)
     parts = weight_files(folder)
     tensors = {name: tensor for file in parts for name, tensor in files.load_tensors(file).items()}
     model = uninitialised(config, tokenizer)
     set_weights(model, dequantise(tensors, folder) if is_quantised else tensors, folder)
+    if base is not None:
+        _check_base(folder, metadata[BASE], parts[:-1])
     expected = metadata.get("weights_sha256")
-    if expected is not None and expected != digest(*parts):
+    if expected is not None and expected != digest(*(parts if base is None else parts[-1:])):
         raise CheckpointError(f"{parts[-1]} was changed after it was saved: its checksum differs")
     model = model.to(device, _DTYPES[dtype]).eval()
     check_finite(weights(model), folder)
     return model
 
 
+def _check_base(folder: Path, base: dict[str, Any], files: tuple[Path, ...]) -> None:
+    """Adapters change the weights that they were trained on, and would make noise of any others."""
+    if base.get("weights_sha256") != digest(*files):
+        raise CheckpointError(
+            f"{folder} holds adapters that were trained on other weights than those of {base['model']} here: "
+            f"get the base that they were made with, or make them anew from a model that was trained on this "
+            f"one: dadlm convert MODEL --adapters {base['model']} --out {folder}"
+        )
+
+
 def _read_tokenizer(folder: Path) -> Tokenizer | None:
-    """A folder's own tokenizer; the models that ship with the package share one."""
-    shared = pretrained.PRETRAINED
-    for place in (folder, shared) if folder.parent == shared else (folder,):
+    """A folder's own tokenizer, or that of its base; the models that ship with the package share one."""
+    shared, base = pretrained.PRETRAINED, base_of(folder)
+    for place in (folder, *([shared] if folder.parent == shared else []), *([] if base is None else [base])):
         if (place / "tokenizer.json").is_file():
             return Tokenizer.load(place)
     return None

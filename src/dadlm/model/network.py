@@ -72,6 +72,12 @@ class Model(nn.Module):
     def device(self) -> torch.device:
         return self.backbone.embedding.weight.device
 
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end what the model writes: end-of-text first; with a chat, what ends a turn too."""
+        turn_end = None if self.tokenizer is None else self.tokenizer.turn_end_id
+        return (self.config.eot_id,) if turn_end is None else (self.config.eot_id, turn_end)
+
     def keep_constants(self) -> None:
         """Until `release_constants`, compute what depends on the weights alone once, not in every pass."""
         with _keeping:

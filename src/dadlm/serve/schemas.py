@@ -40,6 +40,8 @@ Ids = Annotated[list[Id], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=T
 Stop = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_unicode)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS), _INTEGER]
+Choices = Annotated[int, Field(ge=1, le=128), _INTEGER]
+Stops = Stop | Annotated[list[Stop], Field(max_length=4)]
 
 
 class Body(BaseModel):
@@ -118,7 +120,7 @@ class Decoding(Body):
         return value
 
 
-def _unsupported(*neutral: object, instead: str):
+def unsupported(*neutral: object, instead: str):
     """A field of OpenAI's of which only the neutral values are accepted, as clients send those by default."""
 
     def check(value: object) -> object:
@@ -141,9 +143,9 @@ class CompletionBody(Decoding):
     """A text, token ids, or a list of either."""
     max_tokens: Count | None = None
     """Tokens to generate. Default: 128, or what the context leaves if that is less."""
-    n: Annotated[int, Field(ge=1, le=128), _INTEGER] | None = None
+    n: Choices | None = None
     """Texts per prompt. Default 1."""
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop: Stops | None = None
     """The text ends before the first of these."""
     logprobs: Annotated[int, Field(ge=0, le=5), _INTEGER] | None = None
     """Return the log-probability of each token when it was fixed, and of this many alternatives."""
@@ -151,11 +153,11 @@ class CompletionBody(Decoding):
     """Repeat the prompt before the completion."""
     stream_options: StreamOptions | None = None
 
-    best_of: Annotated[int | None, _unsupported(None, 1, instead="use n")] = None
-    frequency_penalty: Annotated[float | None, _unsupported(None, 0, instead="omit it")] = None
-    presence_penalty: Annotated[float | None, _unsupported(None, 0, instead="omit it")] = None
-    logit_bias: Annotated[dict[str, float] | None, _unsupported(None, {}, instead="omit it")] = None
-    suffix: Annotated[Text | None, _unsupported(None, "", instead="use POST /v1/fill_gaps")] = None
+    best_of: Annotated[int | None, unsupported(None, 1, instead="use n")] = None
+    frequency_penalty: Annotated[float | None, unsupported(None, 0, instead="omit it")] = None
+    presence_penalty: Annotated[float | None, unsupported(None, 0, instead="omit it")] = None
+    logit_bias: Annotated[dict[str, float] | None, unsupported(None, {}, instead="omit it")] = None
+    suffix: Annotated[Text | None, unsupported(None, "", instead="use POST /v1/fill_gaps")] = None
 
     @pydantic.field_validator("echo")
     @classmethod

@@ -76,6 +76,12 @@ class Service(Collector):
     def ready(self) -> bool:
         return self.running and not self.broken
 
+    @property
+    def chats(self) -> list[str]:
+        """The models that have a chat template."""
+        tokenizers = {name: scheduler.model.tokenizer for name, scheduler in self.schedulers.items()}
+        return [name for name, tokenizer in tokenizers.items() if tokenizer is not None and tokenizer.chat]
+
     def find(self, name: str | None, mode: Mode | None = None) -> tuple[str, Scheduler]:
         """A model's name and scheduler; None: the first, and the model's usual mode."""
         name = next(iter(self.schedulers)) if name is None else name

@@ -18,6 +18,7 @@ from typing import Any
 import tokenizers
 
 from dadlm.errors import DataError
+from dadlm.tokens.chat import ChatTemplate, Message, encode_chat
 from dadlm.tokens.pipeline import check_pipeline, without_panic
 from dadlm.tokens.readers import check_regular
 
@@ -32,7 +33,7 @@ class Tokenizer:
     joins documents ends one.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer):
+    def __init__(self, inner: tokenizers.Tokenizer, chat: ChatTemplate | None = None):
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True  # encode the *characters* of special tokens found in text
@@ -40,10 +41,12 @@ class Tokenizer:
         eot = next((name for name in _EOT_NAMES if name in vocabulary), None)
         if eot is None:
             raise DataError(f"the tokenizer has no end-of-text token: none of {', '.join(_EOT_NAMES)}")
-        self._inner = inner
+        self._inner, self.chat = inner, chat
         self.vocab_size: int = max(vocabulary.values()) + 1  # not len(): tokenizers of the hub may have holes
         self.eot_id: int = vocabulary[eot]
         self.mask_id: int = self.vocab_size
+        self.turn_end_id: int | None = None if chat is None else vocabulary.get(chat.eos_token)
+        """What ends a turn of a conversation; documents end with `eot_id`."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text, with nothing added at either end."""
@@ -57,6 +60,16 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception and TypeError and does not say where
             raise DataError(self._why_not(texts, error)) from error
         return [encoding.ids for encoding in encodings]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a conversation by the model's chat template, up to where the answer begins."""
+        return encode_chat(self, messages)
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """The special tokens, by how they are spelled."""
+        added = self._inner.get_added_tokens_decoder()
+        return {token.content: id_ for id_, token in added.items() if token.special}
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; end-of-text, mask and ids outside the vocabulary leave nothing behind."""
@@ -85,13 +98,16 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write `folder/tokenizer.json` (the Hugging Face layout) in one step: whole or not at all."""
+        """Write `folder/tokenizer.json` (the Hugging Face layout) in one step: whole or not at all; beside it
+        the chat template, if there is one."""
         target = Path(folder) / "tokenizer.json"
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tokenizer-", dir=target.parent) as scratch:
             whole = Path(scratch, target.name)
             whole.write_text(self._inner.to_str(pretty=True), encoding="utf-8")
             whole.replace(target)
+        if self.chat is not None:
+            self.chat.write(target.parent)
         return target
 
     @classmethod
@@ -101,9 +117,9 @@ class Tokenizer:
 
         if source == "gpt2":
             return gpt2()
-        path = Path(source)
+        path, chat = Path(source), None
         if path.is_dir():
-            path = path / "tokenizer.json"
+            chat, path = ChatTemplate.read(path), path / "tokenizer.json"
             if not path.is_file():
                 raise DataError(f"folder {path.parent} holds no tokenizer.json")
         elif not path.exists():
@@ -115,7 +131,7 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise DataError(f"{path} is not a tokenizer in the Hugging Face format: {error}") from error
         check_pipeline(inner)
-        return cls(inner)
+        return cls(inner, chat)
 
     def _why_not(self, texts: Sequence[str], error: Exception) -> str:
         if surrogate := re.search("[\ud800-\udfff]", "".join(texts)):

@@ -14,10 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dadlm.errors import ConfigError, DataError
+from dadlm.errors import DataError
 from dadlm.evaluate.report.document import Found, Section, Table, in_short
-from dadlm.evaluate.untrusted import refuse_constant
 from dadlm.model.files import whole_file
+from dadlm.model.untrusted import refuse_constant
 from dadlm.tokens.readers import check_regular
 
 if TYPE_CHECKING:
@@ -116,10 +116,8 @@ def _render(template: str, sections: list[Section], found: list[Found], skipped:
 
 @cache
 def _environment() -> "Environment":
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-    except ImportError:
-        raise ConfigError("the report needs jinja2: pip install 'dadlm[eval]'") from None
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
         autoescape=select_autoescape(["html"]),

@@ -33,7 +33,7 @@ def render(schema: Json, examples: dict[str, str]) -> str:
         f"<body><main><h1>{escape(title)}</h1>"
         '<p><a href="./">Playground</a> · <a href="openapi.json">openapi.json</a> · '
         '<a href="v1/models">models</a> · <a href="metrics">metrics</a></p>'
-        "<p>OpenAI's completions, with options of this server. These are base models: there is no chat.</p>"
+        "<p>OpenAI's API, with options of this server. Chat needs a model with a chat template.</p>"
         f"<nav><ul>{contents}</ul></nav>{body}</main></body></html>"
     )
 

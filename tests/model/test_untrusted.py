@@ -13,7 +13,7 @@ from tests.evaluate.test_language_models import SHAPE
 from dadlm.cli import main
 from dadlm.errors import CheckpointError, DadlmError
 from dadlm.evaluate.language_models import open_language_model
-from dadlm.evaluate.untrusted import check_gguf, read_json
+from dadlm.model.untrusted import check_gguf, read_json
 
 transformers = pytest.importorskip("transformers")
 

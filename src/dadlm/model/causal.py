@@ -1,7 +1,7 @@
 """A pretrained causal language model of the Llama architecture → the backbone of ours (docs/causal.md).
 
-Weights and tokenizer are taken over; a mask token is added. At block size 1, and as family ar, the logits are
-those of the original; longer blocks have to be learned by further training.
+Weights, tokenizer and chat template are taken over; a mask token is added. At block size 1, and as family ar,
+the logits are those of the original; longer blocks have to be learned by further training.
 """
 
 from pathlib import Path
@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from dadlm.errors import CheckpointError, ConfigError
-from dadlm.evaluate import language_model_files
-from dadlm.model import Model, ModelConfig
+from dadlm.model import language_model_files
 from dadlm.model.checkpoint import set_weights, weights, write_model
+from dadlm.model.config import ModelConfig
 from dadlm.model.files import whole_folder
+from dadlm.model.network import Model
 from dadlm.tokens import Tokenizer
+from dadlm.tokens.chat import ChatTemplate
 
 
 def convert_causal(source: str, out: str | Path, **options: Any) -> Model:
@@ -53,7 +55,9 @@ def from_causal(
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise CheckpointError("the model's tokenizer has no tokenizer.json form, which ours are kept in")
-    ours = Tokenizer(tokenizers.Tokenizer.from_str(backend.to_str()))  # a copy: ours changes its settings
+    chat = ChatTemplate.of(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+    copy = tokenizers.Tokenizer.from_str(backend.to_str())  # ours changes its settings
+    ours = Tokenizer(copy, chat)
     shape = _shape(original.config, family, block_size, context)
     adapters = {"lora": lora, "lora_gated": gated, "causal_context": gated}
     config = ModelConfig(**shape, vocab_size=ours.vocab_size + 1, eot_id=ours.eot_id, **adapters)

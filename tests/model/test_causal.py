@@ -15,9 +15,8 @@ from torch import Tensor
 
 import dadlm
 from dadlm.errors import CheckpointError, ConfigError
-from dadlm.evaluate import language_model_files
-from dadlm.interop.causal import convert_causal, from_causal
-from dadlm.model import Context, Model
+from dadlm.model import Context, Model, language_model_files
+from dadlm.model.causal import convert_causal, from_causal
 from dadlm.model.files import load_tensors
 from dadlm.noise import Noise
 from dadlm.tokens import train_bpe

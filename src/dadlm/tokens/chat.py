@@ -1,0 +1,174 @@
+"""A chat template: the messages of a conversation → the ids of a prompt that ends where the answer begins.
+
+The template is Jinja and comes with a model, so it is rendered in a sandbox, where it can neither reach
+Python nor write text without end. What people write never becomes a special token: a message that spells one
+is encoded as the characters it is. Knows nothing of models.
+"""
+
+import datetime
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict
+
+from dadlm.errors import DataError
+
+if TYPE_CHECKING:
+    from dadlm.tokens.tokenizer import Tokenizer
+
+ANSWER_TOKENS = 512
+"""Of an answer at most, where nobody says how many."""
+FILE = "tokenizer_config.json"
+"""Where Hugging Face keeps a template, beside tokenizer.json."""
+_MOST_BYTES = 4 << 20  # of that file
+_MOST_TEMPLATE = 1 << 16  # characters; long ones that are in use have 20,000
+_MOST_TEXT = 1 << 22  # characters of a rendered conversation
+_NAMED = ("bos_token", "eos_token")
+Role = Literal["system", "user", "assistant"]
+ROLES = ("system", "user", "assistant")
+
+
+class Message(TypedDict):
+    """What one side says."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTemplate:
+    text: str
+    """Jinja, with Hugging Face's names: messages, add_generation_prompt, bos_token, eos_token."""
+    bos_token: str = ""
+    """How the tokenizer calls what a text begins with."""
+    eos_token: str = ""
+    """How it calls what ends a turn."""
+
+    def __post_init__(self) -> None:
+        if len(self.text) > _MOST_TEMPLATE:
+            raise DataError(
+                f"the chat template has {len(self.text):,} characters, more than {_MOST_TEMPLATE:,}: "
+                f"remove chat_template from {FILE}, and the model is used without a chat"
+            )
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The conversation as one text, up to where the answer begins."""
+        import jinja2  # here, because most models have no template
+
+        tokens = {name: getattr(self, name) for name in _NAMED}
+        parts, length = list[str](), 0
+        try:
+            for part in self._compiled.generate(messages=messages, add_generation_prompt=True, **tokens):
+                parts.append(part)
+                length += len(part)
+                if length > _MOST_TEXT:
+                    raise DataError(f"the chat template makes more than {_MOST_TEXT:,} characters of this")
+        except DataError:
+            raise
+        except jinja2.TemplateSyntaxError as error:
+            raise DataError(f"the chat template is not valid Jinja, line {error.lineno}: {error}") from error
+        except Exception as error:  # whatever a template can provoke, its own refusals among it
+            raise DataError(f"the chat template does not take these messages: {error}") from error
+        return "".join(parts)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        # As transformers sets it up: templates are written for that.
+        made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        made.filters["tojson"] = lambda value, **how: json.dumps(value, ensure_ascii=False)
+        made.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+        return made.from_string(self.text)
+
+    def write(self, folder: Path) -> None:
+        settings = {"chat_template": self.text} | {name: getattr(self, name) for name in _NAMED}
+        text = json.dumps({name: value for name, value in settings.items() if value}, indent=2)
+        (folder / FILE).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> "ChatTemplate | None":
+        """The template of a folder; None where it has none."""
+        file = folder / FILE
+        if not file.is_file():
+            return None
+        try:
+            if (size := file.stat().st_size) > _MOST_BYTES:
+                raise ValueError(f"{size:,} bytes, more than {_MOST_BYTES:,}")
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(content, dict):
+                raise ValueError("not an object")
+        except (OSError, ValueError, RecursionError) as error:
+            raise DataError(f"{file} cannot be read: {error}; get it again, or remove it") from error
+        return cls.of(content.get("chat_template"), *(content.get(name) for name in _NAMED))
+
+    @classmethod
+    def of(cls, template: object, bos: object = None, eos: object = None) -> "ChatTemplate | None":
+        """From the values of tokenizer_config.json, or of a tokenizer of transformers: of several templates
+        the one that is called default."""
+        if isinstance(template, list):
+            template = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        if isinstance(template, dict):
+            template = template.get("default")
+        if not isinstance(template, str) or not template:
+            return None
+        return cls(text=template, bos_token=_spelling(bos), eos_token=_spelling(eos))
+
+
+def encode_chat(tokenizer: "Tokenizer", messages: Sequence[Message]) -> list[int]:
+    """The ids of a conversation, up to where the answer begins."""
+    if tokenizer.chat is None:
+        raise DataError("this model has no chat template: it continues prompts, and smollm2, say, has one")
+    _check(messages)
+    special, mark = tokenizer.special_ids, _unwritten(tokenizer.chat, messages)
+    names = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)"
+
+    def broken(text: str) -> str:
+        """Text in which special tokens are not to be found any more."""
+        return re.sub(names, lambda found: found[0][0] + mark + found[0][1:], text)
+
+    plain: list[Message] = [{"role": one["role"], "content": broken(one["content"])} for one in messages]
+    text = tokenizer.chat.render(plain)
+    pieces = re.split(f"({names})", text)
+    words = tokenizer.encode_batch([piece.replace(mark, "") for piece in pieces[::2]])
+    marks = [[special[name]] for name in pieces[1::2]]
+    return [*chain(*chain(*zip(words, [*marks, []], strict=True)))]
+
+
+def _unwritten(chat: ChatTemplate, messages: Sequence[Message]) -> str:
+    """A character for private use that stands nowhere in a conversation."""
+    said = set(chat.text).union(*(message["content"] for message in messages))
+    for char in map(chr, range(0xF0000, 0x110000)):
+        if char not in said:
+            return char
+    raise DataError("the messages hold every character that Unicode has for private use: shorten them")
+
+
+def _check(messages: Sequence[Mapping[str, Any]]) -> None:
+    if not messages:
+        raise DataError('no messages: give at least one, {"role": "user", "content": "..."}')
+    for message in messages:
+        if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
+            raise DataError(
+                f"a message has a role, one of {', '.join(ROLES)}, and a content, which is text; "
+                f"got {str(message)[:80]}"
+            )
+
+
+def _spelling(token: object) -> str:
+    """A token's text; Hugging Face writes some of them with their settings."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else ""
+
+
+def _refuse(message: object) -> NoReturn:
+    raise DataError(f"the chat template does not take these messages: {message}")
+
+
+def _now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)

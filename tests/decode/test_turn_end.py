@@ -1,0 +1,57 @@
+"""With a chat template, what ends a turn ends the text, as end-of-text does."""
+
+from dataclasses import replace
+
+import pytest
+from tests.decode.tiny import tiny
+from tests.tokens.test_chat import talker
+
+from dadlm import Model, generate
+from dadlm.tokens import Tokenizer
+
+PROMPTS = ["the cat", "sat the cat", "a"]
+
+
+def speaker(family: str, chat: bool, context: int = 128, **shape) -> Model:
+    """Random weights; the end of a turn comes by chance now and then."""
+    words = talker()
+    if not chat:
+        words = Tokenizer(words._inner)
+    model = tiny(family, vocab=words.vocab_size + 1, tokenizer=words, context=context, **shape)
+    model.config = replace(model.config, eot_id=words.eot_id)
+    return model
+
+
+@pytest.mark.parametrize("family", ["ar", "bd3lm", "dadlm", "mdlm"])
+def test_texts_end_with_the_turn(family: str) -> None:
+    """Against the same weights with a tokenizer that knows of no turns, cut off by hand."""
+    model, plain, ended = speaker(family, True), speaker(family, False), 0
+    turn_end, how = talker().turn_end_id, {"max_new_tokens": 100, "temperature": 3.0, "top_p": 1.0}
+    assert turn_end is not None
+    for seed in range(6):
+        told = generate(model, PROMPTS, seed=10 * seed, **how)
+        wanted = generate(plain, PROMPTS, seed=10 * seed, **how).tokens
+        for found, want, text in zip(told.tokens, wanted, told.texts, strict=True):
+            cut = want[: want.index(turn_end) + 1] if turn_end in want else want
+            assert found == cut and "<|im_end|>" not in text
+            ended += found[-1] == turn_end
+    assert ended > 2, "the test must see some"
+
+
+@pytest.mark.parametrize("draft", ["lookup", None])
+def test_lossless_texts_end_there_too(draft: str | None) -> None:
+    model = speaker("bd3lm", True, causal_context=True)
+    how = {"max_new_tokens": 100, "temperature": 3.0, "top_p": 1.0, "seed": 3}
+    alone = generate(model, PROMPTS * 10, mode="ar", **how)
+    told = generate(model, PROMPTS * 10, mode="lossless", draft=draft, tree=6, **how)
+    assert told.tokens == alone.tokens
+    assert sum(ids[-1] == talker().turn_end_id for ids in told.tokens) > 1
+    assert max(map(len, told.tokens)) > 8
+
+
+def test_with_captured_graphs(as_on_cuda: None) -> None:
+    how = {"max_new_tokens": 100, "temperature": 3.0, "top_p": 1.0, "seed": 3}
+    told = generate(speaker("ar", True), PROMPTS, **how).tokens
+    turn_end = talker().turn_end_id
+    wanted = generate(speaker("ar", False), PROMPTS, **how).tokens
+    assert told == [ids[: ids.index(turn_end) + 1] if turn_end in ids else ids for ids in wanted]
