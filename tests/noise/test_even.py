@@ -1,6 +1,7 @@
 """Even numbers of masks: the mean of the loss over times, with less variance (docs/maths.md §17)."""
 
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from dadlm.noise.masking import FLOOR, mask_evenly
 PLAIN, EVEN = NoiseConfig(), NoiseConfig(even=True)
 
 
-def draw(config: NoiseConfig, rows: Tensor | None = None, **changes) -> Noise:
-    how = {"seed": 3, "step": 5, "batch_rows": 8, "length": 64, "block_size": 16} | changes
+def draw(config: NoiseConfig, rows: Tensor | None = None, **changes: Any) -> Noise:
+    how: dict[str, Any] = {"seed": 3, "step": 5, "batch_rows": 8, "length": 64, "block_size": 16} | changes
     return draw_noise(config, rows=torch.arange(how["batch_rows"]) if rows is None else rows, **how)
 
 
