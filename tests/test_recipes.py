@@ -95,7 +95,12 @@ def test_the_baselines_of_the_paper() -> None:
 
 def test_the_clipped_schedule_is_used_where_its_authors_use_it() -> None:
     clipped = {name for name in RECIPES if recipe(name).noise.clip_search}
-    assert clipped == {name for name in RECIPES if "-bd3lm" in name and not name.startswith("tour")}
+    assert clipped == {name for name in RECIPES if "-bd3lm" in name and name.startswith(("paper", "lm1b"))}
+
+
+def test_even_numbers_of_masks_are_for_blocks_where_no_paper_says_otherwise() -> None:
+    even = {name for name in RECIPES if recipe(name).noise.even}
+    assert even == {"small-bd3lm", "small-dadlm", "lab-bd3lm", "lab-dadlm"}
 
 
 @pytest.mark.parametrize(

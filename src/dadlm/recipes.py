@@ -26,9 +26,14 @@ APART: _Fields = {"track_bias": 3.0, "candidate_offset": 1.0}
 _LATE: _Fields = {"candidate_scale": 0.3, **APART}  # where candidates enter at a later layer
 
 
-def _noise(family: Family) -> NoiseConfig:
+def _papers_noise(family: Family) -> NoiseConfig:
     """BD3LM with its authors' clipped schedule."""
     return NoiseConfig(clip_search=family == "bd3lm")
+
+
+def _noise(family: Family) -> NoiseConfig:
+    """Blocks with even numbers of masks, which get DA-DLM further in equal steps (docs/experiments.md)."""
+    return NoiseConfig(even=family in ("bd3lm", "dadlm"))
 
 
 def tour(family: Family) -> RunConfig:
@@ -79,7 +84,7 @@ def paper(family: Family) -> RunConfig:
     return RunConfig(
         model=ModelConfig(family=family, **shape, **APART),
         data=DataConfig(train="hf:Skylion007/openwebtext", tokenizer="gpt2"),
-        noise=_noise(family),
+        noise=_papers_noise(family),
         train=TrainConfig(steps=steps, batch_size=512, accumulate=16, warmup=2500, **every),
         out=f"runs/paper-{family}",
     )

@@ -22,7 +22,7 @@ STEPS = 240  # so many that none of the signals comes too late on a machine that
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command, all but --out."""
-    more = "--model.layers 1 --model.dropout 0.1 --noise.clip-search --train.batch-size 2"
+    more = "--model.layers 1 --model.dropout 0.1 --noise.no-even --noise.clip-search --train.batch-size 2"
     return train_command(tmp_path_factory.mktemp("signals"), "bd3lm", STEPS, more)
 
 

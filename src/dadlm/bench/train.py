@@ -10,6 +10,7 @@ import torch
 
 from dadlm.bench.machine import Machine, log
 from dadlm.model import Model, ModelConfig
+from dadlm.noise import NoiseConfig
 from dadlm.recipes import FAMILIES, recipe
 from dadlm.threads import one_thread
 from dadlm.tokens import Rows
@@ -22,7 +23,7 @@ def systems(scale: str, block_size: int | None = None) -> Iterator[tuple[str, Ru
     """AR, MDLM, BD3LM and DA-DLM, the last one expanded at the input and for the last third; BD3LM and the
     latter with token edges too."""
     for family in FAMILIES:
-        run = recipe(f"{scale}-{family}")
+        run = recipe(f"{scale}-{family}", noise=NoiseConfig())  # half of the tokens masked, as counted below
         N, K = block_size or run.model.block_size, run.model.candidates
         names = {"ar": "AR", "mdlm": "MDLM", "bd3lm": f"BD3LM N={N}", "dadlm": f"DA-DLM N={N} K={K}"}
         name, model = names[family], replace(run.model, block_size=N, expand_at=0)

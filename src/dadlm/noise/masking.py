@@ -71,7 +71,7 @@ class NoiseConfig:
         if self.even and (self.schedule != "loglinear" or self.clip_search or self.clipped):
             raise ConfigError(
                 "even noise draws numbers of masks, not times: leave schedule, low, high and clip_search out "
-                "(--noise.no-clip-search)"
+                "(--noise.no-clip-search), or draw times (--noise.no-even)"
             )
         if self.schedule != "loglinear" and (self.clip_search or self.clipped):
             raise ConfigError(
