@@ -238,25 +238,3 @@ def draw_noise(
     # The open blocks of each row, and closed ones to make up the number: these are without masks.
     chosen = torch.argsort((~is_open).byte(), dim=1, stable=True)[:, :kept].sort(1).values
     return Noise(noise.masked, time.gather(1, chosen), noise.weight.gather(1, chosen), chosen)
-
-
-def candidate_intervals() -> list[tuple[float, float]]:
-    """Widths 0.5 to 0.9, slid by 0.05; the lower end is never 0, where the weight diverges."""
-    return [
-        (max(round(place * 0.05, 2), FLOOR), round(place * 0.05 + width, 2))
-        for width in (0.5, 0.6, 0.7, 0.8, 0.9)
-        for place in range(round((1 - width) / 0.05) + 1)
-    ]
-
-
-def best_interval(time: Tensor, fraction: Tensor, loss: Tensor, least: int = 16) -> tuple[float, float]:
-    """The clipped schedule: the interval of times in which the weighted loss of blocks varies least, from one
-    entry per block with times over the whole range. One seen fewer than `least` times is not trusted."""
-    scores = {}
-    for low, high in candidate_intervals():
-        inside = (time >= low) & (time <= high) & (fraction <= high)
-        if low > FLOOR:
-            inside &= fraction >= low
-        if int(inside.sum()) >= least:
-            scores[low, high] = float(loss[inside].double().var())
-    return min(scores, key=lambda interval: scores[interval]) if scores else (FLOOR, 1.0)
