@@ -62,6 +62,21 @@ def test_what_people_write_is_no_special_token(token: str) -> None:
     assert sum(id_ in words.special_ids.values() for id_ in ids) == 3
 
 
+@pytest.mark.parametrize("names", [["☃"], ["<|a|>", "|a|"], ["☃", "☃☃", "a☃"]])
+def test_special_tokens_of_any_spelling_are_not_written_by_people(names: list[str]) -> None:
+    """Of one character, and with others inside."""
+    words = talker()
+    inner = tokenizers.Tokenizer.from_str(words._inner.to_str())
+    inner.add_special_tokens(names)
+    words = Tokenizer(inner, words.chat)
+    said = "x ☃☃ a☃☃ <|a|> y"
+    ids = words.encode_chat([{"role": "user", "content": said}])
+    own = [words._inner.id_to_token(id_) for id_ in ids if id_ in words.special_ids.values()]
+    assert own == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    plain = talker()  # which has no such tokens
+    assert ids == plain.encode_chat([{"role": "user", "content": said}])
+
+
 def test_templates_are_kept_with_the_tokenizer(tmp_path: Path) -> None:
     words = talker()
     words.save(tmp_path)
@@ -92,6 +107,7 @@ def test_templates_are_kept_with_the_tokenizer(tmp_path: Path) -> None:
         ),
         ({"default": "x"}, 7, ChatTemplate(text="x")),
         ({"tools": "x"}, None, None),
+        ([{"name": ["default"], "template": "x"}, {"name": "default", "template": 5}, 7], None, None),
         (None, "</s>", None),
         (5, None, None),
     ],
