@@ -1,8 +1,8 @@
 """A chat template: the messages of a conversation → the ids of a prompt that ends where the answer begins.
 
-The template is Jinja and comes with a model, so it is rendered in a sandbox, where it can neither reach
-Python nor write text without end. What people write never becomes a special token: a message that spells one
-is encoded as the characters it is. Knows nothing of models.
+The template is Jinja and comes with a model, so it is rendered in a sandbox, where it cannot reach Python and
+its text is cut off; time and memory it can waste. What people write never becomes a special token: a message
+that spells one is encoded as the characters it is. Knows nothing of models.
 """
 
 import datetime
