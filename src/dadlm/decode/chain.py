@@ -101,23 +101,25 @@ def draw_chain(
         launched = launched if in_one_launch(hidden, shortlist) else None
     elif not by_kernels(hidden, model.config.mask_id):
         launched = None
-    listed, everywhere = None, fixed or launched is not None
-    at = places(needed | everywhere, path.numel() if everywhere else None)
-    if shortlist:
-        listed = Shortlist.of(head, hidden, path, settings.shortlist, shortlist, at)
     rows = block, before, needed, uniform, settings
-    if launched is None:
-        candidates = listed or Vocabulary.of(head, hidden, path, at)
-        return Choice(path, *_place_by_place(head, hidden, path, candidates, *rows, cold, fixed, top_k))
-    gain = launched.gain(head.inputs(hidden, path))
-    if listed is None:
+    if launched is not None and not shortlist:
         from dadlm.decode.kernels.chain_whole import draw as draw_whole
 
         base, columns = head.token_logits(hidden, path), head.edge_columns()
+        gain = launched.gain(head.inputs(hidden, path))
         return Choice(path, *draw_whole(base, columns, launched, gain, *rows, looked_at))
+    everywhere = fixed or launched is not None
+    at = torch.arange(path.numel(), device=path.device) if everywhere else places(needed, None)
+    listed = None
+    if shortlist:
+        listed = Shortlist.of(head, hidden, path, settings.shortlist, shortlist, at)
+    if launched is None or listed is None:
+        candidates = listed or Vocabulary.of(head, hidden, path, at)
+        return Choice(path, *_place_by_place(head, hidden, path, candidates, *rows, cold, fixed, top_k))
     from dadlm.decode.kernels.chain import draw
 
     assert head.successors is not None
+    gain = launched.gain(head.inputs(hidden, path))
     return Choice(path, *draw(listed, head.successors, launched, gain, *rows))
 
 
