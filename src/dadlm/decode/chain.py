@@ -15,7 +15,7 @@ from dadlm.decode.places import places
 from dadlm.decode.predict import Choice, Prediction, at_path
 from dadlm.decode.sample import LONGEST, draw_each, entropy_of
 from dadlm.decode.samplers import Block
-from dadlm.decode.shortlist import IN_ONE_LAUNCH, Shortlist, Vocabulary
+from dadlm.decode.shortlist import IN_ONE_LAUNCH, MOST_LOGITS, Shortlist, Vocabulary
 from dadlm.model import Model
 from dadlm.model.edge import Bilinear, Left, left_of, on_the_way
 from dadlm.model.emission import Head
@@ -23,7 +23,6 @@ from dadlm.model.kernels import takes
 
 _BEAM = 32
 _AT_ONCE = 1 << 26  # log-probabilities that a search holds
-_MOST_LOGITS = 1 << 26  # of a pass that draws by kernels
 
 
 def left_at(tokens: Tensor, masked: Tensor, before: Tensor, i: int) -> Left:
@@ -68,7 +67,7 @@ def in_one_launch(hidden: Tensor, shortlist: int) -> bool:
 def by_kernels(hidden: Tensor, vocabulary: int) -> bool:
     """Whether there are kernels for these states [B, N, D] and the whole vocabulary; they need the logits of
     all places at once."""
-    fits = hidden.shape[:2].numel() * vocabulary <= _MOST_LOGITS
+    fits = hidden.shape[:2].numel() * vocabulary <= MOST_LOGITS
     return takes(hidden) and vocabulary <= LONGEST and fits
 
 
