@@ -42,11 +42,12 @@ def test_a_conversation_becomes_a_prompt() -> None:
     assert words.turn_end_id == end != words.eot_id
 
 
-def test_transformers_gives_the_same_ids() -> None:
+@pytest.mark.parametrize("template", [CHATML, "{{ messages | tojson(indent=2) }}", "{{ messages | tojson }}"])
+def test_transformers_gives_the_same_ids(template: str) -> None:
     transformers = pytest.importorskip("transformers")
-    words = talker()
+    words = talker(template)
     theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer.from_str(words._inner.to_str()), chat_template=CHATML
+        tokenizer_object=tokenizers.Tokenizer.from_str(words._inner.to_str()), chat_template=template
     )
     told = theirs.apply_chat_template(HELLO, add_generation_prompt=True, return_dict=False)
     assert words.encode_chat(HELLO) == told

@@ -83,7 +83,7 @@ class ChatTemplate:
 
         # As transformers sets it up: templates are written for that.
         made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        made.filters["tojson"] = lambda value, **how: json.dumps(value, ensure_ascii=False)
+        made.filters["tojson"] = _json
         made.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         return made.from_string(self.text)
 
@@ -172,6 +172,19 @@ def _spelling(token: object) -> str:
 
 def _refuse(message: object) -> NoReturn:
     raise DataError(f"the chat template does not take these messages: {message}")
+
+
+def _json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers has it: Jinja's own makes text for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _now(form: str) -> str:
