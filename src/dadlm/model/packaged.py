@@ -69,8 +69,10 @@ def is_whole(folder: Path) -> bool:
 def folder_of(name: str) -> Path:
     """Where the folder of a model is or will be: another one for other weights."""
     if (place := source_of(name)) is None:
-        install = SHAPES[name].install
-        raise ConfigError(f"{name} comes inside a package that is not installed, or has changed: {install}")
+        raise ConfigError(
+            f"{name} comes inside a package that is not installed, or has changed: {SHAPES[name].install} "
+            f"(a folder called {name} is ./{name})"
+        )
     status = place.stat()
     key = _identity(place, status.st_mtime_ns, status.st_size)
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
