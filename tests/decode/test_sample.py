@@ -97,6 +97,16 @@ def test_the_threshold_among_the_largest_is_that_by_bits(V: int):
     assert torch.equal(sample._by_largest(weight, wanted), by_bits)
 
 
+def test_rows_without_a_cut_make_nobody_sort(monkeypatch: pytest.MonkeyPatch):
+    """With temperature 1 and top_p 1, say, the largest weights would never be enough."""
+    looked_at, topk = [], torch.Tensor.topk
+    monkeypatch.setattr(torch.Tensor, "topk", lambda x, k: (looked_at.append(k), topk(x, k))[1])
+    weight = torch.linspace(0, 1, 3000).square().expand(2, -1)
+    top_p = torch.tensor([[torch.inf], [0.01]], dtype=torch.float64)
+    found = sample._by_largest(weight, weight.double().sum(-1, keepdim=True) * top_p)
+    assert looked_at == [1024] and found[0] == 0 and found[1] > 0
+
+
 def test_a_long_tail_is_cut_where_it_should_be():
     """A GPT-2 sized vocabulary: fp32 sums must not move the border by more than rounding."""
     p = torch.randn(50_258, generator=torch.Generator().manual_seed(2)).softmax(-1)

@@ -8,9 +8,9 @@ from tests.decode.tiny import prompt_of, tiny
 from torch.testing import assert_close
 
 from dadlm import ConfigError, DecodeSettings, generate
-from dadlm.decode import batched_settings
+from dadlm.decode import batched_settings, shortlist
 from dadlm.decode.batched_settings import Features
-from dadlm.decode.shortlist import Shortlist
+from dadlm.decode.shortlist import Shortlist, Vocabulary
 from dadlm.model import successors
 from dadlm.model.edge import Left
 from dadlm.model.successors import keep_successors
@@ -45,6 +45,29 @@ def listed(model, M: int, n: int = 6):
     scores, tokens = found.score(head, hidden[:, 0], node[:, 0], left, at)
     full = head.token_logits(hidden[:, 0], node[:, 0], left)
     return scores, tokens, full, head.token_logits(hidden[:, 0], node[:, 0]), left.token
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
+def test_the_whole_vocabulary_is_scored_as_by_the_head(family, form, at_once, monkeypatch):
+    """Logits without edges are made at once, but for passes whose logits would take too much memory."""
+    monkeypatch.setattr(shortlist, "MOST_LOGITS", 3 * 30 if at_once else 3 * 30 - 1)
+    model = edge_model(family, form, vocab=31)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(4, 1, model.config.width, generator=generator)
+    node, at = (
+        torch.randint(model.config.nodes_per_mask, (4, 1), generator=generator),
+        torch.tensor([0, 1, 3]),
+    )
+    found = Vocabulary.of(model.head, hidden, node, at)
+    assert (found.logits is not None) == at_once
+    left = Left(torch.tensor([3, 0, 29]), torch.tensor([True, False, True]))
+    rows = model.head, hidden[at, 0], node[at, 0], left
+    scores, tokens = found.score(*rows, found.place[at, 0])
+    assert tokens is None
+    assert_close(scores, model.head.token_logits(*rows[1:]))
 
 
 @pytest.mark.parametrize("form", FORMS)

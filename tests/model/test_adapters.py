@@ -101,6 +101,15 @@ def test_what_a_file_may_name_as_base(name: object, trained: Model) -> None:
         dadlm.load("small")
 
 
+@pytest.mark.parametrize("about", ["base", ["base"], 7, {}])
+def test_a_base_is_an_object_with_a_name(about: object, trained: Model) -> None:
+    save_adapters("model", "base", "small")
+    file = Path("small/config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base": about}))
+    with pytest.raises(CheckpointError, match="no such model is here"):
+        dadlm.load("small")
+
+
 def test_the_command(cli: Cli, trained: Model) -> None:
     told = cli("convert", "model", "--adapters", "base", "--out", "small", "--json").json
     assert told["family"] == "bd3lm" and same(dadlm.load("small"), trained)
@@ -109,6 +118,6 @@ def test_the_command(cli: Cli, trained: Model) -> None:
     assert sizes[0] > sizes[1] > sizes[2]
     refused(cli("convert", "base", "--adapters", "base", "--out", "x"), "no gated adapters")
     refused(cli("convert", "model", "--bits", 8, "--out", "x"), "--bits belongs to --adapters")
-    refused(
-        cli("convert", "model", "--adapters", "base", "--to", "dadlm", "--out", "x"), "--out and --bits alone"
-    )
+    for other in (("--to", "dadlm"), ("--block-size", 8)):
+        told = cli("convert", "model", "--adapters", "base", *other, "--out", "x")
+        refused(told, "--out and --bits alone")

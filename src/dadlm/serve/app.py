@@ -56,6 +56,7 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
     # Without the framework's documentation pages, which load scripts from elsewhere: /docs is our own.
     app = FastAPI(title="dadlm", lifespan=lifespan, docs_url=None, redoc_url=None)
     add_handlers(app)
+    _add_decoding(app, service)
     _add_routes(app, service)
     mimetypes.add_type("text/javascript", ".js")  # some systems map it to a type that browsers refuse
     page = str(files("dadlm.serve") / "page")
@@ -78,7 +79,8 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
     return app
 
 
-def _add_routes(app: FastAPI, service: Service) -> None:
+def _add_decoding(app: FastAPI, service: Service) -> None:
+    """The routes that decode."""
     lock = asyncio.Lock()
 
     def post(path: str, schema: type[schemas.Decoding], plan: Callable[..., Answer], **about: Any) -> None:
@@ -104,6 +106,9 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     about |= {"summary": "The former name of /v1/fill_gaps", "deprecated": True}
     post("/v1/infill", schemas.FillGapsBody, partial(FilledGaps, kind="infill"), **about)
 
+
+def _add_routes(app: FastAPI, service: Service) -> None:
+    """What the server is and how it is."""
     samplers = schemas.describe_samplers()
 
     @app.get("/v1/models", response_model=answers.Models, responses=_ERRORS)

@@ -1,14 +1,15 @@
 """A chat template: the messages of a conversation → the ids of a prompt that ends where the answer begins.
 
-The template is Jinja and comes with a model, so it is rendered in a sandbox, where it can neither reach
-Python nor write text without end. What people write never becomes a special token: a message that spells one
-is encoded as the characters it is. Knows nothing of models.
+The template is Jinja and comes with a model, so it is rendered in a sandbox, where it cannot reach Python and
+its text is cut off; time and memory it can waste. What people write never becomes a special token: a message
+that spells one is encoded as the characters it is. Knows nothing of models.
 """
 
 import datetime
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -82,7 +83,7 @@ class ChatTemplate:
 
         # As transformers sets it up: templates are written for that.
         made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        made.filters["tojson"] = lambda value, **how: json.dumps(value, ensure_ascii=False)
+        made.filters["tojson"] = _json
         made.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         return made.from_string(self.text)
 
@@ -112,7 +113,9 @@ class ChatTemplate:
         """From the values of tokenizer_config.json, or of a tokenizer of transformers: of several templates
         the one that is called default."""
         if isinstance(template, list):
-            template = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+            named = (one for one in template if isinstance(one, dict) and one.get("name") == "default")
+            template = next(named, None)
+            template = template and template.get("template")
         if isinstance(template, dict):
             template = template.get("default")
         if not isinstance(template, str) or not template:
@@ -125,27 +128,28 @@ def encode_chat(tokenizer: "Tokenizer", messages: Sequence[Message]) -> list[int
     if tokenizer.chat is None:
         raise DataError("this model has no chat template: it continues prompts, and smollm2, say, has one")
     _check(messages)
-    special, mark = tokenizer.special_ids, _unwritten(tokenizer.chat, messages)
+    special, unused = tokenizer.special_ids, _unused(tokenizer.chat, messages)
     names = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)"
+    stand_in = defaultdict[str, str](lambda: next(unused))
 
-    def broken(text: str) -> str:
-        """Text in which special tokens are not to be found any more."""
-        return re.sub(names, lambda found: found[0][0] + mark + found[0][1:], text)
+    def without_special(text: str) -> str:
+        """Text with a character in place of each special token that it spells."""
+        return re.sub(names, lambda found: stand_in[found[0]], text)
 
-    plain: list[Message] = [{"role": one["role"], "content": broken(one["content"])} for one in messages]
-    text = tokenizer.chat.render(plain)
-    pieces = re.split(f"({names})", text)
-    words = tokenizer.encode_batch([piece.replace(mark, "") for piece in pieces[::2]])
+    plain: list[Message] = [
+        {"role": one["role"], "content": without_special(one["content"])} for one in messages
+    ]
+    pieces = re.split(f"({names})", tokenizer.chat.render(plain))
+    written = str.maketrans({character: name for name, character in stand_in.items()})
+    words = tokenizer.encode_batch([piece.translate(written) for piece in pieces[::2]])
     marks = [[special[name]] for name in pieces[1::2]]
     return [*chain(*chain(*zip(words, [*marks, []], strict=True)))]
 
 
-def _unwritten(chat: ChatTemplate, messages: Sequence[Message]) -> str:
-    """A character for private use that stands nowhere in a conversation."""
+def _unused(chat: ChatTemplate, messages: Sequence[Message]) -> Iterator[str]:
+    """Characters for private use that stand nowhere in a conversation."""
     said = set(chat.text).union(*(message["content"] for message in messages))
-    for char in map(chr, range(0xF0000, 0x110000)):
-        if char not in said:
-            return char
+    yield from (character for character in map(chr, range(0xF0000, 0x110000)) if character not in said)
     raise DataError("the messages hold every character that Unicode has for private use: shorten them")
 
 
@@ -168,6 +172,19 @@ def _spelling(token: object) -> str:
 
 def _refuse(message: object) -> NoReturn:
     raise DataError(f"the chat template does not take these messages: {message}")
+
+
+def _json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers has it: Jinja's own makes text for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _now(form: str) -> str:

@@ -49,9 +49,10 @@ class Muon(torch.optim.AdamW):
             parts = 3 if rows == 3 * columns else 1  # queries, keys and values are three matrices
             gradient = torch.stack([matrix.grad for matrix in matrices])  # type: ignore[arg-type]
             weight = torch.full((), 1 - _MOMENTUM, device=gradient.device)
+            decay = torch.full((), group["lr"] * group["weight_decay"], device=gradient.device)
             if spoilt is not None:
                 gradient = gradient.masked_fill(spoilt > 0, 0.0)
-                weight = weight.masked_fill(spoilt > 0, 0.0)
+                weight, decay = (x.masked_fill(spoilt > 0, 0.0) for x in (weight, decay))
             averages = [
                 self.state[matrix].setdefault("exp_avg", torch.zeros_like(matrix)) for matrix in matrices
             ]
@@ -63,7 +64,7 @@ class Muon(torch.optim.AdamW):
                 moved = moved.masked_fill(spoilt > 0, 0.0)
             size = group["lr"] * _ADAMW_SIZE * max(rows // parts, columns) ** 0.5
             for matrix, step in zip(matrices, moved.view(-1, rows, columns), strict=True):
-                matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(step, alpha=size)
+                matrix.mul_(1 - decay).sub_(step, alpha=size)
 
 
 def orthogonal(x: Tensor) -> Tensor:
