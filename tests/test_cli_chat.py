@@ -1,6 +1,7 @@
 """dadlm chat: in a terminal of its own, through a pipe, and what it refuses."""
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,16 @@ def test_reset_forgets(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n/reset\nthe cat\n"))
     told = cli("chat", "--model", folder, "--seed", 4, "--temperature", 3, "--top-p", 1, "--json").json
     assert told["messages"] == conversation(speaker("ar", True), ["the cat"], 4)
+
+
+def test_an_unknown_command_keeps_no_line_from_its_answer(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("/dance\n/help\nhi\n/quit\nnever\n"))
+    result = cli("chat", "--model", folder, "--json", "--max-new-tokens", "4")
+    assert result.code == 2 and "/dance is no command" in result.err and "/reset" in result.err
+    said = [message["content"] for message in json.loads(result.out)["messages"] if message["role"] == "user"]
+    assert said == ["hi"]
 
 
 def test_answers_come_as_they_are_written(folder: Path) -> None:

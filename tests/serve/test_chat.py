@@ -152,6 +152,19 @@ def test_refusals_name_the_field(server: Running, fields: dict[str, Any], param:
     assert status == 400 and answer["error"]["param"] == param, answer
 
 
+@pytest.mark.parametrize(
+    ("message", "where"),
+    [
+        ({"role": "user"}, "content"),
+        ({"role": "tool", "content": "x"}, "role"),
+        ({"role": "user", "content": None}, "content"),
+    ],
+)
+def test_refusals_name_the_message(server: Running, message: dict[str, Any], where: str) -> None:
+    status, answer = server.post("/v1/chat/completions", messages=[*MESSAGES, message])
+    assert status == 400 and f"messages[{len(MESSAGES)}].{where}:" in answer["error"]["message"], answer
+
+
 def test_neutral_values_are_accepted(server: Running) -> None:
     neutral: dict[str, Any] = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}}
     neutral |= {

@@ -56,6 +56,8 @@ USAGE = _usage()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; user errors are printed and give exit code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
+    # Threads that wait for work sleep: by default they spin, and on a busy machine take what the others need.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if words else 2

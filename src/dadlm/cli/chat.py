@@ -24,14 +24,18 @@ from dadlm.tokens.chat import ANSWER_TOKENS, Message
 
 TEMPERATURE = 0.2  # as on SmolLM2's card; at 1 small models lose the thread
 _COSTS = ("tokens", "cycles", "seconds")
+_EXITS = ("/exit", "/quit")
 _HELP = """\
 TEXT      say it
 /reset    begin a new conversation
-/exit     leave, as Ctrl-D does; Ctrl-C stops an answer, and leaves where there is none"""
+/exit     leave, as /quit and Ctrl-D do; Ctrl-C stops an answer, and leaves where there is none"""
 
 
 @dataclass(frozen=True)
 class Options(ModelOptions):
+    """A conversation, at the terminal or line by line from standard input. In mode ar where the model has it,
+    whatever the default below says; an answer has at most 512 tokens unless --max-new-tokens says."""
+
     model: str = "smollm2"
     """One with a chat template: smollm2, or the folder of a model converted from one that has it."""
     system: str = ""
@@ -46,7 +50,6 @@ class Options(ModelOptions):
     decoding: Annotated[DecodeSettings, tyro.conf.arg(name="")] = field(
         default_factory=lambda: DecodeSettings(temperature=TEMPERATURE)
     )
-    """A chat is in mode ar where the model has it, and an answer has at most 512 tokens."""
 
 
 class Conversation:
@@ -128,10 +131,16 @@ def run(words: list[str]) -> int:
 
 
 def _piped(talk: Conversation, as_json: bool) -> int:
-    """A message per line of standard input; answers alone on standard output."""
+    """A message per line of standard input; answers alone on standard output. Unknown commands are told, and
+    do not keep the other lines from being answered."""
+    code = 0
     for line in _lines():
-        if _obey(talk, line):
-            break
+        try:
+            if _obey(talk, line):
+                break
+        except ConfigError as error:
+            print(f"error: {error}", file=sys.stderr)
+            code = 2
         if line and not line.startswith("/"):
             if not talk.answer(line, _keep if as_json else _print):
                 raise KeyboardInterrupt
@@ -140,7 +149,7 @@ def _piped(talk: Conversation, as_json: bool) -> int:
     if as_json:
         sums = {name: sum(cost[i] for cost in talk.costs) for i, name in enumerate(_COSTS)}
         print(json.dumps({"messages": talk.messages} | sums, ensure_ascii=False))
-    return 0
+    return code
 
 
 def _at_terminal(talk: Conversation, name: str) -> int:
@@ -152,9 +161,7 @@ def _at_terminal(talk: Conversation, name: str) -> int:
     while True:
         try:
             line = input("> ").strip()
-            if line == "/help":
-                console.print(Text(_HELP))
-            elif _obey(talk, line):
+            if _obey(talk, line):
                 return 0
             elif line and not line.startswith("/"):
                 whole = talk.answer(line, lambda piece: console.print(Text(piece), end=""))
@@ -171,9 +178,11 @@ def _obey(talk: Conversation, line: str) -> bool:
     """Do what a line that begins with / says; whether the conversation is over."""
     if line == "/reset":
         talk.reset()
-    elif line.startswith("/") and line != "/exit":
-        raise ConfigError(f"{line.split()[0]} is no command: there are /reset and /exit")
-    return line == "/exit"
+    elif line == "/help":
+        print(_HELP, file=sys.stderr)
+    elif line.startswith("/") and line not in _EXITS:
+        raise ConfigError(f"{line.split()[0]} is no command: there are /reset, /help and /exit")
+    return line in _EXITS
 
 
 def _cost(tokens: int, cycles: int, seconds: float, whole: bool) -> str:

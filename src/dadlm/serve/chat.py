@@ -12,7 +12,7 @@ from dadlm.tokens.chat import ANSWER_TOKENS, Message
 
 NO_CHAT = (
     "there is no chat here: these are base models without a chat template; "
-    "POST /v1/completions with a prompt, which they continue"
+    "POST /v1/completions with a prompt, which they continue (dadlm serve --model smollm2 can chat)"
 )
 
 

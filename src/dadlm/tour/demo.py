@@ -108,7 +108,7 @@ def lossless(out: Path, prompt: str, seed: int, console: Console) -> dict[str, A
     console.print(
         f"[bold]Lossless.[/bold] AR writes {tokens} tokens in {alone.forward_passes[0]} passes. Drafted by "
         f"BD3LM with edges and verified by AR, {same} takes {cycles} passes of each: {tokens / cycles:.1f} "
-        "tokens a cycle. Worth it where a pass over 16 tokens takes about as long as over one: on a GPU.\n"
+        "tokens a cycle. Worth it where a pass over 16 tokens takes about as long as over one.\n"
     )
     return {"tokens": tokens, "cycles": cycles, "same": alone.tokens == drafted.tokens}
 
