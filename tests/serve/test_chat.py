@@ -138,6 +138,7 @@ def test_every_form_of_a_conversation(server: Running, client: openai.OpenAI) ->
         ({"messages": [{"role": "user", "content": "x" * 200}]}, "messages"),  # more than the context
         ({"max_tokens": 4, "max_completion_tokens": 5}, "max_completion_tokens"),
         ({"max_tokens": 125}, "max_tokens"),
+        ({"max_completion_tokens": 125}, "max_completion_tokens"),
         ({"n": 65}, "n"),
         ({"logprobs": True}, "logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),

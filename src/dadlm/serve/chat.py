@@ -24,7 +24,8 @@ class ChatCompletion(Completion):
     def __init__(self, name: str, model: Model, body: ChatBody, limits: ServeSettings) -> None:
         self.begin(name, model, body, limits, 1)
         wanted = body.max_completion_tokens or body.max_tokens
-        ids = self.fitting(_encoded(name, model, body), wanted)
+        asked = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
+        ids = self.fitting(_encoded(name, model, body), wanted, asked)
         most = wanted or min(ANSWER_TOKENS, model.config.context - len(ids))
         self.ask([ids], request_options(model, body, limits, most))
 

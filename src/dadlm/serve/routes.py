@@ -102,16 +102,16 @@ class Completion(Answer):
         ]
         self.choices = [Choice("", TextStream(self.tokenizer)) for _ in self.requests]
 
-    def fitting(self, ids: list[int], wanted: int | None) -> tuple[int, ...]:
-        """A prompt after which the context has room for what is wanted."""
+    def fitting(self, ids: list[int], wanted: int | None, asked: str = "max_tokens") -> tuple[int, ...]:
+        """A prompt after which the context has room for what is wanted, by the field that is asked for it."""
         config, ids, param = self.model.config, ids or [self.model.config.eot_id], self.prompt_param
         left = config.context - len(ids)
         if left < 1:
             message = f"{param}: {len(ids)} tokens fill the context of {config.context}"
             raise Refusal(400, message, param=param, code="context_length_exceeded")
         if wanted is not None and wanted > left:
-            message = f"max_tokens: {wanted}, but after {len(ids)} prompt tokens the context leaves {left}"
-            raise Refusal(400, message, param="max_tokens", code="context_length_exceeded")
+            message = f"{asked}: {wanted}, but after {len(ids)} prompt tokens the context leaves {left}"
+            raise Refusal(400, message, param=asked, code="context_length_exceeded")
         return tuple(ids)
 
     @property
