@@ -112,5 +112,6 @@ def _commit() -> str | None:
 
 def log(row: Mapping[str, Any]) -> None:
     """One line for what was just measured, on standard error: results go to standard output."""
-    words = (f"{key} {value:.4f}" if isinstance(value, float) else f"{value}" for key, value in row.items())
+    known = ((key, value) for key, value in row.items() if value is not None)
+    words = (f"{key} {value:.4f}" if isinstance(value, float) else f"{value}" for key, value in known)
     print("  ".join(words), file=sys.stderr, flush=True)

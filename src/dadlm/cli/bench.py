@@ -126,5 +126,11 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     for name, value in rows[0].items():
         table.add_column(name.replace("_", " "), justify="left" if isinstance(value, str) else "right")
     for row in rows:
-        table.add_row(*(f"{one:,.3f}" if isinstance(one, float) else str(one) for one in row.values()))
+        table.add_row(*map(_cell, row.values()))
     return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.3f}" if isinstance(value, float) else str(value)
