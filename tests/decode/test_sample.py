@@ -101,6 +101,7 @@ def test_rows_without_a_cut_make_nobody_sort(monkeypatch: pytest.MonkeyPatch):
     """With temperature 1 and top_p 1, say, the largest weights would never be enough."""
     looked_at, topk = [], torch.Tensor.topk
     monkeypatch.setattr(torch.Tensor, "topk", lambda x, k: (looked_at.append(k), topk(x, k))[1])
+    monkeypatch.setattr(sample.np, "sort", lambda *_, **__: pytest.fail("all weights were sorted"))
     weight = torch.linspace(0, 1, 3000).square().expand(2, -1)
     top_p = torch.tensor([[torch.inf], [0.01]], dtype=torch.float64)
     found = sample._by_largest(weight, weight.double().sum(-1, keepdim=True) * top_p)

@@ -7,6 +7,7 @@ program can hold the vocabulary (`kernels.short_row`), and a dozen short ones wh
 V vocabulary; leading dimensions are free.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -142,15 +143,20 @@ def _by_bits(exact: Tensor, bits: Tensor, wanted: Tensor) -> Tensor:
 
 def _by_largest(weight: Tensor, wanted: Tensor) -> Tensor:
     """The same from the largest weights, of which some are enough as a rule; a fortieth of the time."""
-    V = weight.shape[-1]
-    for most in (min(_SOME, V), V):
-        largest = weight.topk(most).values
-        enough = largest.double().cumsum(-1) >= wanted
-        if most == V or bool((enough[..., -1:] | wanted.isinf()).all()):  # nothing is cut off: none is enough
-            break
-    last = (~enough).sum(-1, keepdim=True)
-    found = torch.where(last < most, largest.gather(-1, last.clamp(max=most - 1)), 0.0)
-    return found.contiguous().view(torch.int32)
+    rows, reached = weight.reshape(-1, weight.shape[-1]), wanted.reshape(-1, 1)
+    found = _where_enough(rows.topk(min(_SOME, rows.shape[1])).values, reached)
+    lacking = ((found < 0) & reached.isfinite())[:, 0]  # infinite: nothing is cut off, and none is enough
+    if bool(lacking.any()):  # NumPy sorts several times faster than torch
+        whole = torch.from_numpy(np.sort(rows[lacking].numpy(), axis=-1)).flip(-1)
+        found[lacking] = _where_enough(whole, reached[lacking])
+    return found.clamp(min=0).view(wanted.shape).view(torch.int32)
+
+
+def _where_enough(largest: Tensor, wanted: Tensor) -> Tensor:
+    """[n, 1]: the weight at which the largest ones [n, some], in order, reach what is wanted; else -1."""
+    short = (largest.double().cumsum(-1) < wanted).sum(-1, keepdim=True)
+    last = largest.shape[1] - 1
+    return torch.where(short <= last, largest.gather(-1, short.clamp(max=last)), -1.0)
 
 
 def draw(weight: Tensor, uniform: Tensor) -> Tensor:
