@@ -1,6 +1,8 @@
 """Chat templates: what they make of a conversation, and what they and messages may not do."""
 
+import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,14 @@ def test_templates_are_kept_with_the_tokenizer(tmp_path: Path) -> None:
     assert found.chat is None and found.turn_end_id is None
     with pytest.raises(DataError, match="no chat template"):
         found.encode_chat(HELLO)
+
+
+def test_tokenizers_that_have_chatted_can_be_copied() -> None:
+    words = talker()
+    ids, said = words.encode_chat(HELLO), "a <|im_end|> b"
+    for again in (copy.deepcopy(words), pickle.loads(pickle.dumps(words))):
+        assert again == words and again.encode_chat(HELLO) == ids and again.turn_end_id == words.turn_end_id
+        assert again.encode(said) == words.encode(said), "text still becomes no special token"
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,17 @@
 """A chat template: the messages of a conversation → the ids of a prompt that ends where the answer begins.
 
-The template is Jinja and comes with a model, so it is rendered in a sandbox, where it cannot reach Python and
-its text is cut off; time and memory it can waste. What people write never becomes a special token: a message
-that spells one is encoded as the characters it is. Knows nothing of models.
+What people write never becomes a special token: a message that spells one is encoded as the characters it is.
+How a template is rendered is said elsewhere (`chat_sandbox`). Knows nothing of models.
 """
 
-import datetime
 import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from dadlm.errors import DataError
 
@@ -27,7 +24,6 @@ FILE = "tokenizer_config.json"
 """Where Hugging Face keeps a template, beside tokenizer.json."""
 _MOST_BYTES = 4 << 20  # of that file
 _MOST_TEMPLATE = 1 << 16  # characters; long ones that are in use have 20,000
-_MOST_TEXT = 1 << 22  # characters of a rendered conversation
 _NAMED = ("bos_token", "eos_token")
 Role = Literal["system", "user", "assistant"]
 ROLES = ("system", "user", "assistant")
@@ -58,34 +54,10 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message]) -> str:
         """The conversation as one text, up to where the answer begins."""
-        import jinja2  # here, because most models have no template
+        from dadlm.tokens.chat_sandbox import render  # here, because most models have no template
 
         tokens = {name: getattr(self, name) for name in _NAMED}
-        parts, length = list[str](), 0
-        try:
-            for part in self._compiled.generate(messages=messages, add_generation_prompt=True, **tokens):
-                parts.append(part)
-                length += len(part)
-                if length > _MOST_TEXT:
-                    raise DataError(f"the chat template makes more than {_MOST_TEXT:,} characters of this")
-        except DataError:
-            raise
-        except jinja2.TemplateSyntaxError as error:
-            raise DataError(f"the chat template is not valid Jinja, line {error.lineno}: {error}") from error
-        except Exception as error:  # whatever a template can provoke, its own refusals among it
-            raise DataError(f"the chat template does not take these messages: {error}") from error
-        return "".join(parts)
-
-    @cached_property
-    def _compiled(self) -> Any:
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        # As transformers sets it up: templates are written for that.
-        made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        made.filters["tojson"] = _json
-        made.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-        return made.from_string(self.text)
+        return render(self.text, {"messages": messages, "add_generation_prompt": True, **tokens})
 
     def write(self, folder: Path) -> None:
         settings = {"chat_template": self.text} | {name: getattr(self, name) for name in _NAMED}
@@ -168,24 +140,3 @@ def _spelling(token: object) -> str:
     """A token's text; Hugging Face writes some of them with their settings."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else ""
-
-
-def _refuse(message: object) -> NoReturn:
-    raise DataError(f"the chat template does not take these messages: {message}")
-
-
-def _json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As transformers has it: Jinja's own makes text for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)

@@ -145,6 +145,11 @@ class Tokenizer:
                     return f"word {unknown!r} is not among the {len(vocabulary) - 1} words of the vocabulary"
         return f"the tokenizer cannot encode this text: {error}"
 
+    def __reduce__(self) -> Any:
+        # Of copies and of what is sent to other processes: the library forgets some of its settings then, that
+        # text never becomes a special token among them.
+        return _made_of, (self._inner.to_str(), self.chat)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokenizer) and self.fingerprint == other.fingerprint
 
@@ -153,6 +158,10 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer(vocab_size={self.vocab_size}, fingerprint={self.fingerprint[:12]})"
+
+
+def _made_of(content: str, chat: ChatTemplate | None) -> Tokenizer:
+    return Tokenizer(tokenizers.Tokenizer.from_str(content), chat)
 
 
 _SIGNS = {"\n": "↵", "\t": "⇥", "\r": "␍"}  # these would tear a picture or a terminal line apart

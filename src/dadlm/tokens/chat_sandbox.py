@@ -1,0 +1,69 @@
+"""Rendering a chat template: Jinja in a sandbox, set up as transformers does it, because templates are written
+for that.
+
+A template comes with a model and may be hostile. It cannot reach Python, and its text is cut off; time and
+memory it can waste. Imported only where a template is rendered: most models have none.
+"""
+
+import datetime
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from dadlm.errors import DataError
+
+_MOST_TEXT = 1 << 22  # characters of a rendered conversation
+_REFUSED = "the chat template does not take these messages"
+
+
+def render(template: str, names: Mapping[str, Any]) -> str:
+    """The text that a template makes of what it is given."""
+    parts, length = list[str](), 0
+    try:
+        for part in _compiled(template).generate(names):
+            parts.append(part)
+            length += len(part)
+            if length > _MOST_TEXT:
+                raise DataError(f"the chat template makes more than {_MOST_TEXT:,} characters of this")
+    except DataError:
+        raise
+    except jinja2.TemplateSyntaxError as error:
+        place = f"line {error.lineno}: {error}"
+        raise DataError(f"the chat template is not valid Jinja, {place}") from error
+    except Exception as error:  # whatever a template can provoke, its own refusals among it
+        raise DataError(f"{_REFUSED}: {error}") from error
+    return "".join(parts)
+
+
+@lru_cache(maxsize=8)  # here and not with the template: what is compiled cannot be copied or pickled
+def _compiled(template: str) -> jinja2.Template:
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    made.filters["tojson"] = _json
+    made.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    return made.from_string(template)
+
+
+def _refuse(message: object) -> NoReturn:
+    raise DataError(f"{_REFUSED}: {message}")
+
+
+def _json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers has it: Jinja's own makes text for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
