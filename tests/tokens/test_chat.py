@@ -44,7 +44,14 @@ def test_a_conversation_becomes_a_prompt() -> None:
     assert words.turn_end_id == end != words.eot_id
 
 
-@pytest.mark.parametrize("template", [CHATML, "{{ messages | tojson(indent=2) }}", "{{ messages | tojson }}"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML,
+        "{{ messages | tojson(indent=2) }}",
+        "{{ messages | tojson }}",
+    ],
+)
 def test_transformers_gives_the_same_ids(template: str) -> None:
     transformers = pytest.importorskip("transformers")
     words = talker(template)
@@ -150,11 +157,22 @@ def test_files_that_cannot_be_used_are_told(content: str, tmp_path: Path) -> Non
             "more than 4,194,304",
         ),
         ("{% for i in range(1000000000) %}x{% endfor %}", "[Rr]ange"),
+        ("{{ 'x' * 10 ** 12 }}", "with one"),
+        ("{{ [1, 2] * 10000000 }}", "with one"),
+        ("{{ 10 ** (10 ** 10) }}", "with one"),
+        ("{% set x = 'x' * 4000000 %}{{ x + x }}", "with one"),
     ],
 )
 def test_templates_cannot_do_everything(template: str, told: str) -> None:
     with pytest.raises(DataError, match=told):
         talker(template).encode_chat(HELLO)
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('a' * 3000000) }}", "{{ [][('a' * 3000000)]() }}"])
+def test_a_template_cannot_make_long_errors(template: str) -> None:
+    with pytest.raises(DataError) as caught:
+        talker(template).encode_chat(HELLO)
+    assert "a" * 100 in str(caught.value) and len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Rendering a chat template: Jinja in a sandbox, set up as transformers does it, because templates are written
 for that.
 
-A template comes with a model and may be hostile. It cannot reach Python, and its text is cut off; time and
-memory it can waste. Imported only where a template is rendered: most models have none.
+A template comes with a model and may be hostile. It cannot reach Python, and its text is cut off; time it can
+waste. Imported only where a template is rendered: most models have none.
 """
 
 import datetime
@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from dadlm.errors import DataError
 
 _MOST_TEXT = 1 << 22  # characters of a rendered conversation
+_MOST_TOLD = 500  # characters of an error that a template words
 _REFUSED = "the chat template does not take these messages"
 
 
@@ -33,23 +34,55 @@ def render(template: str, names: Mapping[str, Any]) -> str:
     except DataError:
         raise
     except jinja2.TemplateSyntaxError as error:
-        place = f"line {error.lineno}: {error}"
+        place = f"line {error.lineno}: {_told(error)}"
         raise DataError(f"the chat template is not valid Jinja, {place}") from error
     except Exception as error:  # whatever a template can provoke, its own refusals among it
-        raise DataError(f"{_REFUSED}: {error}") from error
+        raise DataError(f"{_REFUSED}: {_told(error)}") from error
     return "".join(parts)
 
 
 @lru_cache(maxsize=8)  # here and not with the template: what is compiled cannot be copied or pickled
 def _compiled(template: str) -> jinja2.Template:
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     made.filters["tojson"] = _json
     made.globals |= {"raise_exception": _refuse, "strftime_now": _now}
     return made.from_string(template)
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's, which also refuses the operators by which a short template fills the memory at once."""
+
+    intercepted_binops = frozenset({"*", "+", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if _size(operator, left, right) > _MOST_TEXT:
+            raise DataError(f"the chat template makes more than {_MOST_TEXT:,} characters with one {operator}")
+        return super().call_binop(context, operator, left, right)
+
+
+def _size(operator: str, left: Any, right: Any) -> int:
+    """How long the result is: characters, items, or bits of a number."""
+    if operator == "**":
+        return _length(left) * right if isinstance(right, int) else 0
+    if operator == "*" and isinstance(right, int) and not isinstance(left, int):
+        return _length(left) * right
+    if operator == "*" and isinstance(left, int) and not isinstance(right, int):
+        return left * _length(right)
+    return _length(left) + _length(right)
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, int):
+        return value.bit_length()
+    return len(value) if isinstance(value, str | list | tuple) else 0
+
+
+def _told(what: object) -> str:
+    return str(what)[:_MOST_TOLD]
+
+
 def _refuse(message: object) -> NoReturn:
-    raise DataError(f"{_REFUSED}: {message}")
+    raise DataError(f"{_REFUSED}: {_told(message)}")
 
 
 def _json(
