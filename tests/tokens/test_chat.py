@@ -50,6 +50,9 @@ def test_a_conversation_becomes_a_prompt() -> None:
         CHATML,
         "{{ messages | tojson(indent=2) }}",
         "{{ messages | tojson }}",
+        "{% if tools is not none or documents is not none %}with tools{% endif %}" + CHATML,
+        "{% set x = 1 %}{% for m in messages %}{% generation %}{% set x = 2 %}{{ m.content }}{{ loop.last }}\n"
+        "{%- endgeneration -%}{{ x }}{% endfor %}",
     ],
 )
 def test_transformers_gives_the_same_ids(template: str) -> None:

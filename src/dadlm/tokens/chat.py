@@ -39,7 +39,8 @@ class Message(TypedDict):
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
     text: str
-    """Jinja, with Hugging Face's names: messages, add_generation_prompt, bos_token, eos_token."""
+    """Jinja, with Hugging Face's names: messages, add_generation_prompt, bos_token, eos_token; tools and
+    documents, which are none."""
     bos_token: str = ""
     """How the tokenizer calls what a text begins with."""
     eos_token: str = ""
@@ -56,8 +57,10 @@ class ChatTemplate:
         """The conversation as one text, up to where the answer begins."""
         from dadlm.tokens.chat_sandbox import render  # here, because most models have no template
 
-        tokens = {name: getattr(self, name) for name in _NAMED}
-        return render(self.text, {"messages": messages, "add_generation_prompt": True, **tokens})
+        names: dict[str, Any] = {name: getattr(self, name) for name in _NAMED}
+        # Of these templates ask whether they are none, which what is not defined is not.
+        names |= {"tools": None, "documents": None}
+        return render(self.text, names | {"messages": messages, "add_generation_prompt": True})
 
     def write(self, folder: Path) -> None:
         settings = {"chat_template": self.text} | {name: getattr(self, name) for name in _NAMED}

@@ -12,7 +12,9 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dadlm.errors import DataError
@@ -43,7 +45,7 @@ def render(template: str, names: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=8)  # here and not with the template: what is compiled cannot be copied or pickled
 def _compiled(template: str) -> jinja2.Template:
-    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     made.filters["tojson"] = _json
     made.globals |= {"raise_exception": _refuse, "strftime_now": _now}
     return made.from_string(template)
@@ -75,6 +77,17 @@ def _length(value: Any) -> int:
     if isinstance(value, int):
         return value.bit_length()
     return len(value) if isinstance(value, str | list | tuple) else 0
+
+
+class _Generation(Extension):
+    """{% generation %}, with which templates mark answers to learn from: rendered as what stands inside."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's own form)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
 
 
 def _told(what: object) -> str:
