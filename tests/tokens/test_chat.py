@@ -140,6 +140,25 @@ def test_every_form_that_hugging_face_writes_is_read(
     assert ChatTemplate.read(tmp_path) == found
 
 
+def test_a_template_in_a_file_of_its_own_wins(tmp_path: Path) -> None:
+    """As transformers 5 writes it; what is saved into that folder later is what is read then."""
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "old", "eos_token": "<|im_end|>"}')
+    (tmp_path / "chat_template.jinja").write_text("日本\n", encoding="utf-8")
+    assert ChatTemplate.read(tmp_path) == ChatTemplate(text="日本\n", eos_token="<|im_end|>")
+    talker().save(tmp_path)
+    assert Tokenizer.load(tmp_path).chat == talker().chat
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_text("x")
+    assert ChatTemplate.read(tmp_path) == ChatTemplate(text="x")
+
+
+@pytest.mark.parametrize("content", [b"x" * 70_000, b"x" * 5_000_000, b"\xff"])
+def test_such_a_file_that_cannot_be_used_is_told(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(content)
+    with pytest.raises(DataError, match="chat_template.jinja"):
+        ChatTemplate.read(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["[]", "{", '{"chat_template": "%s"}' % ("x" * 70_000), "[" * 10_000])
 def test_files_that_cannot_be_used_are_told(content: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(content)

@@ -22,7 +22,9 @@ ANSWER_TOKENS = 512
 """Of an answer at most, where nobody says how many."""
 FILE = "tokenizer_config.json"
 """Where Hugging Face keeps a template, beside tokenizer.json."""
-_MOST_BYTES = 4 << 20  # of that file
+ALONE = "chat_template.jinja"
+"""Where transformers 5 keeps it instead; the other still names the tokens."""
+_MOST_BYTES = 4 << 20  # of each file
 _MOST_TEMPLATE = 1 << 16  # characters; long ones that are in use have 20,000
 _NAMED = ("bos_token", "eos_token")
 Role = Literal["system", "user", "assistant"]
@@ -50,7 +52,7 @@ class ChatTemplate:
         if len(self.text) > _MOST_TEMPLATE:
             raise DataError(
                 f"the chat template has {len(self.text):,} characters, more than {_MOST_TEMPLATE:,}: "
-                f"remove chat_template from {FILE}, and the model is used without a chat"
+                f"remove chat_template from {FILE}, or {ALONE}, and the model is used without a chat"
             )
 
     def render(self, messages: Sequence[Message]) -> str:
@@ -66,22 +68,15 @@ class ChatTemplate:
         settings = {"chat_template": self.text} | {name: getattr(self, name) for name in _NAMED}
         text = json.dumps({name: value for name, value in settings.items() if value}, indent=2)
         (folder / FILE).write_text(text + "\n", encoding="utf-8")
+        (folder / ALONE).unlink(missing_ok=True)  # of what was there before: it would win
 
     @classmethod
     def read(cls, folder: Path) -> "ChatTemplate | None":
         """The template of a folder; None where it has none."""
-        file = folder / FILE
-        if not file.is_file():
-            return None
-        try:
-            if (size := file.stat().st_size) > _MOST_BYTES:
-                raise ValueError(f"{size:,} bytes, more than {_MOST_BYTES:,}")
-            content = json.loads(file.read_text(encoding="utf-8"))
-            if not isinstance(content, dict):
-                raise ValueError("not an object")
-        except (OSError, ValueError, RecursionError) as error:
-            raise DataError(f"{file} cannot be read: {error}; get it again, or remove it") from error
-        return cls.of(content.get("chat_template"), *(content.get(name) for name in _NAMED))
+        settings = _settings(folder / FILE)
+        template = _content(folder / ALONE)
+        template = settings.get("chat_template") if template is None else template
+        return cls.of(template, *(settings.get(name) for name in _NAMED))
 
     @classmethod
     def of(cls, template: object, bos: object = None, eos: object = None) -> "ChatTemplate | None":
@@ -137,6 +132,33 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
                 f"a message has a role, one of {', '.join(ROLES)}, and a content, which is text; "
                 f"got {str(message)[:80]}"
             )
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """What a tokenizer_config.json says; nothing where there is none."""
+    try:
+        written = _content(file)
+        content = {} if written is None else json.loads(written)
+        if not isinstance(content, dict):
+            raise ValueError("not an object")
+        return content
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _content(file: Path) -> str | None:
+    try:
+        if not file.is_file():
+            return None
+        if (size := file.stat().st_size) > _MOST_BYTES:
+            raise ValueError(f"{size:,} bytes, more than {_MOST_BYTES:,}")
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> DataError:
+    return DataError(f"{file} cannot be read: {error}; get it again, or remove it")
 
 
 def _spelling(token: object) -> str:
