@@ -1,22 +1,16 @@
-"""A chat template: the messages of a conversation → the ids of a prompt that ends where the answer begins.
+"""A chat template, which makes one text of the messages of a conversation, and its files.
 
-What people write never becomes a special token: a message that spells one is encoded as the characters it is.
-How a template is rendered is said elsewhere (`chat_sandbox`). Knows nothing of models.
+How a template is rendered is said elsewhere (`chat_sandbox`), and so is what becomes of the text
+(`chat_prompt`). Knows nothing of tokenizers and models.
 """
 
 import json
-import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from dadlm.errors import DataError
-
-if TYPE_CHECKING:
-    from dadlm.tokens.tokenizer import Tokenizer
 
 ANSWER_TOKENS = 512
 """Of an answer at most, where nobody says how many."""
@@ -93,37 +87,7 @@ class ChatTemplate:
         return cls(text=template, bos_token=_spelling(bos), eos_token=_spelling(eos))
 
 
-def encode_chat(tokenizer: "Tokenizer", messages: Sequence[Message]) -> list[int]:
-    """The ids of a conversation, up to where the answer begins."""
-    if tokenizer.chat is None:
-        raise DataError("this model has no chat template: it continues prompts, and smollm2, say, has one")
-    _check(messages)
-    special, unused = tokenizer.special_ids, _unused(tokenizer.chat, messages)
-    names = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)"
-    stand_in = defaultdict[str, str](lambda: next(unused))
-
-    def without_special(text: str) -> str:
-        """Text with a character in place of each special token that it spells."""
-        return re.sub(names, lambda found: stand_in[found[0]], text)
-
-    plain: list[Message] = [
-        {"role": one["role"], "content": without_special(one["content"])} for one in messages
-    ]
-    pieces = re.split(f"({names})", tokenizer.chat.render(plain))
-    written = str.maketrans({character: name for name, character in stand_in.items()})
-    words = tokenizer.encode_batch([piece.translate(written) for piece in pieces[::2]])
-    marks = [[special[name]] for name in pieces[1::2]]
-    return [*chain(*chain(*zip(words, [*marks, []], strict=True)))]
-
-
-def _unused(chat: ChatTemplate, messages: Sequence[Message]) -> Iterator[str]:
-    """Characters for private use that stand nowhere in a conversation."""
-    said = set(chat.text).union(*(message["content"] for message in messages))
-    yield from (character for character in map(chr, range(0xF0000, 0x110000)) if character not in said)
-    raise DataError("the messages hold every character that Unicode has for private use: shorten them")
-
-
-def _check(messages: Sequence[Mapping[str, Any]]) -> None:
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     if not messages:
         raise DataError('no messages: give at least one, {"role": "user", "content": "..."}')
     for message in messages:

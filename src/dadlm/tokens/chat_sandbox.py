@@ -1,5 +1,4 @@
-"""Rendering a chat template: Jinja in a sandbox, set up as transformers does it, because templates are written
-for that.
+"""Rendering a chat template: Jinja in a sandbox, set up as transformers does it, which templates expect.
 
 A template comes with a model and may be hostile. It cannot reach Python, and its text is cut off; time it can
 waste. Imported only where a template is rendered: most models have none.
@@ -58,7 +57,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if _size(operator, left, right) > _MOST_TEXT:
-            raise DataError(f"the chat template makes more than {_MOST_TEXT:,} characters with one {operator}")
+            raise DataError(f"the chat template makes more than {_MOST_TEXT:,} characters by one {operator}")
         return super().call_binop(context, operator, left, right)
 
 
