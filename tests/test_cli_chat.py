@@ -13,6 +13,7 @@ from tests.decode.tiny import tiny
 from dadlm import DecodeSettings, Model, generate, save
 from dadlm.cli.chat import Conversation
 from dadlm.errors import DataError
+from dadlm.tokens import Tokenizer
 from dadlm.tokens.chat import Message
 
 HOW = {"temperature": 3.0, "top_p": 1.0}
@@ -106,6 +107,19 @@ def test_answers_come_as_they_are_written(folder: Path) -> None:
     assert want.startswith("".join(pieces)) and talk.answer("more", lambda _: None)
 
 
+def test_long_answers_are_not_decoded_anew_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or their last tokens would take as long as all before."""
+    sizes, decode = list[int](), Tokenizer.decode
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: sizes.append(len(ids)) or decode(self, ids))
+    model = endless(512)
+    settings = DecodeSettings(mode="ar", temperature=0.0, max_new_tokens=400)
+    talk, pieces = Conversation(model, settings), list[str]()
+    assert talk.answer("hi", pieces.append)
+    assert talk.costs[0][0] == 400 and max(sizes) < 100
+    want = answered(model, [{"role": "user", "content": "hi"}], 0, temperature=0.0, max_new_tokens=400)
+    assert "".join(pieces) == want and max(sizes) == 400
+
+
 def test_a_full_context_is_told(folder: Path) -> None:
     talk = Conversation(speaker("ar", True), DecodeSettings(mode="ar"))
     with pytest.raises(DataError, match="/reset"):
@@ -123,14 +137,19 @@ def test_what_is_refused(cli: Cli, folder: Path, tmp_path: Path, monkeypatch: py
     refused(cli("chat", "--model", folder), "not UTF-8")
 
 
-def test_a_terminal(tmp_path: Path) -> None:
-    terminals = pytest.importorskip("tests.test_cli_interactive")  # for which there must be some
+def endless(context: int) -> Model:
+    """Greedy answers of it do not end."""
     model = speaker("ar", True, tie_embedding=False)
-    model.config.__dict__["context"] = 8192
+    model.config.__dict__["context"] = context
     with torch.no_grad():
         for id_ in model.end_ids:
-            model.head.linear.weight[id_] = 0.0  # never the likeliest: greedy answers do not end
-    save(model, tmp_path / "talker")
+            model.head.linear.weight[id_] = 0.0  # never the likeliest
+    return model
+
+
+def test_a_terminal(tmp_path: Path) -> None:
+    terminals = pytest.importorskip("tests.test_cli_interactive")  # for which there must be some
+    save(endless(8192), tmp_path / "talker")
     words = ["--temperature", 0, "--max-new-tokens", 8000]
     terminal = terminals.Terminal("chat", "--model", tmp_path / "talker", *words)
     try:

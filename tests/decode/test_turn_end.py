@@ -1,5 +1,6 @@
 """With a chat template, what ends a turn ends the text, as end-of-text does."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -55,3 +56,11 @@ def test_with_captured_graphs(as_on_cuda: None) -> None:
     turn_end = talker().turn_end_id
     wanted = generate(speaker("ar", False), PROMPTS, **how).tokens
     assert told == [ids[: ids.index(turn_end) + 1] if turn_end in ids else ids for ids in wanted]
+
+
+def test_a_model_that_has_chatted_can_be_copied() -> None:
+    model, messages = speaker("ar", True), [{"role": "user", "content": "hello"}]
+    assert model.tokenizer is not None
+    ids = model.tokenizer.encode_chat(messages)  # type: ignore[arg-type]
+    again = copy.deepcopy(model)
+    assert again.tokenizer is not None and again.tokenizer.encode_chat(messages) == ids  # type: ignore[arg-type]

@@ -1,6 +1,8 @@
 """Models that packages of others carry, by name: converted once, kept, and made anew for other weights."""
 
 import shutil
+from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,27 @@ def test_other_weights_are_another_folder(package: Path, conversions: list[str])
     after = dadlm.load("smollm2")
     assert len(conversions) == 2
     assert torch.equal(after.backbone.embedding.weight[:9], 2 * before.backbone.embedding.weight[:9])
+
+
+def test_another_template_in_a_file_of_its_own_is_another_folder(package: Path, tmp_path: Path) -> None:
+    before = language_model_files.identity(package)
+    (package / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert language_model_files.identity(package) != before
+    words = causal.convert_causal(str(package), tmp_path / "ours", family="ar").tokenizer
+    assert words is not None and words.chat is not None and words.chat.text == "{{ messages[0].content }}"
+    assert dadlm.load(tmp_path / "ours").tokenizer.chat == words.chat  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("fetch", [language_model_files._download, pretrained.locate])
+def test_templates_are_fetched_from_a_hub(
+    fetch: Callable[[str], Path], package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(name: str, allow_patterns: list[str]) -> str:
+        assert any(fnmatch("chat_template.jinja", pattern) for pattern in allow_patterns)
+        return str(package)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert fetch("someone/model") == package
 
 
 def test_what_is_missing_is_told(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

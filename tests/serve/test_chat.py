@@ -1,6 +1,8 @@
 """Chat completions: the real `openai` client against a tiny model with a template, and what is refused."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -11,6 +13,7 @@ from tests.serve.running import WAIT, Running, letter_model, running, settings
 import dadlm
 from dadlm.decode import settings_for
 from dadlm.serve.service import Service
+from dadlm.tokens.chat import ChatTemplate
 
 MESSAGES: Any = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
 HOW = {"temperature": 3.0, "top_p": 1.0}
@@ -177,6 +180,30 @@ def test_neutral_values_are_accepted(server: Running) -> None:
     }
     status, answer = server.post("/v1/chat/completions", messages=MESSAGES, max_tokens=2, **neutral)
     assert status == 200, answer
+
+
+def test_templates_that_never_end_stop_only_the_chat_of_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More requests than asyncio's own pool has threads; they wait no longer than texts may take."""
+    models = {"endless": speaker("ar", True), "talker": speaker("ar", True)}
+    endless, done, render = models["endless"].tokenizer.chat, threading.Event(), ChatTemplate.render  # type: ignore[union-attr]
+
+    def slow(chat: ChatTemplate, messages: Any) -> str:
+        if chat is endless:
+            assert done.wait(WAIT)
+        return render(chat, messages)
+
+    monkeypatch.setattr(ChatTemplate, "render", slow)
+    asked: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 2}
+    with running(Service(models, settings(deadline=4.0))) as here, ThreadPoolExecutor(40) as pool:
+        told = [pool.submit(here.post, "/v1/chat/completions", model="endless", **asked) for _ in range(40)]
+        try:
+            assert here.post("/v1/completions", model="endless", prompt="a", max_tokens=2)[0] == 200
+            assert here.post("/v1/chat/completions", model="talker", **asked)[0] == 200
+            answers = [one.result(WAIT) for one in told]
+        finally:
+            done.set()
+        assert {(status, answer["error"]["code"]) for status, answer in answers} == {(503, "deadline")}
+        assert here.post("/v1/chat/completions", model="endless", **asked)[0] == 200
 
 
 def test_models_without_a_template(server: Running, client: openai.OpenAI) -> None:

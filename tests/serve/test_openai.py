@@ -9,7 +9,7 @@ import openai
 import pytest
 import torch
 from tests.serve.running import WAIT, Running, letter_model, letters, running, settings
-from tests.serve.test_request import byte_fallback
+from tests.tokens.test_growing_text import byte_fallback
 
 import dadlm
 from dadlm.decode import DecodeSettings, fill_gaps, settings_for
@@ -17,8 +17,8 @@ from dadlm.decode.samplers import SAMPLERS
 from dadlm.serve.request import TokenLogprob
 from dadlm.serve.routes import Choice, Completion
 from dadlm.serve.service import Service
-from dadlm.serve.text import TextStream
 from dadlm.tokens import Tokenizer
+from dadlm.tokens.growing_text import TextStream
 
 FAMILIES = ("dadlm", "bd3lm", "ar")
 PROMPT = "the cat "

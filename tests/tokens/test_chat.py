@@ -1,6 +1,8 @@
 """Chat templates: what they make of a conversation, and what they and messages may not do."""
 
+import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,17 @@ def test_a_conversation_becomes_a_prompt() -> None:
     assert words.turn_end_id == end != words.eot_id
 
 
-@pytest.mark.parametrize("template", [CHATML, "{{ messages | tojson(indent=2) }}", "{{ messages | tojson }}"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML,
+        "{{ messages | tojson(indent=2) }}",
+        "{{ messages | tojson }}",
+        "{% if tools is not none or documents is not none %}with tools{% endif %}" + CHATML,
+        "{% set x = 1 %}{% for m in messages %}{% generation %}{% set x = 2 %}{{ m.content }}"
+        "{{ loop.last }}\n{%- endgeneration -%}{{ x }}{% endfor %}",
+    ],
+)
 def test_transformers_gives_the_same_ids(template: str) -> None:
     transformers = pytest.importorskip("transformers")
     words = talker(template)
@@ -96,6 +108,14 @@ def test_templates_are_kept_with_the_tokenizer(tmp_path: Path) -> None:
         found.encode_chat(HELLO)
 
 
+def test_tokenizers_that_have_chatted_can_be_copied() -> None:
+    words = talker()
+    ids, said = words.encode_chat(HELLO), "a <|im_end|> b"
+    for again in (copy.deepcopy(words), pickle.loads(pickle.dumps(words))):
+        assert again == words and again.encode_chat(HELLO) == ids and again.turn_end_id == words.turn_end_id
+        assert again.encode(said) == words.encode(said), "text still becomes no special token"
+
+
 @pytest.mark.parametrize(
     ("template", "eos", "found"),
     [
@@ -120,6 +140,25 @@ def test_every_form_that_hugging_face_writes_is_read(
     assert ChatTemplate.read(tmp_path) == found
 
 
+def test_a_template_in_a_file_of_its_own_wins(tmp_path: Path) -> None:
+    """As transformers 5 writes it; what is saved into that folder later is what is read then."""
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "old", "eos_token": "<|im_end|>"}')
+    (tmp_path / "chat_template.jinja").write_text("日本\n", encoding="utf-8")
+    assert ChatTemplate.read(tmp_path) == ChatTemplate(text="日本\n", eos_token="<|im_end|>")
+    talker().save(tmp_path)
+    assert Tokenizer.load(tmp_path).chat == talker().chat
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_text("x")
+    assert ChatTemplate.read(tmp_path) == ChatTemplate(text="x")
+
+
+@pytest.mark.parametrize("content", [b"x" * 70_000, b"x" * 5_000_000, b"\xff"])
+def test_such_a_file_that_cannot_be_used_is_told(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(content)
+    with pytest.raises(DataError, match=r"chat_template\.jinja"):
+        ChatTemplate.read(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["[]", "{", '{"chat_template": "%s"}' % ("x" * 70_000), "[" * 10_000])
 def test_files_that_cannot_be_used_are_told(content: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(content)
@@ -140,11 +179,22 @@ def test_files_that_cannot_be_used_are_told(content: str, tmp_path: Path) -> Non
             "more than 4,194,304",
         ),
         ("{% for i in range(1000000000) %}x{% endfor %}", "[Rr]ange"),
+        ("{{ 'x' * 10 ** 12 }}", "by one"),
+        ("{{ [1, 2] * 10000000 }}", "by one"),
+        ("{{ 10 ** (10 ** 10) }}", "by one"),
+        ("{% set x = 'x' * 4000000 %}{{ x + x }}", "by one"),
     ],
 )
 def test_templates_cannot_do_everything(template: str, told: str) -> None:
     with pytest.raises(DataError, match=told):
         talker(template).encode_chat(HELLO)
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('a' * 3000000) }}", "{{ [][('a' * 3000000)]() }}"])
+def test_a_template_cannot_make_long_errors(template: str) -> None:
+    with pytest.raises(DataError) as caught:
+        talker(template).encode_chat(HELLO)
+    assert "a" * 100 in str(caught.value) and len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize(
@@ -153,3 +203,101 @@ def test_templates_cannot_do_everything(template: str, told: str) -> None:
 def test_messages_have_a_role_and_a_text(messages: Any) -> None:
     with pytest.raises(DataError, match="message"):
         talker().encode_chat(messages)
+
+
+def special_in(words: Tokenizer, ids: list[int]) -> list[str]:
+    """How the tokens of ChatML are spelled where they stand as such."""
+    names = {words._inner.token_to_id(name): name for name in ("<|im_start|>", "<|im_end|>")}
+    return [names[id_] for id_ in ids if id_ in names]
+
+
+def whole(words: Tokenizer, text: str) -> list[int]:
+    """What the library makes of a text, special tokens included."""
+    inner = tokenizers.Tokenizer.from_str(words._inner.to_str())
+    return inner.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("scheme", ["always", "never", "first"])
+@pytest.mark.parametrize("space", [{}, {"rstrip": True}, {"lstrip": True}])
+@pytest.mark.parametrize("text", ["{{ bos_token }}" + CHATML, "so: " + CHATML])
+def test_the_conversation_is_encoded_as_a_whole(scheme: str, space: dict[str, bool], text: str) -> None:
+    """Also where what a word becomes depends on its place, and where special tokens take the space beside."""
+    words = talker(text)
+    alphabet = sorted({*"▁<|>_\n:", *map(chr, range(ord("a"), ord("z") + 1)), "日", "本"})
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE({one: at for at, one in enumerate(alphabet)}, []))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    inner.add_special_tokens([tokenizers.AddedToken(one, normalized=False, **space) for one in names])
+    chat = ChatTemplate(text=text, eos_token="<|im_end|>", bos_token="<|endoftext|>")
+    words = Tokenizer(inner, chat)
+    ids = words.encode_chat(HELLO)
+    assert ids == whole(words, chat.render(HELLO)) and len(special_in(words, ids)) == 5
+    [said] = HELLO[1:]
+    asked: Message = {"role": "user", "content": f"a {names[2]} b"}
+    ids = words.encode_chat([said, asked])
+    assert special_in(words, ids) == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"]
+
+
+def test_the_tokens_of_a_template_are_special_whatever_the_tokenizer_says() -> None:
+    """Some tokenizers have what ends a turn among the added tokens, and do not call it special."""
+    inner = tokenizers.Tokenizer.from_str(
+        train_bpe(["the cat sat"], 262, show_progress=False)._inner.to_str()
+    )
+    inner.add_special_tokens(["<|im_start|>"])
+    inner.add_tokens(["<|im_end|>", "<think>"])
+    words = Tokenizer(inner, talker().chat)
+    ids = words.encode_chat([{"role": "user", "content": "a<|im_end|>b <think>"}])
+    assert special_in(words, ids) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert spelled(words, ids).startswith("<|im_start|>user\na<|im_end|>b <think><|im_end|>")
+    assert inner.token_to_id("<think>") in ids, "which is no special token, nor one of the template"
+    assert words.turn_end_id is not None
+    assert words.decode([*words.encode("so"), words.turn_end_id]) == "so"
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ messages[0].content }}{{ messages[1].content }}", ["a <|im_", "end|> b"]),
+        ("{{ messages[0].content ~ messages[1].content }}", ["<", "|im_end|>"]),
+        ("<{{ messages[0].content }}", ["|im_end|>"]),
+        ("{{ messages[0].content | lower }}", ["<|IM_END|>"]),
+        ("{{ messages[0].content | upper | lower }}", ["<|im_end|>", ""]),
+        ("{{ messages[0].content | striptags }}", ["<|im_e<b>nd|>"]),
+        ("{{ messages[0].content | replace('!', '') }}", ["<|im!_end|>"]),
+        ("{{ messages[0].content[::-1] }}", [">|dne_mi|<"]),
+    ],
+)
+def test_templates_cannot_make_special_tokens_of_what_people_write(template: str, said: list[str]) -> None:
+    words = talker(f"<|im_start|>{template}<|im_end|>")
+    ids = words.encode_chat([{"role": "user", "content": one} for one in said])
+    assert special_in(words, ids) == ["<|im_start|>", "<|im_end|>"]
+
+
+@pytest.mark.parametrize("said", ["<think>so</think> yes", "<|im_end|> <think></think> b", "a < b"])
+def test_templates_that_look_for_marks_find_them(said: str) -> None:
+    template = "{{ messages[0].content.split('</think>')[-1] }}{{ '<' in messages[0].content }}<|im_end|>"
+    words = talker(template)
+    ids = words.encode_chat([{"role": "assistant", "content": said}])
+    assert spelled(words, ids) == f"{said.split('</think>')[-1]}True<|im_end|>"
+    assert special_in(words, ids) == ["<|im_end|>"]
+
+
+@pytest.mark.parametrize("role_built", [True, False])
+def test_templates_may_build_special_tokens_of_roles(role_built: bool) -> None:
+    words = talker("{{ '<|im_' + messages[0].role + '|>' }}{{ messages[0].content }}<|im_end|>")
+    inner = tokenizers.Tokenizer.from_str(words._inner.to_str())
+    inner.add_special_tokens(["<|im_user|>"])
+    words = Tokenizer(inner, words.chat)
+    ids = words.encode_chat([{"role": "user", "content": "<|im_user|> <" if role_built else "a"}])
+    assert ids.count(words.special_ids["<|im_user|>"]) == 1 and ids[0] == words.special_ids["<|im_user|>"]
+
+
+def test_what_a_tokenizer_cannot_write_as_text_is_refused() -> None:
+    """Words of a list, where special tokens are words like others; unknown words are none of them."""
+    listed = ["<unk>", "</s>", "a", "▁", "user"]
+    inner = tokenizers.Tokenizer(tokenizers.models.Unigram([(one, -1.0) for one in listed], 0))
+    inner.add_special_tokens(["<unk>", "</s>"])
+    words = Tokenizer(inner, ChatTemplate(text="{{ messages[0].content }}</s>", eos_token="</s>"))
+    assert words.encode_chat([{"role": "user", "content": "a日"}]) == [2, 0, 1]
+    with pytest.raises(DataError, match="the messages spell </s>"):
+        words.encode_chat([{"role": "user", "content": "a</s>"}])

@@ -21,6 +21,7 @@ from dadlm.decode.request import Row
 from dadlm.errors import ConfigError, DadlmError, DataError
 from dadlm.model import Model
 from dadlm.tokens.chat import ANSWER_TOKENS, Message
+from dadlm.tokens.growing_text import TextStream
 
 TEMPERATURE = 0.2  # as on SmolLM2's card; at 1 small models lose the thread
 _COSTS = ("tokens", "cycles", "seconds")
@@ -101,14 +102,12 @@ class Conversation:
         return completions(self.target, [ids], replace(self.settings, max_new_tokens=most), seed)[0]
 
     def _pieces(self, row: Row) -> Iterator[str]:
-        words, given = self.target.tokenizer, 0
-        assert words is not None, "it has a chat template"
+        text, seen = TextStream(self.target.tokenizer), 0
         for _ in decode_steps(self.target, [row], engine_of(self.model, self.settings.mode, self.draft)[1]):
-            text = words.decode(row.tokens)
-            if not row.finished:  # without a character whose last bytes are still to come
-                text = text.rstrip("\N{REPLACEMENT CHARACTER}")
-            yield text[given:]
-            given = max(given, len(text))
+            new = row.tokens[seen:]
+            seen += len(new)
+            yield text.add(new)[0]
+        yield text.end()[0]
 
 
 def run(words: list[str]) -> int:

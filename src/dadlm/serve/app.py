@@ -17,6 +17,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainT
 from starlette.staticfiles import StaticFiles
 
 from dadlm.serve import answers, chat_schemas, reference, schemas
+from dadlm.serve.apart import Apart
 from dadlm.serve.body import read_body
 from dadlm.serve.chat import NO_CHAT, ChatCompletion
 from dadlm.serve.gaps import FilledGaps
@@ -26,6 +27,7 @@ from dadlm.serve.respond import Answer, respond
 from dadlm.serve.routes import Completion
 from dadlm.serve.service import Service
 
+_PROMPTS = 2  # chat prompts made side by side for a model; more would only share the interpreter
 _REF = "#/components/schemas/{model}"
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": answers.Error, "description": "refused; `param` names the field"},
@@ -81,7 +83,8 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
 
 def _add_decoding(app: FastAPI, service: Service) -> None:
     """The routes that decode."""
-    lock = asyncio.Lock()
+    lock, limits = asyncio.Lock(), service.settings
+    chats = {name: Apart(_PROMPTS, limits.deadline) for name in service.schedulers}
 
     def post(path: str, schema: type[schemas.Decoding], plan: Callable[..., Answer], **about: Any) -> None:
         async def handle(http: Request) -> Response:
@@ -90,7 +93,11 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
             # The body is not a parameter: the framework would check it on the event loop.
             body = await read_body(http, schema, lock)
             name, scheduler = service.find(body.model, body.mode)
-            planned = await asyncio.to_thread(plan, name, scheduler.model, body, service.settings)
+            work = partial(plan, name, scheduler.model, body, limits)
+            if schema is chat_schemas.ChatBody:
+                planned = await chats[name].run("the prompt", work)  # by a template that came with the model
+            else:
+                planned = await asyncio.to_thread(work)
             return await respond(scheduler, planned, http, bool(body.stream))
 
         content = {"application/json": {"schema": {"$ref": _REF.format(model=schema.__name__)}}}

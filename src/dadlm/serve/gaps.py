@@ -12,7 +12,7 @@ from dadlm.serve.respond import Answer
 from dadlm.serve.routes import encode, request_options
 from dadlm.serve.schemas import FillGapsBody, Gap
 from dadlm.serve.settings import ServeSettings
-from dadlm.serve.text import text_of
+from dadlm.tokens.growing_text import text_of
 
 
 class FilledGaps(Answer):

@@ -17,7 +17,7 @@ from dadlm.serve.request import Committed, Event, Finished, Request, TokenLogpro
 from dadlm.serve.respond import Answer
 from dadlm.serve.schemas import CompletionBody, Decoding
 from dadlm.serve.settings import ServeSettings
-from dadlm.serve.text import TextStream, text_of
+from dadlm.tokens.growing_text import TextStream, text_of
 
 _LATER_BYTE = re.compile("<0x[89AB].>")
 

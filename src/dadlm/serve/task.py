@@ -13,7 +13,7 @@ from dadlm.decode.step import Step
 from dadlm.errors import ConfigError
 from dadlm.model import Model
 from dadlm.serve.request import FAILED, Committed, Finished, Job, Reason, TokenLogprob
-from dadlm.serve.text import TextStream
+from dadlm.tokens.growing_text import TextStream
 
 _UNREAD_STEPS = 256  # traced steps, some 50 kB each, that may wait for a client who does not read
 _TOKENS_SHOWN = 3  # of each node in a trace

@@ -1,33 +1,25 @@
-"""A chat template: the messages of a conversation → the ids of a prompt that ends where the answer begins.
+"""A chat template, which makes one text of the messages of a conversation, and its files.
 
-The template is Jinja and comes with a model, so it is rendered in a sandbox, where it cannot reach Python and
-its text is cut off; time and memory it can waste. What people write never becomes a special token: a message
-that spells one is encoded as the characters it is. Knows nothing of models.
+How a template is rendered is said elsewhere (`chat_sandbox`), and so is what becomes of the text
+(`chat_prompt`). Knows nothing of tokenizers and models.
 """
 
-import datetime
 import json
-import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict
+from typing import Any, Literal, TypedDict
 
 from dadlm.errors import DataError
-
-if TYPE_CHECKING:
-    from dadlm.tokens.tokenizer import Tokenizer
 
 ANSWER_TOKENS = 512
 """Of an answer at most, where nobody says how many."""
 FILE = "tokenizer_config.json"
 """Where Hugging Face keeps a template, beside tokenizer.json."""
-_MOST_BYTES = 4 << 20  # of that file
+ALONE = "chat_template.jinja"
+"""Where transformers 5 keeps it instead; the other still names the tokens."""
+_MOST_BYTES = 4 << 20  # of each file
 _MOST_TEMPLATE = 1 << 16  # characters; long ones that are in use have 20,000
-_MOST_TEXT = 1 << 22  # characters of a rendered conversation
 _NAMED = ("bos_token", "eos_token")
 Role = Literal["system", "user", "assistant"]
 ROLES = ("system", "user", "assistant")
@@ -43,7 +35,8 @@ class Message(TypedDict):
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
     text: str
-    """Jinja, with Hugging Face's names: messages, add_generation_prompt, bos_token, eos_token."""
+    """Jinja, with Hugging Face's names: messages, add_generation_prompt, bos_token, eos_token; tools and
+    documents, which are none."""
     bos_token: str = ""
     """How the tokenizer calls what a text begins with."""
     eos_token: str = ""
@@ -53,60 +46,31 @@ class ChatTemplate:
         if len(self.text) > _MOST_TEMPLATE:
             raise DataError(
                 f"the chat template has {len(self.text):,} characters, more than {_MOST_TEMPLATE:,}: "
-                f"remove chat_template from {FILE}, and the model is used without a chat"
+                f"remove chat_template from {FILE}, or {ALONE}, and the model is used without a chat"
             )
 
     def render(self, messages: Sequence[Message]) -> str:
         """The conversation as one text, up to where the answer begins."""
-        import jinja2  # here, because most models have no template
+        from dadlm.tokens.chat_sandbox import render  # here, because most models have no template
 
-        tokens = {name: getattr(self, name) for name in _NAMED}
-        parts, length = list[str](), 0
-        try:
-            for part in self._compiled.generate(messages=messages, add_generation_prompt=True, **tokens):
-                parts.append(part)
-                length += len(part)
-                if length > _MOST_TEXT:
-                    raise DataError(f"the chat template makes more than {_MOST_TEXT:,} characters of this")
-        except DataError:
-            raise
-        except jinja2.TemplateSyntaxError as error:
-            raise DataError(f"the chat template is not valid Jinja, line {error.lineno}: {error}") from error
-        except Exception as error:  # whatever a template can provoke, its own refusals among it
-            raise DataError(f"the chat template does not take these messages: {error}") from error
-        return "".join(parts)
-
-    @cached_property
-    def _compiled(self) -> Any:
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        # As transformers sets it up: templates are written for that.
-        made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        made.filters["tojson"] = _json
-        made.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-        return made.from_string(self.text)
+        names: dict[str, Any] = {name: getattr(self, name) for name in _NAMED}
+        # Of these templates ask whether they are none, which what is not defined is not.
+        names |= {"tools": None, "documents": None}
+        return render(self.text, names | {"messages": messages, "add_generation_prompt": True})
 
     def write(self, folder: Path) -> None:
         settings = {"chat_template": self.text} | {name: getattr(self, name) for name in _NAMED}
         text = json.dumps({name: value for name, value in settings.items() if value}, indent=2)
         (folder / FILE).write_text(text + "\n", encoding="utf-8")
+        (folder / ALONE).unlink(missing_ok=True)  # of what was there before: it would win
 
     @classmethod
     def read(cls, folder: Path) -> "ChatTemplate | None":
         """The template of a folder; None where it has none."""
-        file = folder / FILE
-        if not file.is_file():
-            return None
-        try:
-            if (size := file.stat().st_size) > _MOST_BYTES:
-                raise ValueError(f"{size:,} bytes, more than {_MOST_BYTES:,}")
-            content = json.loads(file.read_text(encoding="utf-8"))
-            if not isinstance(content, dict):
-                raise ValueError("not an object")
-        except (OSError, ValueError, RecursionError) as error:
-            raise DataError(f"{file} cannot be read: {error}; get it again, or remove it") from error
-        return cls.of(content.get("chat_template"), *(content.get(name) for name in _NAMED))
+        settings = _settings(folder / FILE)
+        template = _content(folder / ALONE)
+        template = settings.get("chat_template") if template is None else template
+        return cls.of(template, *(settings.get(name) for name in _NAMED))
 
     @classmethod
     def of(cls, template: object, bos: object = None, eos: object = None) -> "ChatTemplate | None":
@@ -123,37 +87,7 @@ class ChatTemplate:
         return cls(text=template, bos_token=_spelling(bos), eos_token=_spelling(eos))
 
 
-def encode_chat(tokenizer: "Tokenizer", messages: Sequence[Message]) -> list[int]:
-    """The ids of a conversation, up to where the answer begins."""
-    if tokenizer.chat is None:
-        raise DataError("this model has no chat template: it continues prompts, and smollm2, say, has one")
-    _check(messages)
-    special, unused = tokenizer.special_ids, _unused(tokenizer.chat, messages)
-    names = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)"
-    stand_in = defaultdict[str, str](lambda: next(unused))
-
-    def without_special(text: str) -> str:
-        """Text with a character in place of each special token that it spells."""
-        return re.sub(names, lambda found: stand_in[found[0]], text)
-
-    plain: list[Message] = [
-        {"role": one["role"], "content": without_special(one["content"])} for one in messages
-    ]
-    pieces = re.split(f"({names})", tokenizer.chat.render(plain))
-    written = str.maketrans({character: name for name, character in stand_in.items()})
-    words = tokenizer.encode_batch([piece.translate(written) for piece in pieces[::2]])
-    marks = [[special[name]] for name in pieces[1::2]]
-    return [*chain(*chain(*zip(words, [*marks, []], strict=True)))]
-
-
-def _unused(chat: ChatTemplate, messages: Sequence[Message]) -> Iterator[str]:
-    """Characters for private use that stand nowhere in a conversation."""
-    said = set(chat.text).union(*(message["content"] for message in messages))
-    yield from (character for character in map(chr, range(0xF0000, 0x110000)) if character not in said)
-    raise DataError("the messages hold every character that Unicode has for private use: shorten them")
-
-
-def _check(messages: Sequence[Mapping[str, Any]]) -> None:
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     if not messages:
         raise DataError('no messages: give at least one, {"role": "user", "content": "..."}')
     for message in messages:
@@ -164,28 +98,34 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
+def _settings(file: Path) -> dict[str, Any]:
+    """What a tokenizer_config.json says; nothing where there is none."""
+    try:
+        written = _content(file)
+        content = {} if written is None else json.loads(written)
+        if not isinstance(content, dict):
+            raise ValueError("not an object")
+        return content
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _content(file: Path) -> str | None:
+    try:
+        if not file.is_file():
+            return None
+        if (size := file.stat().st_size) > _MOST_BYTES:
+            raise ValueError(f"{size:,} bytes, more than {_MOST_BYTES:,}")
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> DataError:
+    return DataError(f"{file} cannot be read: {error}; get it again, or remove it")
+
+
 def _spelling(token: object) -> str:
     """A token's text; Hugging Face writes some of them with their settings."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else ""
-
-
-def _refuse(message: object) -> NoReturn:
-    raise DataError(f"the chat template does not take these messages: {message}")
-
-
-def _json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As transformers has it: Jinja's own makes text for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)

@@ -18,7 +18,8 @@ from typing import Any
 import tokenizers
 
 from dadlm.errors import DataError
-from dadlm.tokens.chat import ChatTemplate, Message, encode_chat
+from dadlm.tokens.chat import ChatTemplate, Message
+from dadlm.tokens.chat_prompt import ChatPrompts
 from dadlm.tokens.pipeline import check_pipeline, without_panic
 from dadlm.tokens.readers import check_regular
 
@@ -63,7 +64,15 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a conversation by the model's chat template, up to where the answer begins."""
-        return encode_chat(self, messages)
+        if self._prompts is None:
+            raise DataError(
+                "this model has no chat template: it continues prompts, and smollm2, say, has one"
+            )
+        return self._prompts.ids(messages)
+
+    @cached_property
+    def _prompts(self) -> ChatPrompts | None:
+        return None if self.chat is None else ChatPrompts(self, self.chat)
 
     @property
     def special_ids(self) -> dict[str, int]:
@@ -72,8 +81,10 @@ class Tokenizer:
         return {token.content: id_ for id_, token in added.items() if token.special}
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; end-of-text, mask and ids outside the vocabulary leave nothing behind."""
-        known = [i for i in map(int, ids) if 0 <= i < self.vocab_size and i != self.eot_id]
+        """The text of ids; what ends a text or a turn, mask and ids outside the vocabulary leave nothing
+        behind."""
+        ends = (self.eot_id, self.turn_end_id)
+        known = [i for i in map(int, ids) if 0 <= i < self.vocab_size and i not in ends]
         with without_panic():
             return self._inner.decode(known, skip_special_tokens=True)
 
@@ -145,6 +156,11 @@ class Tokenizer:
                     return f"word {unknown!r} is not among the {len(vocabulary) - 1} words of the vocabulary"
         return f"the tokenizer cannot encode this text: {error}"
 
+    def __reduce__(self) -> Any:
+        # Of copies, and of what is sent to other processes: the library then forgets some of its settings,
+        # among them that text never becomes a special token.
+        return _made_of, (self._inner.to_str(), self.chat)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokenizer) and self.fingerprint == other.fingerprint
 
@@ -153,6 +169,10 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer(vocab_size={self.vocab_size}, fingerprint={self.fingerprint[:12]})"
+
+
+def _made_of(content: str, chat: ChatTemplate | None) -> Tokenizer:
+    return Tokenizer(tokenizers.Tokenizer.from_str(content), chat)
 
 
 _SIGNS = {"\n": "↵", "\t": "⇥", "\r": "␍"}  # these would tear a picture or a terminal line apart

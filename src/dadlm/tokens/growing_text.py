@@ -1,4 +1,4 @@
-"""Tokens → text for a client, piece by piece; what was sent never has to be taken back.
+"""Tokens → text for whoever reads along, piece by piece; what was sent never has to be taken back.
 
 Held back until it is certain: an incomplete character at the end, and what may become a stop text. The text
 ends where the first stop text begins, wherever the borders of the tokens are.
@@ -6,7 +6,7 @@ ends where the first stop text begins, wherever the borders of the tokens are.
 
 from collections.abc import Sequence
 
-from dadlm.tokens import Tokenizer
+from dadlm.tokens.tokenizer import Tokenizer
 
 _INCOMPLETE = "\ufffd"  # what decoders write for the bytes of a character that is not complete
 _WINDOW, _OVERLAP = 64, 16
