@@ -2,6 +2,7 @@
 runs, a hub. Knows nothing of what is in them, but that a shipped NAME-edges is the shipped NAME and the token
 edges that all of them share."""
 
+import os
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ def base_of(folder: Path) -> Path | None:
 
 def _is_whole(folder: Path) -> bool:
     """Whether a folder, or a run's, holds no adapters that need another one."""
-    return folder.is_dir() and all(_base_in(folder / part) is None for part in ("", "best", "last"))
+    # Not `Path.is_dir`, which raises where a name is too long for any folder.
+    return os.path.isdir(folder) and all(_base_in(folder / part) is None for part in ("", "best", "last"))
 
 
 def _base_in(folder: Path) -> Any:
@@ -88,9 +90,12 @@ def locate(name_or_folder: str | Path) -> Path:
 
         return open_packaged(str(name_or_folder))
     folder = Path(name_or_folder)
-    for place in (folder, folder / "best", folder / "last"):  # a training run stands for its best model
-        if (place / CONFIG).is_file() and all(file.exists() for file in weight_files(place)):
-            return place
+    try:
+        for place in (folder, folder / "best", folder / "last"):  # a training run stands for its best model
+            if (place / CONFIG).is_file() and all(file.exists() for file in weight_files(place)):
+                return place
+    except OSError as error:
+        raise CheckpointError(f"no model can be read from {str(folder)[:200]}: {error.strerror}") from error
     names = f"{', '.join(NAMES)}; inside packages: {', '.join(PACKAGED)}"
     if folder.exists():
         missing = "config.json or model.safetensors is missing"
