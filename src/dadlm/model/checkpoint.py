@@ -20,9 +20,9 @@ from dadlm.model.quantised import dequantise, quantise, without_scales
 from dadlm.model.uninitialised import uninitialised
 from dadlm.tokens import Tokenizer
 
-# What config.json holds beside the shape: ours, and what transformers adds when it saves a model.
+# What config.json holds beside the shape: ours, and what is added when transformers saves a model.
 _METADATA = {"model_type", "format", "weights_sha256", BASE} | {
-    *("architectures", "auto_map", "dtype", "transformers_version")
+    *("architectures", "auto_map", "dtype", "transformers_version", "turn_end_id")
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 FORMATS = {32: 1, 8: 2}  # bits of a stored weight: what config.json calls it
