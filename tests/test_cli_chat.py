@@ -87,6 +87,22 @@ def test_an_unknown_command_keeps_no_line_from_its_answer(
     assert said == ["hi"]
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_nor_does_one_that_is_too_long(
+    as_json: bool, cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was said before it is not lost, and it is not part of the conversation."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"hi\n{'x ' * 300}\nthe cat\n/exit\n"))
+    words = ["--seed", 4, "--temperature", 3, "--top-p", 1, "--max-new-tokens", 8]
+    result = cli("chat", "--model", folder, *words, *(["--json"] if as_json else []))
+    assert result.code == 2 and "and the model reads 128" in result.err and "Traceback" not in result.err
+    want = conversation(speaker("ar", True), ["hi", "the cat"], 4, max_new_tokens=8)
+    if as_json:
+        assert json.loads(result.out)["messages"] == want
+    else:
+        assert result.out == "".join(one["content"] + "\n" for one in want if one["role"] == "assistant")
+
+
 def test_answers_come_as_they_are_written(folder: Path) -> None:
     """A piece for each token or so, no half characters, and Ctrl-C keeps what there is."""
     model = speaker("ar", True)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.commands import Cli, refused
+from tests.decode.test_turn_end import speaker
 from tests.decode.tiny import tiny
 
 from dadlm import Model, generate
@@ -91,6 +92,15 @@ def speechless(model: Model, tmp_path: Path) -> None:
         model.backbone.embedding.weight.zero_()
         model.backbone.embedding.weight[model.config.eot_id] = 1
     save(model, tmp_path / "model")
+
+
+def test_the_end_of_a_turn_ends_a_summary(summarize: Cli, tmp_path: Path) -> None:
+    model = speaker("bd3lm", True, architecture="bd3lm", tie_embedding=False)
+    with torch.no_grad():
+        model.head.linear.bias[model.end_ids[1]] = 1e4
+    save(model, tmp_path / "model")
+    (told,) = summarize(files(tmp_path)[0], "--json").json["summaries"]
+    assert told["tokens"] == 1 and told["ended"]
 
 
 @pytest.mark.parametrize("first", [False, True])

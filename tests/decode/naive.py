@@ -96,16 +96,17 @@ class Naive:
             # What lies behind the end of the text may be open still.
             text = text[:first] + [config.eot_id if id_ is None else id_ for id_ in ids]
             new = text[start:end]
-            if config.eot_id in new:
-                return Text(new[: new.index(config.eot_id) + 1], passes, written)
+            end_at = next((i for i, id_ in enumerate(new) if id_ in self.model.end_ids), None)
+            if end_at is not None:
+                return Text(new[: end_at + 1], passes, written)
             if len(text) >= end:
                 return Text(new, passes, written)
             written += config.family in ("bd3lm", "dadlm")
 
     def _has_ended(self, written: Ids) -> bool:
-        """Whether all is known up to an end-of-text."""
+        """Whether all is known up to an end-of-text, or the end of a turn."""
         for id_ in written:
-            if id_ is None or id_ == self.config.eot_id:
+            if id_ is None or id_ in self.model.end_ids:
                 return id_ is not None
         return False
 

@@ -132,7 +132,7 @@ def test_by_hand() -> None:
     number = torch.zeros(4, dtype=torch.int64)
     every, wanted = torch.ones_like(masked), torch.tensor([[1, 1, 1, 1]] * 4).bool()
     now = Block(ids, masked, number, number, number, torch.zeros_like(ids), number, every, wanted, ends)
-    after, kept = settle(now, ids, torch.zeros_like(masked), 9)
+    after, kept = settle(now, ids, torch.zeros_like(masked), (9,))
     assert after.tolist() == [[9, 1, 9, 9], ids[1].tolist(), [1, 9, 9, 9], ids[3].tolist()]
     assert kept.tolist() == [
         [False, False, False, True],
@@ -140,8 +140,22 @@ def test_by_hand() -> None:
         [False, False, True, True],
         [False] * 4,
     ]
-    padded, _ = settle(now, ids, torch.zeros_like(masked), 9, padded=torch.ones(4, 1).bool())
+    padded, _ = settle(now, ids, torch.zeros_like(masked), (9,), padded=torch.ones(4, 1).bool())
     assert padded.tolist() == [[9, 1, 9, 9], [9, 1, 9, 9], [1, 9, 9, 9], ids[3].tolist()]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_by_hand_with_turns(padded: bool) -> None:
+    """The end of a turn is 8: a text is over there too, but what follows a late one is not known."""
+    ids = torch.tensor([[8, 1, 8, 5], [8, 1, 8, 5], [9, 1, 9, 5]])
+    masked = torch.tensor([[0, 0, 0, 1], [0, 1, 0, 1], [0, 1, 0, 1]]).bool()
+    ends = torch.tensor([[0, 1, 1, 1]] * 3).bool()
+    number, every = torch.zeros(3, dtype=torch.int64), torch.ones_like(masked)
+    now = Block(ids, masked, number, number, number, torch.zeros_like(ids), number, every, every, ends)
+    pad = torch.ones(3, 1).bool() if padded else None
+    after, kept = settle(now, ids, torch.zeros_like(masked), (9, 8), pad)
+    assert after.tolist() == [[8, 1, 8, 9], ids[1].tolist(), [9, 1, 9, 9 if padded else 5]]
+    assert kept.tolist() == [[False] * 3 + [True], [False] * 4, [False] * 3 + [padded]]
 
 
 @pytest.mark.parametrize("family", ["mdlm", "bd3lm", "dadlm"])

@@ -1,5 +1,7 @@
 """Shortlists of models with token edges: exact where they hold everything, and what they are otherwise."""
 
+import copy
+
 import pytest
 import torch
 from tests.decode.test_chain import edge_model, joint, without_end
@@ -12,7 +14,7 @@ from dadlm.decode import batched_settings, shortlist
 from dadlm.decode.batched_settings import Features
 from dadlm.decode.shortlist import Shortlist, Vocabulary
 from dadlm.model import successors
-from dadlm.model.edge import Left
+from dadlm.model.edge import Left, Mlp
 from dadlm.model.successors import keep_successors
 
 FORMS = ("bilinear", "mlp")
@@ -31,6 +33,23 @@ def test_all_tokens_on_the_list_are_the_vocabulary(family, form, fixed, options,
         {"max_new_tokens": 10, "seed": 3, **options},
     )
     assert generate(model, prompts, shortlist=4, **how).tokens == generate(model, prompts, **how).tokens
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_columns_of_an_mlp_are_made_once_for_all_passes(fixed, request, monkeypatch):
+    """They are a product over the whole vocabulary; a later call sees what has become of the weights."""
+    if fixed:
+        request.getfixturevalue("as_on_cuda")
+    model, made = edge_model("bd3lm", "mlp", N=4), []
+    columns = Mlp.columns
+    monkeypatch.setattr(Mlp, "columns", lambda self, weight: made.append(weight) or columns(self, weight))
+    prompts, how = [prompt_of(4, vocab=5)] * 8, {"max_new_tokens": 12, "seed": 3}
+    before = generate(model, prompts, **how)
+    assert max(before.forward_passes) > 4 and len(made) == 1
+    with torch.no_grad():
+        model.head.edge.outer.mul_(-3.0)
+    after = generate(model, prompts, **how).tokens
+    assert after == generate(copy.deepcopy(model), prompts, **how).tokens != before.tokens
 
 
 @torch.no_grad()

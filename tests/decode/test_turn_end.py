@@ -4,10 +4,13 @@ import copy
 from dataclasses import replace
 
 import pytest
+import torch
+from tests.decode.naive import Naive
+from tests.decode.test_end import WAYS
 from tests.decode.tiny import tiny
 from tests.tokens.test_chat import talker
 
-from dadlm import Model, generate
+from dadlm import DecodeSettings, Model, generate
 from dadlm.tokens import Tokenizer
 
 PROMPTS = ["the cat", "sat the cat", "a"]
@@ -36,6 +39,32 @@ def test_texts_end_with_the_turn(family: str) -> None:
             cut = want[: want.index(turn_end) + 1] if turn_end in want else want
             assert found == cut and "<|im_end|>" not in text
             ended += found[-1] == turn_end
+    assert ended > 2, "the test must see some"
+
+
+def likely_to_end(family: str) -> Model:
+    """Half of what it says ends a turn, a quarter a text."""
+    model = speaker(family, True, block=8, tie_embedding=False)
+    bias = torch.zeros(model.config.vocab_size)
+    bias[list(model.end_ids)] = torch.tensor([3.0, 4.0])
+    model.head.linear.bias = torch.nn.Parameter(bias)
+    return model
+
+
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("family", ["mdlm", "bd3lm", "dadlm"])
+def test_nothing_is_denoised_behind_the_end_of_a_turn(family: str, options: dict) -> None:
+    """As in plain loops, passes included."""
+    model, ended = likely_to_end(family), 0
+    assert model.tokenizer is not None
+    options = {"top_p": 1.0} | options
+    naive, settings = Naive(model), DecodeSettings(**options)
+    prompts = [model.tokenizer.encode(text) for text in (*PROMPTS, *PROMPTS)]
+    told = generate(model, prompts, seed=5, max_new_tokens=13, **options)
+    for row, prompt in enumerate(prompts):
+        text = naive.complete(prompt, 5 + row, settings, 13)
+        assert (told.tokens[row], told.forward_passes[row]) == (text.tokens, text.forward_passes)
+        ended += text.tokens[-1] == model.end_ids[1]
     assert ended > 2, "the test must see some"
 
 

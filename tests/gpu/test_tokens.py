@@ -52,9 +52,11 @@ def block_of(rows: int, N: int, seed: int, width: int | None = None) -> Block:
     ids = torch.randint(0, 4, (rows, width), generator=random).to(DEVICE)[:, :N]
     masked = flags(0.6)
     masked[rows // 2] = False
+    first = torch.rand(rows, width, generator=random) < 0.9
+    wanted = first.int().cummin(1).values.bool().to(DEVICE)[:, :N]  # they come first
     return Block(
         ids=ids, masked=masked, first=number[0], number=number[0], step=number[1], plan=ids, seed=number[2],
-        in_window=flags(1.0), wanted=flags(0.8), ends=flags(0.7),
+        in_window=flags(1.0), wanted=wanted, ends=flags(0.7),
     )  # fmt: skip
 
 
@@ -69,12 +71,15 @@ def test_the_revealed_position(rows: int, N: int, seed: int, monkeypatch) -> Non
 
 @pytest.mark.parametrize(("rows", "N"), SHAPES)
 @pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("ends", [(3,), (3, 1)])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_block_after_a_step(rows: int, N: int, seed: int, padded: bool, monkeypatch) -> None:
+def test_the_block_after_a_step(
+    rows: int, N: int, seed: int, ends: tuple[int, ...], padded: bool, monkeypatch
+) -> None:
     block = block_of(rows, N, seed, N + 1)
     kept = block.masked & (torch.rand(rows, N, device=DEVICE) < 0.5)
     tokens, pad = torch.randint(0, 4, (rows, N), device=DEVICE), torch.arange(rows, device=DEVICE) % 2 == 0
-    how = tokens, kept, block.step + 2, 3, pad[:, None] if padded else None
+    how = tokens, kept, block.step + 2, ends, pad[:, None] if padded else None
     (slow, *slow_rest), (fast, *fast_rest) = both(monkeypatch, lambda: after_step(block, *how))
     for field in fields(Block):
         assert torch.equal(getattr(fast, field.name), getattr(slow, field.name)), field.name

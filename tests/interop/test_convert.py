@@ -13,7 +13,7 @@ from tests.interop import published
 from tests.interop.reference import Reference
 
 import dadlm
-from dadlm.errors import ConfigError
+from dadlm.errors import CheckpointError, ConfigError
 from dadlm.interop.convert import convert
 from dadlm.interop.likelihood import position_logp
 from dadlm.interop.published_form import published_name
@@ -118,6 +118,17 @@ def test_there_and_back_is_the_identity_bit_for_bit(family: str, half: bool, tmp
         published.write(tmp_path / f"theirs-{number}", family, half=half, **how)
         convert(tmp_path / f"theirs-{number}", tmp_path / f"ours-{number}")
         assert published.content(tmp_path / f"ours-{number}") == published.content(tmp_path / "ours")
+
+
+def test_a_published_folder_is_replaced_by_its_own_form_alone(tmp_path: Path) -> None:
+    for name in ("theirs", "there"):
+        published.write(tmp_path / name)
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    with pytest.raises(CheckpointError, match="no model folder of ours"):
+        convert(tmp_path / "ours", tmp_path / "there")
+    for _ in range(2):
+        convert(tmp_path / "ours", tmp_path / "there", to="bd3lm")
+    assert published.content(tmp_path / "there") == published.content(tmp_path / "theirs")
 
 
 def test_ours_out_and_in_again_is_the_identity(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.decode.test_turn_end import PROMPTS, speaker
 from tests.decode.tiny import FAMILIES, prompt_of, silence_eot, tiny
 from tests.interop import published
 
@@ -161,6 +162,46 @@ def test_a_streamer_sees_blocks_as_they_are_decided(family: str) -> None:
 def test_what_has_no_meaning_is_refused(model: DadlmForMaskedLM, options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         model.generate(IDS, **options)
+
+
+@pytest.mark.parametrize("how", [{}, {"mode": "ar"}])
+def test_texts_of_a_chat_end_with_the_turn(how: dict, tmp_path: Path) -> None:
+    """In transformers as in dadlm; also of a folder without a tokenizer, which transformers has saved."""
+    core = speaker("bd3lm", True, causal_context=True)
+    eot, turn_end = core.end_ids
+    dadlm.save(core, tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "folder", to="transformers")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "folder").save_pretrained(tmp_path / "again")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "folder")
+    assert tokenizer.eos_token_id == turn_end and tokenizer.pad_token_id == eot
+    how = {"max_new_tokens": 100, "temperature": 3.0, "top_p": 1.0, "seed": 10} | how
+    inputs = tokenizer(PROMPTS * 4, return_tensors="pt", padding=True, padding_side="left")
+    wanted = dadlm.generate(core, PROMPTS * 4, **how).tokens
+    assert any(row[-1] == turn_end for row in wanted)
+    for name in ("folder", "again"):
+        said = json.loads((tmp_path / name / "generation_config.json").read_text())
+        assert said["eos_token_id"] == [eot, turn_end] and said["pad_token_id"] == eot
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        for end in (
+            {},
+            *({"eos_token_id": end} for end in (eot, turn_end, [eot, turn_end], [turn_end, eot])),
+        ):
+            rows = model.generate(**inputs, **how, **end)[:, inputs.input_ids.shape[1] :].tolist()
+            for row, want in zip(rows, wanted, strict=True):
+                assert row == want + [eot] * (len(row) - len(want))
+        for end in ([], 3, [eot, 3], [[eot]], "x"):
+            with pytest.raises(ConfigError, match=f"end with token {eot} or {turn_end}; eos_token_id is"):
+                model.generate(**inputs, eos_token_id=end)
+    assert dadlm.load(tmp_path / "folder").end_ids == core.end_ids
+
+
+@pytest.mark.parametrize("turn_end", ["x", -1, 263, 2.0, True, [3]])
+def test_a_turn_that_ends_with_no_token_is_refused(turn_end: object, tmp_path: Path) -> None:
+    DadlmForMaskedLM.of(speaker("ar", True)).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"turn_end_id": turn_end}))
+    with pytest.raises(ConfigError, match="turn_end_id"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_the_tokenizer_gives_what_generate_takes(tmp_path: Path) -> None:

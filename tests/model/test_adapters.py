@@ -10,7 +10,7 @@ from tests.commands import Cli, refused
 from tests.model.test_causal import saved
 
 import dadlm
-from dadlm.errors import CheckpointError
+from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import Model
 from dadlm.model.adapters import save_adapters
 from dadlm.model.causal import convert_causal
@@ -90,7 +90,31 @@ def test_another_base_is_refused(trained: Model, tmp_path: Path) -> None:
         dadlm.load("small")
 
 
-@pytest.mark.parametrize("name", [None, 7, "owner/model", "small", "../outside", "nothing"])
+@pytest.mark.parametrize("base", ["base", "run"])
+@pytest.mark.parametrize("out", ["base", "./model/../base", "link", "model"])
+def test_what_is_read_is_not_replaced(out: str, base: str, trained: Model) -> None:
+    """Adapters in the place of their base would be all that is left of it."""
+    Path("link").symlink_to("base")
+    Path("run").mkdir()
+    Path("run/best").symlink_to("../base")
+    before = {file: file.read_bytes() for file in Path().glob("*/*") if file.is_file()}
+    with pytest.raises(ConfigError, match=r"is read from.*name another folder"):
+        save_adapters("model", base, out)
+    assert before == {file: file.read_bytes() for file in Path().glob("*/*") if file.is_file()}
+
+
+def test_nor_is_the_base_of_what_is_read(trained: Model) -> None:
+    save_adapters("model", "base", "small")
+    shutil.copytree("base", "same")
+    with pytest.raises(ConfigError, match="is read from"):
+        save_adapters("small", "same", "base")
+    save_adapters("small", "same", "moved")
+    assert same(dadlm.load("moved"), trained)
+
+
+@pytest.mark.parametrize(
+    "name", [None, 7, "owner/model", "small", "../outside", "nothing", "x" * 300, "x/" * 3000, "\0"]
+)
 def test_what_a_file_may_name_as_base(name: object, trained: Model) -> None:
     """Nothing is fetched, and nothing goes round in circles."""
     save_adapters("model", "base", "small")

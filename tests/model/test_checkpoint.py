@@ -214,6 +214,8 @@ def test_a_damaged_tokenizer_is_refused(folder):
 def test_absent_and_incomplete_folders_are_refused(folder, tmp_path):
     for place in (tmp_path / "absent", "absent"):
         assert "no folder" in refusal(place)
+    for place in ("x" * 300, "x/" * 3000):
+        assert "File name too long" in refusal(place)
     for missing in ("config.json", "model.safetensors"):
         (folder / missing).rename(folder / "aside")
         assert "is not a model folder" in refusal(folder)
@@ -316,6 +318,24 @@ def test_saving_where_other_things_lie_is_refused_and_deletes_nothing(tmp_path):
     with pytest.raises(CheckpointError, match="could not write"):
         save(tiny_model(), tmp_path / "thesis.txt" / "model")
     assert content(tmp_path) == before
+
+
+def test_a_model_of_others_is_not_replaced(folder: Path, tmp_path: Path) -> None:
+    """Its files are called as ours are; what config.json says is what tells them apart."""
+    word_level(WORDS).save(folder)
+    (folder / "tokenizer_config.json").write_text("{}")
+    ours = json.loads((folder / "config.json").read_text())
+    for config in ({"model_type": "llama"}, {}, ours | {"model_type": ["dadlm"]}, [ours], None):
+        (folder / "config.json").write_text(json.dumps(config))
+        with untouched(folder), pytest.raises(CheckpointError, match="no model folder of ours"):
+            save(tiny_model(seed=1), folder)
+    (folder / "config.json").unlink()
+    with untouched(folder), pytest.raises(CheckpointError, match="no model folder of ours"):
+        save(tiny_model(seed=1), folder)
+    (folder / "config.json").write_text(json.dumps(ours))
+    save(tiny_model(seed=1), folder)
+    (tmp_path / "empty").mkdir()
+    save(tiny_model(), tmp_path / "empty")
 
 
 def test_a_model_in_bfloat16(tmp_path: Path) -> None:

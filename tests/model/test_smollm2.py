@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dadlm
-from dadlm.model import Model, language_model_files, packaged
+from dadlm.model import Model, language_model_files, pretrained
 
 pytestmark = [
     pytest.mark.acceptance,
@@ -38,7 +38,7 @@ def theirs() -> tuple[Any, Any]:
 
 
 def test_it_is_what_is_said_of_it(model: Model) -> None:
-    shape = packaged.SHAPES["smollm2"]
+    shape = pretrained.PACKAGED["smollm2"]
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
     assert (model.config.context, model.config.family) == (shape.context, "ar")
     assert model.tokenizer and [model.tokenizer.token_text(i) for i in model.end_ids] == [

@@ -130,25 +130,30 @@ def run(words: list[str]) -> int:
 
 
 def _piped(talk: Conversation, as_json: bool) -> int:
-    """A message per line of standard input; answers alone on standard output. Unknown commands are told, and
-    do not keep the other lines from being answered."""
+    """A message per line of standard input; answers alone on standard output. Unknown commands and lines that
+    are too long are told, and do not keep the other lines from being answered."""
     code = 0
     for line in _lines():
         try:
             if _obey(talk, line):
                 break
-        except ConfigError as error:
+            if line and not line.startswith("/"):
+                _answer(talk, line, as_json)
+        except (ConfigError, DataError) as error:
             print(f"error: {error}", file=sys.stderr)
             code = 2
-        if line and not line.startswith("/"):
-            if not talk.answer(line, _keep if as_json else _print):
-                raise KeyboardInterrupt
-            if not as_json:
-                print(flush=True)
     if as_json:
         sums = {name: sum(cost[i] for cost in talk.costs) for i, name in enumerate(_COSTS)}
         print(json.dumps({"messages": talk.messages} | sums, ensure_ascii=False))
     return code
+
+
+def _answer(talk: Conversation, line: str, as_json: bool) -> None:
+    """As it is written, or kept for the end; Ctrl-C leaves."""
+    if not talk.answer(line, _keep if as_json else _print):
+        raise KeyboardInterrupt
+    if not as_json:
+        print(flush=True)
 
 
 def _at_terminal(talk: Conversation, name: str) -> int:

@@ -11,7 +11,7 @@ from rich.table import Table
 from dadlm.cli.options import JsonOption, parse
 from dadlm.errors import CheckpointError
 from dadlm.model.checkpoint import count_parameters, read_config
-from dadlm.model.packaged import SHAPES, source_of
+from dadlm.model.packaged import source_of
 from dadlm.model.pretrained import ABOUT, DEFAULT, PACKAGED, shipped, weight_files
 
 
@@ -42,7 +42,7 @@ def run(words: list[str]) -> int:
     )
     for name in PACKAGED:
         if source_of(name) is None:
-            print(f"{name} does not ship: {SHAPES[name].install}")
+            print(f"{name} does not ship: {PACKAGED[name].install}")
     print(f"--model takes these names, a folder, a run or a Hugging Face name; generate's default: {DEFAULT}")
     return 0
 
@@ -77,8 +77,8 @@ def _packaged(name: str) -> dict[str, Any]:
     return dict.fromkeys(("block_size", "candidates", "edge_rank")) | {
         "name": name,
         "family": "ar",
-        "context": SHAPES[name].context,
-        "parameters": SHAPES[name].parameters,
+        "context": PACKAGED[name].context,
+        "parameters": PACKAGED[name].parameters,
         "bytes": None if source is None else source.stat().st_size,
-        "about": PACKAGED[name],
+        "about": PACKAGED[name].about,
     }

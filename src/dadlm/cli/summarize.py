@@ -160,7 +160,7 @@ def _write(
             "tokens": len(out.tokens[row]),
             "forward_passes": out.forward_passes[row],
             "truncated": prompts[row][1],
-            "ended": out.tokens[row][-1] == model.config.eot_id,
+            "ended": out.tokens[row][-1] in model.end_ids,
         }
         for row, (source, _) in enumerate(documents)
     ]

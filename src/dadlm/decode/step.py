@@ -70,7 +70,7 @@ def denoise_step(
         )
         ending = None if padded is None else block.ends & (tokens == model.config.eot_id) & padded
         kept, at = keep(block, infilled, settings, features, Proposal(confidence, ending, entropy, chained))
-    after, ids, kept = after_step(block, tokens, kept, at, model.config.eot_id, padded)
+    after, ids, kept = after_step(block, tokens, kept, at, model.end_ids, padded)
     return after, Step(block, prediction, path, drawn, tokens, kept, infilled, at, ids)
 
 
@@ -114,38 +114,46 @@ def _by_sampler(values: Mapping[str, Tensor], settings: BatchedSettings) -> Tens
 
 
 def after_step(
-    block: Block, tokens: Tensor, kept: Tensor, at: Tensor, eot_id: int, padded: Tensor | None
+    block: Block,
+    tokens: Tensor,
+    kept: Tensor,
+    at: Tensor,
+    end_ids: tuple[int, ...],
+    padded: Tensor | None,
 ) -> tuple[Block, Tensor, Tensor]:
     """The block with the kept tokens in it, its ids, and what is decided [B, N]: see `settle`."""
     if kernels.takes(tokens):
         from dadlm.decode.kernels.tokens import settle as settle_fused
 
         given = block.masked, block.wanted, block.ends, block.ids, tokens, kept, at, padded
-        ids, kept, masked, step = settle_fused(*given, eot_id)
+        ids, kept, masked, step = settle_fused(*given, end_ids)
         return replace(block, ids=ids, masked=masked, step=step), ids, kept
-    ids, kept = settle(block, torch.where(kept, tokens, block.ids), kept, eot_id, padded)
+    ids, kept = settle(block, torch.where(kept, tokens, block.ids), kept, end_ids, padded)
     return replace(block, ids=ids, masked=block.masked > kept, step=at + 1), ids, kept
 
 
 def settle(
-    block: Block, ids: Tensor, kept: Tensor, eot_id: int, padded: Tensor | None = None
+    block: Block, ids: Tensor, kept: Tensor, end_ids: tuple[int, ...], padded: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Tokens and what is decided [B, N], the rest of the block included where nothing more is asked for.
 
-    That is where all wanted positions are decided, or where end-of-text stands and nothing before it is open:
-    while something is, what follows the end-of-text is context for it and has to be denoised, unless that
-    is known to be end-of-text too (`padded` [B, 1]).
+    That is where all wanted positions are decided, or where a text ends (`Model.end_ids`) and nothing before
+    that is open: while something is, what follows the end is context for it and has to be denoised, unless
+    end-of-text is known to be followed by nothing else (`padded` [B, 1]).
     """
     if ids.shape[1] == 1:
         return ids, kept  # nothing is left
     masked = block.masked > kept  # and not kept: one launch instead of two
-    end = block.ends & (ids == eot_id)
+    eot = block.ends & (ids == end_ids[0])
+    end = eot
+    for turn_end in end_ids[1:]:
+        end = end | (block.ends & (ids == turn_end))
     open_before = (masked & block.wanted).cumsum(1)  # wanted positions come first
     over = (end & (open_before == 0)).any(1, keepdim=True) | (open_before[:, -1:] == 0)
     if padded is not None:
-        over = over | (((end & ~masked).cumsum(1) > 0) & padded)
+        over = over | (((eot & ~masked).cumsum(1) > 0) & padded)
     left = masked & over
-    return ids.masked_fill(left, eot_id), kept | left
+    return ids.masked_fill(left, end_ids[0]), kept | left
 
 
 def composite(emitted: Tensor, transition_logp: Tensor, path: Tensor, weight: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from dadlm.interop.published import read_published, write_published
 from dadlm.interop.published_form import FAMILIES, NOTES, Notes, read_notes
 from dadlm.model import Model, load
 from dadlm.model.checkpoint import locate, merged, write_model
-from dadlm.model.files import CONFIG, whole_folder, write_json
+from dadlm.model.files import CONFIG, MODEL_TYPE, whole_folder, write_json
 from dadlm.model.pretrained import shipped
 from dadlm.model.untrusted import read_json
 
@@ -35,7 +35,7 @@ def convert(
         folder = locate(source)  # unlike `load`, with weights of any form
     if Path(out).resolve() == folder.resolve():
         raise ConfigError(f"{out} is where the model is read from: name another folder")
-    if read_json(folder / CONFIG).get("model_type") != "dadlm":
+    if read_json(folder / CONFIG).get("model_type") != MODEL_TYPE:
         model, notes = read_published(folder, family, block_size)
     elif family is not None or block_size is not None:
         raise ConfigError(f"{folder} is a dadlm model: family and block size are what it was trained with")
@@ -50,7 +50,8 @@ def convert(
         "dadlm": (NOTES,),
     }
     replaced = (*may_replace.get(to, ()), *([CARD] if card.is_file() else []))
-    with whole_folder(Path(out), may_replace=replaced) as temporary:
+    types = (MODEL_TYPE, to) if to in FAMILIES else (MODEL_TYPE,)
+    with whole_folder(Path(out), may_replace=replaced, model_types=types) as temporary:
         _write(temporary, model, to, notes)
         if card.is_file():
             shutil.copyfile(card, temporary / CARD)

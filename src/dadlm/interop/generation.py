@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 from dadlm.decode import DecodeSettings
 from dadlm.decode.request import settings_of
 from dadlm.errors import ConfigError
-from dadlm.model import ModelConfig
+from dadlm.model import Model, ModelConfig
 
 _SAMPLING = ("temperature", "top_p", "top_k")
 _IGNORED = ("transformers_version", "bos_token_id", "tokenizer")  # a tokenizer is there for stop_strings
@@ -41,26 +41,34 @@ class Asked:
     cache: bool
 
 
-def default_generation(config: ModelConfig) -> dict[str, Any]:
+def default_generation(model: Model) -> dict[str, Any]:
     """What generation_config.json says, so that `pipeline` does not put its own defaults in place of ours."""
-    ours = DecodeSettings()
+    ours, config, ends = DecodeSettings(), model.config, model.end_ids
     return {
         "do_sample": True,
         "temperature": ours.temperature,
         "top_p": ours.top_p,
         "max_new_tokens": ours.new_tokens(1, config),
-        "eos_token_id": config.eot_id,
+        "eos_token_id": config.eot_id if len(ends) == 1 else [*ends],
         "pad_token_id": config.eot_id,
     }
 
 
+def turn_end_of(said: Any, config: ModelConfig) -> int | None:
+    """What config.json says of the token that ends a turn."""
+    if said is None or (type(said) is int and 0 <= said < config.mask_id):
+        return said
+    raise ConfigError(f"turn_end_id in config.json must be a token below {config.mask_id}, got {said!r}")
+
+
 def read_options(
-    defaults: Mapping[str, Any], given: Mapping[str, Any], length: int, longest: int, config: ModelConfig
+    defaults: Mapping[str, Any], given: Mapping[str, Any], length: int, longest: int, model: Model
 ) -> Asked:
     """Options `given` by the caller over the model's `defaults`.
 
     Rows have `length` tokens with padding, the longest of them `longest` without.
     """
+    config = model.config
     given = {name: value for name, value in given.items() if value is not None}
     whole = {**defaults, **given}
     options: dict[str, Any] = {
@@ -71,14 +79,21 @@ def read_options(
     if not whole.get("do_sample", True):
         options = {"path": "viterbi"} | {k: v for k, v in options.items() if k not in _SAMPLING}
     options.pop("do_sample", None)
-    end = options.pop("eos_token_id", config.eot_id)
-    if end not in (config.eot_id, [config.eot_id]):
-        raise ConfigError(f"texts of this model end with token {config.eot_id}; eos_token_id is {end}")
+    _check_end(options.pop("eos_token_id", config.eot_id), model.end_ids)
     copies, pad_id = options.pop("num_return_sequences", 1), options.pop("pad_token_id", config.eot_id)
     if not isinstance(copies, int) or copies < 1:
         raise ConfigError(f"num_return_sequences must be a whole number of at least 1, got {copies!r}")
     _refuse(options)
     return Asked(settings_of(None, options), copies, pad_id, bool(whole.get("use_cache", True)))
+
+
+def _check_end(asked: Any, ends: tuple[int, ...]) -> None:
+    """One of the tokens that end a text, or several: all of them do, whichever are named."""
+    named = asked if isinstance(asked, list) else [asked]
+    if not named or any(end not in ends for end in named):
+        raise ConfigError(
+            f"texts of this model end with token {' or '.join(map(str, ends))}; eos_token_id is {asked}"
+        )
 
 
 def _means_nothing(name: str, value: Any) -> bool:

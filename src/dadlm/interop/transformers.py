@@ -33,7 +33,7 @@ try:
     from transformers.modeling_outputs import MaskedLMOutput
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    from dadlm.interop.generation import Asked, default_generation, read_options
+    from dadlm.interop.generation import Asked, default_generation, read_options, turn_end_of
 except ImportError as error:
     raise ConfigError("this needs transformers: pip install 'dadlm[transformers]'") from error
 
@@ -77,6 +77,7 @@ class DadlmConfig(PretrainedConfig):
         fields.pop("weights_sha256", None)  # of the weights that were there, not of those that will be saved
         for name, value in asdict(ModelConfig(**{k: fields.pop(k) for k in _SHAPE if k in fields})).items():
             setattr(self, name, value)
+        self.turn_end_id = turn_end_of(fields.pop("turn_end_id", None), self.shape)
         modules = {"AutoConfig": "DadlmConfig"} | dict.fromkeys(_AUTO, "DadlmForMaskedLM")
         self.auto_map = {auto: f"{Path(REMOTE).stem}.{own}" for auto, own in modules.items()}
         super().__init__(**{name: value for name, value in fields.items() if name != "auto_map"})
@@ -88,7 +89,7 @@ class DadlmConfig(PretrainedConfig):
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json holds: complete, and nothing that dadlm would not know."""
         fields = super().to_diff_dict()
-        kept = ("model_type", "architectures", "auto_map", "dtype", "transformers_version")
+        kept = ("model_type", "architectures", "auto_map", "dtype", "transformers_version", "turn_end_id")
         return {"format": 1} | {k: fields[k] for k in kept if k in fields} | asdict(self.shape)
 
     @classmethod
@@ -105,11 +106,13 @@ class DadlmForMaskedLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: DadlmConfig, core: Model | None = None) -> None:
         super().__init__(config)
-        core = Model(config.shape) if core is None else core
+        if core is None:  # without a tokenizer, which would know
+            core = Model(config.shape)
+            core.turn_end_id = config.turn_end_id
         # Its parts are registered, it is not: the weights keep the names that they have in our folders.
         self.__dict__["core"] = core
         self.backbone, self.head, self.graph = core.backbone, core.head, core.graph
-        self.generation_config = GenerationConfig(**default_generation(core.config))
+        self.generation_config = GenerationConfig(**default_generation(core))
         self.post_init()
 
     core: Model
@@ -118,7 +121,8 @@ class DadlmForMaskedLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def of(cls, model: Model) -> "DadlmForMaskedLM":
         """The same model, sharing its weights, as transformers wants it."""
-        return cls(DadlmConfig(**asdict(model.config)), model)
+        turn_end = next(iter(model.end_ids[1:]), None)
+        return cls(DadlmConfig(**asdict(model.config), turn_end_id=turn_end), model)
 
     def forward(
         self,
@@ -167,7 +171,7 @@ class DadlmForMaskedLM(PreTrainedModel, GenerationMixin):
             given | options,
             ids.shape[1],
             max(map(len, prompts)),
-            self.core.config,
+            self.core,
         )
         ids = ids.repeat_interleave(asked.copies, 0)
         prompts = [prompt for prompt in prompts for _ in range(asked.copies)]

@@ -20,17 +20,20 @@ def save_adapters(source: str | Path, base: str | Path, folder: str | Path, *, b
     the base."""
     if bits not in FORMATS:
         raise ConfigError(f"weights are stored in 32 or 8 bits, not in {bits!r}")
-    model, place = load(source), locate(base)
+    place = locate(base)
+    _check_out(Path(folder), place, locate(source))
+    model = load(source)
     if not model.config.lora_gated:
         raise ConfigError(
             f"{source} has no gated adapters, so it cannot be taken apart: begin with "
             "dadlm convert --from-causal BASE --lora 24 --gated, and train that"
         )
-    own, theirs = weights(model), load(base)
-    _check_base(source, base, own, weights(theirs))
-    if model.tokenizer != theirs.tokenizer:
+    original = load(base)
+    own, theirs = weights(model), weights(original)
+    _check_base(source, base, own, theirs)
+    if model.tokenizer != original.tokenizer:
         raise CheckpointError(f"{base} has another tokenizer than {source}: it is not its base")
-    added = {name: tensor for name, tensor in own.items() if name not in weights(theirs)}
+    added = {name: tensor for name, tensor in own.items() if name not in theirs}
     name = str(base) if base in (*NAMES, *PACKAGED) else str(place.resolve())
     with whole_folder(Path(folder)) as temporary:
         save_tensors(quantise(added) if bits == 8 else added, temporary / WEIGHTS)
@@ -39,6 +42,13 @@ def save_adapters(source: str | Path, base: str | Path, folder: str | Path, *, b
         about |= {"weights_sha256": digest(temporary / WEIGHTS)}
         write_json(temporary / CONFIG, about | asdict(model.config))
     return model
+
+
+def _check_out(out: Path, *read: Path) -> None:
+    """Adapters in the place of what they need would be all that is left of it."""
+    places = {file.parent.resolve() for place in read for file in weight_files(place)}
+    if out.resolve() in places:
+        raise ConfigError(f"{out} is read from, and would be replaced: name another folder")
 
 
 def _check_base(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import files, pretrained
 from dadlm.model.config import ModelConfig
-from dadlm.model.files import CONFIG, WEIGHTS, digest, read_json
+from dadlm.model.files import CONFIG, MODEL_TYPE, WEIGHTS, digest, read_json
 from dadlm.model.lora import merge
 from dadlm.model.network import Model
 from dadlm.model.pretrained import BASE, base_of, locate, weight_files
@@ -20,9 +20,9 @@ from dadlm.model.quantised import dequantise, quantise, without_scales
 from dadlm.model.uninitialised import uninitialised
 from dadlm.tokens import Tokenizer
 
-# What config.json holds beside the shape: ours, and what transformers adds when it saves a model.
+# What config.json holds beside the shape: ours, and what is added when transformers saves a model.
 _METADATA = {"model_type", "format", "weights_sha256", BASE} | {
-    *("architectures", "auto_map", "dtype", "transformers_version")
+    *("architectures", "auto_map", "dtype", "transformers_version", "turn_end_id")
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 FORMATS = {32: 1, 8: 2}  # bits of a stored weight: what config.json calls it
@@ -86,7 +86,7 @@ def write_model(
         raise ConfigError(f"weights are stored in 32 or 8 bits, not in {bits!r}")
     tensors = weights(model) if tensors is None else tensors
     files.save_tensors(quantise(tensors) if bits == 8 else tensors, folder / WEIGHTS)
-    metadata = {"model_type": "dadlm", "format": FORMATS[bits], "weights_sha256": digest(folder / WEIGHTS)}
+    metadata = {"model_type": MODEL_TYPE, "format": FORMATS[bits], "weights_sha256": digest(folder / WEIGHTS)}
     files.write_json(folder / CONFIG, metadata | asdict(model.config))
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
@@ -139,7 +139,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise CheckpointError(f"{folder} is not a model folder: it has no {CONFIG}")
     content = read_json(file, "the configuration of a model")
-    if content.get("model_type") != "dadlm":
+    if content.get("model_type") != MODEL_TYPE:
         raise CheckpointError(f"{file} does not describe a dadlm model (model_type is not 'dadlm')")
     if content.get("format") not in FORMATS.values():
         raise CheckpointError(f"{file} has a format that this release does not know: install a newer dadlm")

@@ -57,7 +57,7 @@ class Head(nn.Module):
     def token_weights(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of all tokens but the mask, and on a GPU of some rows of zeros."""
         if self.kept is not None:
-            weight, bias = self.kept
+            weight, bias, _ = self.kept
             assert weight is not None
             return weight, bias
         weight, bias = self._weights()
@@ -67,6 +67,8 @@ class Head(nn.Module):
         """[V, R]: times `edge.factors` of `inputs`, what left neighbours add to the logits; of as many rows
         as `token_weights`."""
         assert self.edge is not None
+        if self.kept is not None and self.kept[-1] is not None:
+            return self.kept[-1]
         weight, D = self.token_weights()[0], self.linear.in_features
         return self.edge.columns(weight[:, :D]) if weight.shape[1] == D else weight[:, D:]
 
@@ -82,8 +84,11 @@ class Head(nn.Module):
         weight, bias = self.token_weights()
         spare = -len(weight) % 64 if weight.is_cuda else 0
         if weight.is_cuda or self.edge is not None:
-            padded = (F.pad(weight, (0, 0, 0, spare)), None if bias is None else F.pad(bias, (0, spare)))
-            self.kept = self.buffer = refreshed(self.buffer, padded)
+            padded = F.pad(weight, (0, 0, 0, spare)), None if bias is None else F.pad(bias, (0, spare))
+            columns = None
+            if self.edge is not None and self.edge.right is None:  # else they stand in the weight
+                columns = self.edge.columns(padded[0])
+            self.kept = self.buffer = refreshed(self.buffer, (*padded, columns))
 
     def release_constants(self) -> None:
         self.kept = None

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,20 +18,23 @@ from torch import Tensor
 from dadlm.errors import CheckpointError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+MODEL_TYPE = "dadlm"
+"""What "model_type" in config.json of every folder of ours says."""
 _JSON_BYTES = 1 << 20
 _OURS = {WEIGHTS, CONFIG, "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "training"}
 
 
 @contextmanager
-def whole_folder(target: Path, may_replace: Collection[str] = ()) -> Iterator[Path]:
+def whole_folder(
+    target: Path, may_replace: Collection[str] = (), model_types: Collection[str] = (MODEL_TYPE,)
+) -> Iterator[Path]:
     """Yield a temporary folder that takes the place of `target` only when the body ends well. A target that
-    holds anything but a model's files, or files named in `may_replace`, is left alone."""
+    is no model of these types, or holds more than its files and those of `may_replace`, is left alone."""
     target, temporary = target.resolve(), None  # through a link, not over it
     try:
-        ours = _OURS.union(may_replace)
-        if target.exists() and not (target.is_dir() and {path.name for path in target.iterdir()} <= ours):
+        if target.exists() and not _is_replaceable(target, _OURS.union(may_replace), model_types):
             raise CheckpointError(
-                f"{target} exists and is no model folder: nothing was written; choose another"
+                f"{target} exists and is no model folder of ours: nothing was written; choose another"
             )
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -44,6 +47,19 @@ def whole_folder(target: Path, may_replace: Collection[str] = ()) -> Iterator[Pa
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _is_replaceable(target: Path, names: Collection[str], model_types: Collection[str]) -> bool:
+    """Whether nothing is lost that we have not written. Names alone do not say so: models of others are
+    folders of the same files."""
+    if not target.is_dir():
+        return False
+    found = {path.name for path in target.iterdir()}
+    if not found or not found.issubset(names):
+        return not found
+    with suppress(CheckpointError):
+        return read_json(target / CONFIG, "a configuration").get("model_type") in model_types
+    return False
 
 
 @contextmanager

@@ -30,5 +30,6 @@ def in_mode(model: Model, mode: Mode) -> Model:
 def _as_ar(model: Model) -> Model:
     config = replace(model.config, family="ar", edge="none", expand_at=0, lora_gated=False)
     view = uninitialised(config, model.tokenizer, device="meta")
+    view.turn_end_id = model.turn_end_id
     view.backbone, view.head.linear = model.backbone, model.head.linear
     return view

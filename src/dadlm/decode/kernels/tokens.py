@@ -113,7 +113,7 @@ def settle(
     kept: Tensor,
     at: Tensor,
     padded: Tensor | None,
-    eot_id: int,
+    end_ids: tuple[int, ...],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tokens, what is decided, what is masked [B, N] and the next step [B]: see `step.after_step`."""
     (B, N), tokens, kept = masked.shape, tokens.contiguous(), kept.contiguous()
@@ -123,7 +123,8 @@ def settle(
     _settle[(B,)](
         masked, wanted, ends, ids, tokens, kept, at, at if padded is None else padded,
         new_ids, new_kept, new_masked, new_step,
-        *(x.stride(0) for x in (masked, wanted, ends, ids, tokens, kept)), N, eot_id,
+        *(x.stride(0) for x in (masked, wanted, ends, ids, tokens, kept)), N,
+        end_ids[0], end_ids[-1],  # twice the same where nothing but end-of-text ends a text
         padded is not None, _lanes(N),
     )  # fmt: skip
     return new_ids, new_kept, new_masked, new_step
@@ -132,8 +133,8 @@ def settle(
 @triton.jit
 def _settle(
     masked, wanted, ends, ids, tokens, kept, at, padded, new_ids, new_kept, new_masked, new_step,
-    masked_row, wanted_row, ends_row, ids_row, tokens_row, kept_row, N, eot, PADDED: tl.constexpr,
-    SIZE: tl.constexpr,
+    masked_row, wanted_row, ends_row, ids_row, tokens_row, kept_row, N, eot, turn_end,
+    PADDED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, SIZE)
@@ -142,13 +143,14 @@ def _settle(
     token = tl.load(ids + row * ids_row + i, mask=real, other=0)
     token = tl.where(chosen, tl.load(tokens + row * tokens_row + i, mask=real, other=0), token)
     left = (tl.load(masked + row * masked_row + i, mask=real, other=0) != 0) & (chosen == 0)
-    end = (tl.load(ends + row * ends_row + i, mask=real, other=0) != 0) & (token == eot)
+    may_end = tl.load(ends + row * ends_row + i, mask=real, other=0) != 0
+    end = may_end & ((token == eot) | (token == turn_end))
     asked = left & (tl.load(wanted + row * wanted_row + i, mask=real, other=0) != 0)
     known = tl.cumsum(left.to(tl.int32), 0) == 0  # nothing is open up to here
     is_over = tl.sum((end & known).to(tl.int32), 0) + (tl.sum(asked.to(tl.int32), 0) == 0).to(tl.int32)
     over = tl.zeros([SIZE], tl.int32) + is_over
     if PADDED:
-        behind = tl.cumsum((end & (left == 0)).to(tl.int32), 0)
+        behind = tl.cumsum((may_end & (token == eot) & (left == 0)).to(tl.int32), 0)
         over += tl.where(tl.load(padded + row) != 0, behind, 0)
     filled = left & (over > 0)
     place = row * N + i
