@@ -15,7 +15,7 @@ from tests.tokens.test_chat import CHATML
 import dadlm
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.interop.convert import convert
-from dadlm.model import causal, language_model_files, packaged
+from dadlm.model import causal, language_model_files, packaged, pretrained
 from dadlm.tokens import Tokenizer
 from dadlm.train import DataConfig, RunConfig, TrainConfig, train
 
