@@ -129,6 +129,20 @@ def test_a_batch_with_a_finished_text_is_left_for_another(
     assert seeds == [7, 12, 17]
 
 
+def test_blocks_of_two_updates_are_timed() -> None:
+    """One begins the block, the other ends it."""
+    settings = DecodeSettings(sampler="random", steps=2)
+    assert len(time_updates(silence_eot(tiny("bd3lm")), [prompt_of(4)], settings, steps=5, warmup=2)) == 5
+
+
+def test_blocks_that_are_decided_at_once_are_not_tried_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    monkeypatch.setattr(module, "_wait", lambda model: passes.append(1))
+    settings = DecodeSettings(sampler="confidence", threshold=0.0)
+    assert time_updates(silence_eot(tiny("bd3lm")), [prompt_of(4)], settings, steps=5, warmup=2) == []
+    assert len(passes) == 2 * 20 * 8  # two looks at the clock, blocks and texts that are tried
+
+
 def test_texts_that_end_at_once_are_not_tried_for_ever() -> None:
     model = force_eot(tiny("ar"))
     assert time_updates(model, [prompt_of(4)], steps=1, warmup=0) == []

@@ -30,6 +30,7 @@ from dadlm.model import Model
 
 _MIB = 2**20
 _ATTEMPTS = 20  # texts that may end at once before we give up
+_BLOCKS = 8  # of a text that may be decided without an update to time
 _STATM = Path("/proc/self/statm")
 
 
@@ -141,7 +142,7 @@ def time_updates(
     """Milliseconds of `steps` updates of the whole batch after `warmup` others; prompts are of one length.
 
     Texts run to the end of the context. Fewer come back where there are no more to time: texts end at once,
-    or every block is decided in its first update.
+    or every block is decided in its first two updates.
     """
     return list(islice(timed_updates(model, prompts, settings, seed=seed), warmup, warmup + steps))
 
@@ -165,12 +166,15 @@ def _updates(
     model: Model, prompts: Sequence[Sequence[int]], settings: DecodeSettings, seed: int
 ) -> Iterator[float]:
     """Milliseconds of the updates of one batch that do not begin a block, until a text has ended."""
-    # With one update a block there are no others: all are timed, by every model alike.
-    single = settings.steps == 1 or model.config.block == 1
+    # With one or two updates a block there are no others: all are timed, by every model alike.
+    few = settings.steps in (1, 2) or model.config.block == 1
     # Updates that launch, then capture, what the others replay.
-    preparing = 1 + (ONCE_PER_BLOCK if single else 1)
+    preparing = 1 + (ONCE_PER_BLOCK if few else 1)
     stepping = decode_steps(model, completions(model, prompts, settings, seed))
+    timed = blocks = 0
     for number in count():
+        if blocks == _BLOCKS and not timed:
+            return
         _wait(model)
         start = time.perf_counter()
         result = next(stepping, None)
@@ -183,7 +187,9 @@ def _updates(
         begins = not step.block.step.any()
         if begins and int(step.block.masked.any(1).sum()) < len(prompts):  # some text is over
             return
-        if number >= preparing and (single or not (begins or result.committed)):
+        blocks += bool(result.committed)
+        if number >= preparing and (few or not (begins or result.committed)):
+            timed += 1
             yield took
 
 
