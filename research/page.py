@@ -121,12 +121,13 @@ def speed(results: Results) -> str:
 
 
 def judged(results: Results) -> str:
-    """How far the judge can be trusted, then what it said."""
+    """How far the judge can be trusted, then what it said, if it can."""
     if not results.judge:
         return part()
     first = next(iter(results.judge.values()))
     lines = "".join(f"- {line}\n" for line in in_words(first["planted"]))
-    return part(f"Judge: {first['judge']}.\n\n{lines}", judge_table(results))
+    said = [judge_table(results)] if first["planted"]["trusted"] else []
+    return part(f"Judge: {first['judge']}.\n\n{lines}", *said)
 
 
 def summaries(results: Results) -> str:

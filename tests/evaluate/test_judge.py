@@ -1,18 +1,21 @@
 """The judge: pairs, verdicts, conservative aggregation, restarts, the command line."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.evaluate.results import lines as write
 
 from dadlm.cli import main
-from dadlm.errors import DataError
+from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import find_jsonl
 from dadlm.evaluate.judge import judge
+from dadlm.evaluate.language_models import Scored
 from dadlm.evaluate.pairs import PLANTED_KINDS, Pair, Pairs, in_words, plant, read_pairs, trust
 from dadlm.evaluate.question import Answer, LocalJudge, Question, verdict_of
 
@@ -217,30 +220,37 @@ def test_a_model_cannot_be_compared_with_itself(folder: Path) -> None:
 # The judge on this machine
 
 
-class Longer:
-    """Favours the longer text, and the first one by as much as `bias` characters more; knows no tie."""
+class Told:
+    """A language model to which a prompt tells `tells(text)` nats of a text."""
 
-    label, identity = "longer", "a hash of its weights"
+    label, identity, window = "told", "a hash of its weights", 100
 
-    def __init__(self, bias: int = 0) -> None:
-        self.bias = bias
+    def __init__(self, tells: Callable[[str], float | None] = len) -> None:
+        self.tells, self.asked = tells, list[str]()
 
-    def answer_logp(self, prompt: str, answers: Sequence[str]) -> list[float]:
-        assert list(answers) == [" A", " B", " tie"] and prompt.endswith("Answer:")
-        _, _, rest = prompt.partition("[Continuation A]\n")
-        first, _, rest = rest.partition("\n\n[Continuation B]\n")
-        second, _, _ = rest.partition("\n\nWhich")
-        return [-9.0 + 0.1 * (len(first) + self.bias), -9.0 + 0.1 * len(second), -9.0]
+    def score(self, texts: Sequence[str], prompts: Sequence[str]) -> Scored:
+        (text, again), (prompt, nothing) = texts, prompts
+        assert text == again and prompt.strip() and nothing and not nothing.strip()
+        self.asked.append(text)
+        nats, told = 9.0 * len(text), self.tells(text)
+        nll = None if told is None else np.array([nats - told, nats])
+        return Scored(None, nll, None, np.array([told == np.inf, False]))
 
 
-def test_the_most_probable_answer_counts() -> None:
-    pairs = pairs_of(("short", "a longer text"), ("quite a long text", "brief"), ("quite a text", "brief"))
-    result = judge(pairs, LocalJudge(Longer()))
-    assert (result["wins_a"], result["wins_b"], result["first_position_share"]) == (2, 1, 0.5)
-    assert result["judge"] == "longer" and result["judge_settings"]["identity"] == Longer.identity
-    biased = judge(pairs, LocalJudge(Longer(bias=10)))
-    assert (biased["wins_a"], biased["wins_b"], biased["ties"]) == (1, 0, 2)
-    assert biased["first_position_share"] == 5 / 6
+def test_the_text_wins_of_which_the_prompt_tells_more() -> None:
+    pairs = pairs_of(("apt", "astray"), ("aside", "apt"), ("apt", "fit"))
+    model = Told({"apt": 5.0, "astray": -1.0, "aside": 4.5, "fit": 5.0}.__getitem__)
+    result = judge(pairs, LocalJudge(model))  # type: ignore[arg-type]
+    assert (result["wins_a"], result["wins_b"], result["ties"]) == (1, 1, 1)
+    assert result["judge"] == "told" and result["judge_settings"]["identity"] == Told.identity
+    assert sorted(model.asked) == ["apt", "aside", "astray", "fit"]  # each of them once, whoever is beside it
+    assert result["first_position_share"] == 0.5
+
+
+@pytest.mark.parametrize(("told", "problem"), [(None, "is an encoder"), (np.inf, "told reads 100 tokens")])
+def test_a_model_that_cannot_tell_is_refused(told: float | None, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        judge(pairs_of(("apt", "fit")), LocalJudge(Told(lambda text: told)))  # type: ignore[arg-type]
 
 
 def test_what_samples_say_of_their_model_is_in_the_result(tmp_path: Path) -> None:
@@ -259,10 +269,12 @@ def test_what_samples_say_of_their_model_is_in_the_result(tmp_path: Path) -> Non
 def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     opened = "dadlm.cli.evaluate.judge.open_language_model"
-    monkeypatch.setattr(opened, lambda name, device: Longer(bias=len(name)))
+    monkeypatch.setattr(opened, lambda name, device: Told())
 
 
-def test_command(local: None, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(
+    local: None, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["evaluate", "judge", "--samples", str(folder), "--model-a", "da", "--model-b", "bd"]
     assert main([*words, "--judge", "x", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -275,7 +287,9 @@ def test_command(local: None, folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert "up to 1 pairs repeat the prompt" in said
     # Configurations of the same prompts are not independent: no interval over all.
     assert next(line for line in said.splitlines() if " all " in line).count("–") == 1
-    assert main([*words, "--judge", "a name of many letters", "--out", "biased"]) == 0
+    first = lambda model: Script(defaultdict(lambda: "A"))  # noqa: E731
+    monkeypatch.setattr("dadlm.cli.evaluate.judge.LocalJudge", first)
+    assert main([*words, "--judge", "x", "--out", "biased"]) == 0
     assert "This judge goes by position" in capsys.readouterr().out
 
 
@@ -356,5 +370,6 @@ def test_the_command_with_planted_pairs(local: None, capsys: pytest.CaptureFixtu
     assert main([*words, "--samples", "one.jsonl", "two.jsonl", "--out", "both"]) == 0
     shown = capsys.readouterr().out
     assert "truncated (its first eighth): right in 3 of 3" in shown and "no evidence" in shown
+    assert "FH" not in shown  # its verdicts are kept, and not shown
     both = json.loads(Path("both/judge.json").read_text())
     assert (both["a"], both["wins_a"], both["planted"]) == ("one", 1, alone["planted"])

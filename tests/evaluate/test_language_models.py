@@ -201,20 +201,6 @@ def test_an_identity_is_of_weights_configuration_and_tokenizer(gpt2: Tiny, tmp_p
     assert language_model_files.identity(commit) == "0123456789abcdef"
 
 
-def test_answers_are_probabilities(gpt2: Tiny) -> None:
-    model, network = gpt2
-    letters = model.answer_logp("which? ", [chr(code) for code in range(32, 127)])
-    assert 0 < sum(math.exp(logp) for logp in letters) < 1
-    answers = ["A", "B", "tie", "tied", ""]
-    expected = [sum(logp_of(network, ids_of("which? " + answer))[6:]) for answer in answers]
-    assert model.answer_logp("which? ", answers) == pytest.approx(expected, abs=1e-4)
-    assert model.answer_logp("", ["A"])[0] == pytest.approx(
-        logp_of(network, [256, *ids_of("A")])[0], abs=1e-4
-    )
-    with pytest.raises(ConfigError, match="longer context"):
-        model.answer_logp("which? ", ["A" * 60])
-
-
 def test_encoder(bert: Tiny) -> None:
     scored = bert[0].score(TEXTS, PROMPTS)
     assert scored.nll is None and scored.tokens is None
@@ -223,8 +209,6 @@ def test_encoder(bert: Tiny) -> None:
         with torch.no_grad():
             mean = bert[1](input_ids=ids).last_hidden_state[0].mean(0)
         np.testing.assert_allclose(feature, (mean / mean.norm()).numpy(), atol=1e-5)
-    with pytest.raises(ConfigError, match="encoder"):
-        bert[0].answer_logp("a", ["b"])
 
 
 def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:

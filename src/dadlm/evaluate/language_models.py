@@ -91,25 +91,6 @@ class LanguageModel:
         truncated = np.array([len(ids) > limit for ids in whole], dtype=bool)
         return Scored(features, nll, ends - starts, truncated)
 
-    @torch.inference_mode()
-    def answer_logp(self, prompt: str, answers: Sequence[str]) -> list[float]:
-        """log p of all tokens of each answer after the prompt, tokenized apart as in `score`."""
-        context = self._contexts([prompt])[0] or [self._end]
-        passes: dict[tuple[int, ...], Tensor] = {}  # answers that differ in their last token share a pass
-        logp = []
-        for answer in answers:
-            [ids] = self._many([answer], self.window)
-            if len(context) + len(ids) > self.window:
-                raise self._too_long(len(context))
-            before = tuple(ids[:-1])
-            if before not in passes:
-                row = torch.tensor([[*context, *before]], device=self._model.device)
-                passes[before] = self._model(input_ids=row, use_cache=False).logits[0, len(context) - 1 :]
-            targets = torch.tensor(ids, dtype=torch.long, device=self._model.device)
-            nats = F.cross_entropy(passes[before][: len(ids)].float(), targets, reduction="none")
-            logp.append(-nats.double().sum().item())
-        return logp
-
     @property
     def _end(self) -> int:
         return self._tokenizer.eos_token_id or 0
@@ -174,9 +155,6 @@ class Encoder(LanguageModel):
             mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
             features[batch] = F.normalize(mean, dim=1).float().cpu().numpy()
         return Scored(features, None, None, np.array(truncated, dtype=bool))
-
-    def answer_logp(self, prompt: str, answers: Sequence[str]) -> list[float]:
-        raise ConfigError(f"{self.label} is an encoder and has no probabilities; smollm2, for example, has")
 
 
 def _nats(logits: Tensor, ids: Tensor) -> Tensor:

@@ -140,6 +140,8 @@ PLANTED_KINDS = {
     "off-topic": "how another text goes on",
 }
 _PROMPT, _TEXT = 64, 128  # words
+TRUSTED = 0.9
+"""Share of the pairs of every kind that a judge has to decide rightly."""
 
 
 def plant(texts: list[str], *, count: int, seed: int = 0, source: str | None = None) -> Pairs:
@@ -180,11 +182,11 @@ def trust(result: dict[str, Any]) -> dict[str, Any]:
         }
         for row in result["rows"]
     ]
-    # More right than not, and surely so, in every kind: else its verdicts on subtler differences are noise.
+    # Who misses differences as plain as these sees nothing in texts that differ less.
     return {
         "source": result["source"],
         "rows": rows,
-        "trusted": all(row["share_right"]["low"] > 0.5 for row in rows),
+        "trusted": all(row["right"] >= TRUSTED * row["pairs"] for row in rows),
     }
 
 
@@ -195,7 +197,7 @@ def in_words(found: dict[str, Any]) -> list[str]:
         f"{row['pairs']}, wrong in {row['wrong']}, undecided in {row['undecided']}."
         for row in found["rows"]
     ]
-    verdict = "does not reliably tell real text from these: its verdicts on models are no evidence."
+    verdict = f"is right in fewer than {TRUSTED:.0%} of a kind: its verdicts on models are no evidence."
     if found["trusted"]:
         verdict = "tells real text from each of these; its verdicts are worth reading."
     return [*lines, f"This judge {verdict}"]

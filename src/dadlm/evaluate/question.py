@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Literal
 
+from dadlm.errors import ConfigError
 from dadlm.evaluate.language_models import LanguageModel
 
 Verdict = Literal["A", "B", "tie"]
@@ -72,18 +73,38 @@ def verdict_of(answer: str) -> Verdict | None:
 
 
 _VERDICTS: dict[str, Verdict] = {"a": "A", "b": "B", "tie": "tie"}
+_NOTHING = "\n"  # a prompt that tells nothing: with none at all the first token would not be scored
 
 
 class LocalJudge:
-    """Compares log-probabilities of the answers."""
+    """Prefers the text of which the prompt tells more: log p(text | prompt) − log p(text), under a language
+    model that need not understand a question."""
 
     threads = 1  # the model itself uses the processor's cores
 
     def __init__(self, model: LanguageModel) -> None:
         self.model, self.label = model, model.label
-        self.settings = {"answers": "log-probabilities", "identity": model.identity}
+        self.settings = {"rule": "what the prompt tells of a text", "identity": model.identity}
+        self._told: dict[tuple[str, str], float] = {}
+        """By prompt and text: a pair is asked about in both orders, and a text may be in several pairs."""
 
     def ask(self, question: Question, stop: Event) -> Answer:
-        words = list(_VERDICTS.values())
-        logp = self.model.answer_logp(f"{question.text}\n\nAnswer:", [f" {word}" for word in words])
-        return Answer(text=words[logp.index(max(logp))])
+        prompt = question.prompt[-PROMPT_CHARACTERS:]
+        first, second = (self._tells(prompt, text) for text in (question.first, question.second))
+        return Answer(text="tie" if first == second else "A" if first > second else "B")
+
+    def _tells(self, prompt: str, text: str) -> float:
+        text = text[:TEXT_CHARACTERS]
+        if (prompt, text) not in self._told:
+            scored = self.model.score([text, text], [prompt, _NOTHING])
+            if scored.nll is None:
+                raise ConfigError(
+                    f"{self.label} is an encoder and has no probabilities; smollm2, for example, has"
+                )
+            if scored.truncated.any():
+                raise ConfigError(
+                    f"{self.label} reads {self.model.window} tokens, fewer than a prompt and its text have: "
+                    "choose a language model with a longer context, or shorter texts"
+                )
+            self._told[prompt, text] = float(scored.nll[1] - scored.nll[0])
+        return self._told[prompt, text]

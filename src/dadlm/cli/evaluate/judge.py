@@ -38,8 +38,8 @@ class Judge(Common):
     """Judge by this model of an OpenAI-compatible server: address in OPENAI_BASE_URL, key in
     OPENAI_API_KEY."""
     judge: str = ""
-    """Judge by a language model on this machine, through its log-probabilities of the answers: smollm2 (too
-    small to tell good from bad, but it needs no network), a folder, or a Hugging Face name."""
+    """Judge by a language model on this machine (smollm2, a folder, a Hugging Face name), which need not be
+    able to answer: the text wins of which the prompt tells it more, log p(text | prompt) − log p(text)."""
     concurrency: int = 4
     """Requests in flight at once."""
     timeout: float = 60.0

@@ -11,8 +11,13 @@ from dadlm.evaluate.report.subjects import Json, block_size, key_of, write_key
 
 
 def section(found: list[Found]) -> doc.Parts:
-    short = [_sentence(one.result) for one in found if any(map(_decided, one.result["rows"]))]
+    short = [_sentence(one.result) for one in found if any(map(_decided, _rows(one.result)))]
     return list(map(_table, found)), short
+
+
+def _rows(result: Json) -> list[Json]:
+    """The verdicts; none where planted pairs have shown that they say nothing."""
+    return result["rows"] if result.get("planted", {"trusted": True})["trusted"] else []
 
 
 def _paper_side(result: Json) -> tuple[str, int]:
@@ -29,7 +34,7 @@ def _table(one: Found) -> doc.Table:
     result = one.result
     side, size = _paper_side(result)
     ranked = sorted(
-        ((key_of(row), row) for row in result["rows"]), key=lambda pair: subjects.rank_key(pair[0])
+        ((key_of(row), row) for row in _rows(result)), key=lambda pair: subjects.rank_key(pair[0])
     )
     rows: list[tuple[str | None, list[Content]]] = [
         (key[0], [write_key(key), *_verdict(row), *([_paper_rate(size, key, side)] if side else [])])
@@ -104,7 +109,7 @@ def _notes(result: Json) -> Iterator[str]:
 
 def _sentence(result: Json) -> str:
     """Configurations are counted, not pooled: they continue the same prompts."""
-    decided = [row for row in result["rows"] if _decided(row)]
+    decided = [row for row in _rows(result) if _decided(row)]
     who = f"Judge ({result['judge']}), {result['a']} against {result['b']}"
     if len(decided) == 1:
         (row,) = decided
