@@ -9,6 +9,7 @@ import torch
 from tests.decode.tiny import tiny
 
 from dadlm.model import Model
+from dadlm.model.pretrained import NAMES
 from dadlm.model.uninitialised import uninitialised
 
 
@@ -29,6 +30,7 @@ def test_same_tensors_and_nothing_drawn(family: str, device: str) -> None:
 
 def test_loading_imports_no_compiler() -> None:
     """It took a second and 70 MB, in every command."""
-    code = "import sys, dadlm; dadlm.load('dadlm'); print('torch._dynamo' in sys.modules)"
+    load = f"[dadlm.load(name) for name in {NAMES!r}]"
+    code = f"import sys, dadlm; {load}; print('torch._dynamo' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout == "False\n"

@@ -57,7 +57,7 @@ class Bilinear(nn.Module):
         R = config.edge_rank
         self.left = nn.Embedding(config.vocab_size, R)
         self.right = nn.Parameter(torch.zeros(config.vocab_size, R))
-        self.scale = nn.Parameter(torch.cat([torch.zeros(1, R), torch.ones(1, R)]))
+        self.scale = nn.Parameter(torch.tensor([[0.0], [1.0]]).repeat(1, R))
         self.context = nn.Parameter(torch.zeros(R, config.width))
 
     def forward(self, hidden: Tensor, left: Left) -> Tensor:
