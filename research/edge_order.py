@@ -9,7 +9,6 @@ of held-out text, all tokens masked, scored in one pass (one node per position),
 """
 
 import argparse
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -20,21 +19,6 @@ from dadlm.model.edge import Bilinear, Left
 from dadlm.tokens import Rows, Shards
 from dadlm.train.edges import count_pairs, decompose, fit
 from research.edge_ranks import PLACES, Blocks
-
-
-class EverySecond:
-    """Rows of every second token of a text: neighbours in them stand two places apart."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows, self.context = rows, rows.context // 2
-
-    def __len__(self) -> int:
-        return 2 * len(self.rows)
-
-    def batch(self, index: Iterable[int]) -> Tensor:
-        chosen = torch.tensor([*index])
-        both = self.rows.batch(chosen // 2).unflatten(1, (-1, 2))
-        return torch.where((chosen % 2 == 0)[:, None], both[..., 0], both[..., 1])
 
 
 def logits_of(model: Model, blocks: Blocks) -> list[Tensor]:
@@ -78,7 +62,7 @@ def main() -> None:
     options = parser.parse_args()
     model = load(options.model)
     rows, valid = (Rows.from_shards(Shards.open(folder), 512) for folder in (options.train, options.valid))
-    pairs = count_pairs(EverySecond(rows), model.config.mask_id, options.tokens)  # type: ignore[arg-type]
+    pairs = count_pairs(rows, model.config.mask_id, options.tokens, apart=2)
     factors = fit(pairs, decompose(pairs, options.rank))
     step = max(1, len(valid) // options.rows)
     with torch.no_grad():

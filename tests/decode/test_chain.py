@@ -10,10 +10,10 @@ from torch.testing import assert_close
 
 from dadlm import DecodeSettings, Model, dag, generate, stream
 from dadlm.decode import fill_gaps
-from dadlm.decode.chain import _highest, search
 from dadlm.decode.predict import Choice, Prediction, predict
 from dadlm.decode.sample import entropy_of
 from dadlm.decode.samplers import Block
+from dadlm.decode.search import _highest, search
 from dadlm.model import Context
 from dadlm.model.edge import Left, on_the_way
 from dadlm.noise import Noise
@@ -24,7 +24,8 @@ SAMPLES = 8_000
 def edge_model(
     family: str = "dadlm", form: str = "bilinear", *, N: int = 3, vocab: int = 5, **shape
 ) -> Model:
-    shape = {"candidates": 2, "context": 8 * N, "edge": form, "edge_rank": 4} | shape
+    edges = {"edge": "bilinear", "edge_second_rank": 3} if form == "second" else {"edge": form}
+    shape = {"candidates": 2, "context": 8 * N, "edge_rank": 4} | edges | shape
     model = tiny(family, block=N, vocab=vocab, seed=1, **shape)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -63,7 +64,7 @@ def without_end(law: Law, eot: int) -> Law:
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("nucleus", ["standard", "position"])
-@pytest.mark.parametrize("form", ["bilinear", "mlp"])
+@pytest.mark.parametrize("form", ["bilinear", "mlp", "second"])
 @pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
 def test_one_pass_draws_from_the_exact_joint(family, form, nucleus, graphs, request):
     """top_p just below one keeps everything and takes the way of the nucleus."""
@@ -114,12 +115,13 @@ def prediction_of(model: Model, prompt: list[int], ids: list[int], masked: list[
 
 
 @pytest.mark.parametrize("masked", [[True] * 3, [False, True, True], [True, False, True]])
+@pytest.mark.parametrize(("form", "beam"), [("bilinear", 2 * 5), ("second", (2 * 5) ** 3)])
 @torch.no_grad()
-def test_viterbi_over_nodes_and_tokens_is_the_best_of_all(masked):
-    model, prompt = edge_model(vocab=6), prompt_of(6, vocab=6)
+def test_viterbi_over_nodes_and_tokens_is_the_best_of_all(form, beam, masked):
+    model, prompt = edge_model(form=form, vocab=6), prompt_of(6, vocab=6)
     anchor = 2
     prediction = prediction_of(model, prompt, [anchor] * 3, masked)
-    found = search(model, prediction, torch.tensor([[anchor] * 3]), torch.tensor([masked]), beam=2 * 5)
+    found = search(model, prediction, torch.tensor([[anchor] * 3]), torch.tensor([masked]), beam=beam)
     texts = torch.tensor(list(itertools.product(*[range(5) if m else [anchor] for m in masked])))
     rows = torch.cat([torch.tensor(prompt).expand(len(texts), -1), texts], 1)
     noise = Noise.of(torch.tensor([False] * 6 + masked).expand(len(texts), -1))
@@ -137,20 +139,30 @@ def slow_search(model: Model, prediction: Prediction, ids, masked, beam: int) ->
     B, N, K, _ = prediction.hidden.shape
     V, row = model.config.mask_id, torch.arange(B)[:, None]
     node, token = torch.zeros_like(prediction.before)[:, None], prediction.before[:, None]
-    score, found = torch.zeros(B, 1), []
+    score, found, second = torch.zeros(B, 1), [], torch.full_like(token, V)
     for i in range(N):
         M, known = node.shape[1], ~masked[:, i, None, None, None]
         link = prediction.transition_logp[:, i].gather(1, node[..., None].expand(B, M, K))
         is_open = masked[:, i - 1, None, None] if i else known[..., 0] & False
-        left = Left(token[..., None].expand(B, M, K), is_open.expand(B, M, K))
+        left = Left(*(x[..., None].expand(B, M, K) for x in (token, is_open[..., 0].expand(B, M), second)))
         hidden = prediction.hidden[:, i, None].expand(B, M, K, -1)
         logp = model.head.token_logits(hidden, torch.arange(K).expand(B, M, K), left).log_softmax(-1)
         anchor = torch.full((B, V), -torch.inf).scatter(1, ids[:, i, None], 0.0)
         logp = torch.where(known, anchor[:, None, None], logp)
-        best, source = ((score[..., None] + link)[..., None] + logp).max(1)
+        every = (score[..., None] + link)[..., None] + logp
+        best, source = every.max(1)
+        if model.config.edge_second_rank:  # after a known token all ways to a node go on as one
+            merged = torch.full_like(every, -torch.inf)
+            merged[:, 0] = best
+            every = torch.where(known, merged, every)
+            sources = torch.arange(M)[:, None, None].expand_as(every)
+            source, best = torch.where(known, source[:, None], sources), every
         order = best.flatten(1).sort(dim=1, descending=True, stable=True)
         score, state = order.values[:, :beam], order.indices[:, :beam]
-        source, node, token = source.flatten(1).gather(1, state), state // V, state % V
+        source = source.flatten(1).gather(1, state)
+        both_open = is_open[..., 0] & masked[:, i, None]
+        second = torch.where(both_open, token.gather(1, source), V)
+        node, token = state // V % K, state % V
         chosen = logp[row, source, node]
         found.append((source, node, token, chosen.gather(2, token[..., None])[..., 0], entropy_of(chosen)))
     state, steps = torch.zeros_like(prediction.before)[:, None], []
@@ -163,7 +175,7 @@ def slow_search(model: Model, prediction: Prediction, ids, masked, beam: int) ->
 
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("beam", [1, 8])
-@pytest.mark.parametrize("form", ["bilinear", "mlp"])
+@pytest.mark.parametrize("form", ["bilinear", "mlp", "second"])
 @pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
 @torch.no_grad()
 def test_a_search_adds_the_edges_to_what_the_head_says_of_each_node_once(
@@ -213,7 +225,7 @@ def test_gaps_may_hold_the_mask_and_a_search_goes_by_parts_of_the_batch(monkeypa
     )
     how = {"max_new_tokens": 8, "seed": 3, "path": "viterbi", "sampler": "confidence"}
     whole = generate(model, [prompt_of(n) for n in (4, 6, 9)], **how)
-    monkeypatch.setattr("dadlm.decode.chain._AT_ONCE", 1)
+    monkeypatch.setattr("dadlm.decode.search._AT_ONCE", 1)
     assert generate(model, [prompt_of(n) for n in (4, 6, 9)], **how).tokens == whole.tokens
 
 
@@ -243,9 +255,10 @@ def test_a_position_is_drawn_on_the_way_to_a_wanted_one_of_its_run():
         {"temperature": 0.0},
     ],
 )
+@pytest.mark.parametrize("form", ["bilinear", "second"])
 @pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
-def test_texts_do_not_depend_on_the_batch_the_cache_or_fixed_shapes(family, options, request):
-    model = edge_model(family, N=4, vocab=30)
+def test_texts_do_not_depend_on_the_batch_the_cache_or_fixed_shapes(family, form, options, request):
+    model = edge_model(family, form, N=4, vocab=30)
     prompts, how = [prompt_of(n) for n in (4, 6, 9, 11)], {"max_new_tokens": 10, "seed": 3, **options}
     together = generate(model, prompts, **how)
     for i, prompt in enumerate(prompts):

@@ -126,22 +126,23 @@ small = {"vocab": 6, "block": 4, "candidates": 3, "context": 16}
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("kind", ["bd3lm", "dadlm", "edges"])
+@pytest.mark.parametrize("kind", ["bd3lm", "dadlm", "edges", "second"])
 def test_a_filter_gives_the_joint_of_the_graph(kind: str):
     model = causal(kind, **small)
     prompt = [1, 3, 0]
     ahead = ahead_of(model, prompt, 3)
     for tokens in product(range(5), repeat=3):
-        reached, last, total = ahead.start[:, None], torch.tensor([[prompt[-1]]]), 0.0
+        reached, total = ahead.start[:, None], 0.0
+        second, last = torch.tensor([prompt[-2:]]).split(1, dim=1)
         for depth, token in enumerate(tokens):
-            logp, joint = ahead(depth, reached, last)
+            logp, joint = ahead(depth, reached, last, second)
             total += float(logp[0, 0, token])
-            reached, last = joint[..., token].log_softmax(-1), torch.tensor([[token]])
+            reached, second, last = joint[..., token].log_softmax(-1), last, torch.tensor([[token]])
         assert total == pytest.approx(joint_of(model, prompt, tokens), abs=1e-5)
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("kind", ["bd3lm", "dadlm", "edges"])
+@pytest.mark.parametrize("kind", ["bd3lm", "dadlm", "edges", "second"])
 def test_a_tree_has_the_likeliest_beginnings(kind: str):
     model, prompt = causal(kind, **small), [1, 3, 0]
     whole = {tokens: joint_of(model, prompt, tokens) for tokens in product(range(5), repeat=3)}

@@ -19,6 +19,7 @@ KINDS = {
     "dadlm": {"family": "dadlm", "candidate_offset": 0.5},
     "late, gated": {"family": "dadlm", "expand_at": 1, "transition": "gated"},
     "edges": {"family": "dadlm", "edge": "bilinear", "edge_rank": 5},
+    "second": {"family": "dadlm", "edge": "bilinear", "edge_rank": 5, "edge_second_rank": 4},
     "published": {"family": "bd3lm", "architecture": "bd3lm", "tie_embedding": False},
     "llama": {"family": "dadlm", "architecture": "llama", "kv_heads": 1},
 }
@@ -44,7 +45,8 @@ def causal(kind: str, **changes) -> Model:
 
 
 def ar_of(model: Model) -> Model:
-    twin = Model(replace(model.config, family="ar", edge="none", causal_context=False)).eval()
+    plain = {"edge": "none", "edge_second_rank": 0, "causal_context": False}
+    twin = Model(replace(model.config, family="ar", **plain)).eval()
     own = weights(twin).keys()
     set_weights(twin, {name: tensor for name, tensor in weights(model).items() if name in own}, "the test")
     return twin

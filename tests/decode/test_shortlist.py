@@ -17,7 +17,7 @@ from dadlm.model import successors
 from dadlm.model.edge import Left, Mlp
 from dadlm.model.successors import keep_successors
 
-FORMS = ("bilinear", "mlp")
+FORMS = ("bilinear", "mlp", "second")
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -58,7 +58,9 @@ def listed(model, M: int, n: int = 6):
     head, generator = model.head, torch.Generator().manual_seed(0)
     hidden = 3 * torch.randn(n, 1, model.config.width, generator=generator)
     node = torch.randint(model.config.nodes_per_mask, (n, 1), generator=generator)
-    left = Left(torch.randint(model.config.mask_id, (n,), generator=generator), torch.arange(n) % 2 == 0)
+    token, second = torch.randint(model.config.mask_id, (2, n), generator=generator)
+    second[::4] = model.config.mask_id
+    left = Left(token, torch.arange(n) % 2 == 0, second)
     at, size = torch.arange(n), torch.full((n,), M)
     found = Shortlist.of(head, hidden, node, size, M, at)
     scores, tokens = found.score(head, hidden[:, 0], node[:, 0], left, at)
@@ -82,7 +84,7 @@ def test_the_whole_vocabulary_is_scored_as_by_the_head(family, form, at_once, mo
     )
     found = Vocabulary.of(model.head, hidden, node, at)
     assert (found.logits is not None) == at_once
-    left = Left(torch.tensor([3, 0, 29]), torch.tensor([True, False, True]))
+    left = Left(torch.tensor([3, 0, 29]), torch.tensor([True, False, True]), torch.tensor([5, 30, 2]))
     rows = model.head, hidden[at, 0], node[at, 0], left
     scores, tokens = found.score(*rows, found.place[at, 0])
     assert tokens is None

@@ -87,22 +87,25 @@ def check_draws(model, settings, switch, monkeypatch, **how):
 
 @pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
 @pytest.mark.parametrize(
-    ("N", "vocab", "rank", "S"),
-    [(1, 9, 1, 3), (3, 30, 5, 7), (4, 50, 17, 11), (5, 33, 33, 32), (16, 40, 16, 6)],
+    ("N", "vocab", "rank", "second", "S"),
+    [(1, 9, 1, 2, 3), (3, 30, 5, 0, 7), (4, 50, 17, 5, 11), (5, 33, 33, 40, 32), (16, 40, 16, 16, 6)],
 )
 @torch.inference_mode()
-def test_one_launch_draws_what_the_twin_draws(family, N, vocab, rank, S, monkeypatch):
+def test_one_launch_draws_what_the_twin_draws(family, N, vocab, rank, second, S, monkeypatch):
     monkeypatch.setattr(successors, "SUCCESSORS", S)
-    model = edge_model(family, N=N, vocab=vocab, edge_rank=rank).to(DEVICE)
+    model = edge_model(family, N=N, vocab=vocab, edge_rank=rank, edge_second_rank=second).to(DEVICE)
     keep_successors(model)
     check_draws(model, SETTINGS, "in_one_launch", monkeypatch, shortlist=5)
 
 
 @pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
-@pytest.mark.parametrize(("N", "vocab", "rank"), [(1, 9, 1), (3, 100, 40), (16, 40, 16)])
+@pytest.mark.parametrize(
+    ("N", "vocab", "rank", "second"),
+    [(1, 9, 1, 2), (3, 100, 40, 0), (3, 100, 40, 17), (16, 40, 16, 0), (16, 40, 16, 16)],
+)
 @torch.inference_mode()
-def test_the_whole_vocabulary_as_the_twin_draws_it(family, N, vocab, rank, monkeypatch):
-    model = edge_model(family, N=N, vocab=vocab, edge_rank=rank).to(DEVICE)
+def test_the_whole_vocabulary_as_the_twin_draws_it(family, N, vocab, rank, second, monkeypatch):
+    model = edge_model(family, N=N, vocab=vocab, edge_rank=rank, edge_second_rank=second).to(DEVICE)
     settings = [replace(one, shortlist=None) for one in SETTINGS * 3]
     check_draws(model, settings, "by_kernels", monkeypatch)
 

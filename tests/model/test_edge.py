@@ -12,19 +12,29 @@ from dadlm.model.checkpoint import load, save
 from dadlm.noise import Noise
 from dadlm.objective import losses
 
-FORMS = ("bilinear", "mlp")
+FORMS = ("bilinear", "mlp", "second")
+
+
+def shape_of(form: str) -> dict:
+    return {"edge": "bilinear", "edge_second_rank": 5} if form == "second" else {"edge": form}
 
 
 def edge_model(form: str, family: str = "dadlm", **changes) -> Model:
-    return tiny_model(family, **({"edge": form, "edge_rank": 8} | changes))
+    return tiny_model(family, **(shape_of(form) | {"edge_rank": 8} | changes))
 
 
-def edge_score(model: Model, hidden: torch.Tensor, token: int, is_open: bool) -> torch.Tensor:
-    """The input of the vocabulary head at one node, written out."""
+def edge_score(
+    model: Model, hidden: torch.Tensor, token: int, is_open: bool, second: int | None
+) -> torch.Tensor:
+    """What the vocabulary head says at one node, written out."""
     weight = {name.removeprefix("head.edge."): p for name, p in model.named_parameters() if "edge" in name}
     scale = weight["scale"][int(is_open)]
     if model.config.edge == "bilinear":
-        inner = weight["left.weight"][token] * scale * (1 + weight["context"] @ hidden)
+        inner = weight["left.weight"][token] * scale
+        if model.config.edge_second_rank:
+            table = weight["second.weight"]
+            inner = torch.cat([inner, table[0] * 0 if second is None else table[second]])
+        inner = inner * (1 + weight["context"] @ hidden)
         logits = model.head.linear.weight @ hidden + weight["right"] @ inner
     else:
         inner = torch.nn.functional.gelu(weight["inner.weight"] @ hidden + weight["left.weight"][token])
@@ -44,8 +54,11 @@ def test_emissions_are_the_definition_node_by_node(form, family):
         for row, position in masked.nonzero().tolist():
             block, place = divmod(position, N)
             is_open = place > 0 and bool(masked[row, position - 1])
+            two_open = is_open and place > 1 and bool(masked[row, position - 2])
+            second = int(ids[row, position - 2]) if two_open else None
             for k in range(hidden.shape[3]):
-                logp = edge_score(model, hidden[row, block, place, k], int(ids[row, position - 1]), is_open)
+                state = hidden[row, block, place, k]
+                logp = edge_score(model, state, int(ids[row, position - 1]), is_open, second)
                 found = scores.emission_logp[row, block, place, k]
                 assert_close(found, logp[ids[row, position]], atol=1e-5, rtol=1e-5)
 
@@ -91,14 +104,14 @@ def test_gradients_are_right_in_double_precision(form):
 @pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
 def test_fresh_edges_change_nothing_and_learn_from_the_first_step(form, family):
     plain = tiny_model(family)
-    model = Model(tiny_config(family, edge=form)).eval()
+    model = Model(tiny_config(family, **shape_of(form))).eval()
     own = model.state_dict()
     model.load_state_dict({**own, **plain.state_dict()})
     ids, noise = random_ids(model.config), random_noise(model)
     one, other = losses(model, ids, noise), losses(plain, ids, noise)
     assert_close(one.train, other.train, atol=1e-5, rtol=1e-5)
     learned = {name for name, grad in gradients(model, one.train.mean()).items() if grad.abs().max() > 0}
-    assert ("head.edge.right" if form == "bilinear" else "head.edge.outer") in learned
+    assert ("head.edge.outer" if form == "mlp" else "head.edge.right") in learned
 
 
 def test_the_vocabulary_head_in_pieces_is_the_same(monkeypatch):
@@ -114,7 +127,7 @@ def test_the_vocabulary_head_in_pieces_is_the_same(monkeypatch):
 
 @pytest.mark.parametrize("bits", [32, 8])
 def test_a_folder_keeps_edges(tmp_path, bits):
-    model = edge_model("bilinear", edge_rank=16) if bits == 32 else tiny_model("bd3lm", edge="bilinear")
+    model = edge_model("second", edge_rank=16) if bits == 32 else tiny_model("bd3lm", **shape_of("second"))
     save(model, tmp_path / "m", bits=bits)
     again = load(tmp_path / "m")
     assert again.config == model.config
@@ -135,6 +148,9 @@ def test_families_without_blocks_refuse_edges(family):
         ({"edge": "bigram"}, "unknown edge 'bigram'; choose one of none, bilinear, mlp"),
         ({"edge_rank": 0}, "edge_rank must be at least 1"),
         ({"edge_rank": 10**9}, "edge_rank must be at most 8192"),
+        ({"edge": "bilinear", "edge_second_rank": -1}, "edge_second_rank must be at least 0"),
+        ({"edge_second_rank": 4}, "only bilinear edges look two places to the left, and edge is none"),
+        ({"edge": "mlp", "edge_second_rank": 4}, "only bilinear edges look two places to the left"),
     ],
 )
 def test_wrong_edges_are_refused(changes, message):

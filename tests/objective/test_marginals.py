@@ -18,13 +18,15 @@ from dadlm.objective.marginals import blocks_of, exact_or, token_marginals
 N, V = 3, 4
 MASKS = [torch.tensor(mask) for mask in itertools.product([False, True], repeat=N) if any(mask)]
 KINDS = [("dadlm", "bilinear"), ("dadlm", "mlp"), ("bd3lm", "bilinear"), ("bd3lm", "mlp")]
+SECOND = [("dadlm", "second"), ("bd3lm", "second")]
 kinds = pytest.mark.parametrize(("family", "form"), KINDS)
 
 
 def toy(family: str = "dadlm", form: str = "bilinear", **changes) -> Model:
     """Edges and candidates of as much weight as the rest."""
     shape = {"vocab_size": V + 1, "eot_id": V - 1, "block_size": N, "candidates": 2, "context": 2 * N}
-    model = tiny_model(family, **(shape | {"edge": form, "edge_rank": 4, "width": 16} | changes))
+    edges = {"edge": "bilinear", "edge_second_rank": 3} if form == "second" else {"edge": form}
+    model = tiny_model(family, **(shape | edges | {"edge_rank": 4, "width": 16} | changes))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.mul_(3.0 if "edge" in name or "graph" in name else 1.0)
@@ -84,7 +86,7 @@ def test_messages_are_the_sum_over_all_texts(family, form, mask, chunk, monkeypa
     assert_close(measured(model, ids, masked), truth, atol=1e-5, rtol=1e-5)
 
 
-@kinds
+@pytest.mark.parametrize(("family", "form"), KINDS + SECOND)
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_chains_are_right_in_expectation(family, form, mask):
     """The mean over many chains; a chain never changes what stands right of a known token."""
@@ -199,4 +201,11 @@ def test_other_precisions(chains, monkeypatch):
 
 
 def test_messages_where_they_cost_little_more():
-    assert [exact_or(8, 128), exact_or(8, 129), exact_or(64, 1024), exact_or(64, 8192)] == [0, 8, 0, 64]
+    pairs = [(8, 128), (8, 129), (64, 1024), (64, 8192)]
+    assert [exact_or(chains, toy(vocab_size=V + 1, eot_id=0)) for chains, V in pairs] == [0, 8, 0, 64]
+
+
+def test_edges_of_second_order_have_chains_alone():
+    assert exact_or(8, toy(form="second")) == 8
+    with pytest.raises(ConfigError, match="with edges of second order there are no exact marginals"):
+        exact_or(0, toy(form="second"))

@@ -14,12 +14,14 @@ from dadlm.objective import losses
 from dadlm.tokens import Rows, train_bpe
 from dadlm.train.edges import (
     choose_scale,
+    choose_second_scale,
     count_pairs,
     decompose,
     fit,
     is_fresh,
     pair_nll,
     set_edges,
+    set_second,
     start_edges,
     with_edges,
 )
@@ -47,6 +49,12 @@ def test_pairs_are_counted_within_rows(monkeypatch):
     assert_close(pairs.share[1] / pairs.share[0], torch.tensor(5.5 / 3.5))
     truth = [np.log1p(c / (100 * float(pairs.share[y]))) for (_, y), c in sorted(found.items())]
     assert_close(pairs.log_ratio, torch.tensor(truth).float())
+
+
+def test_pairs_may_stand_two_places_apart():
+    pairs = count_pairs(Rows.from_ids([0, 1, 2, 0, 1, 1, 0, 1], 4), V, tokens=8, apart=2)
+    found = zip(pairs.first.tolist(), pairs.second.tolist(), pairs.count.tolist(), strict=True)
+    assert list(found) == [(0, 2, 1), (1, 0, 2), (1, 1, 1)]
 
 
 def test_factors_of_full_rank_are_the_table_and_the_fit_reaches_the_entropy():
@@ -81,6 +89,25 @@ def test_counted_edges_help_a_model_that_has_not_learned_them(family):
     assert edge_gain(model, rows.cut(150, 200)) < edge_gain(plain, rows.cut(150, 200)) - 0.5
     found = choose_scale(model, rows.cut(150, 200), (0.0, 0.5, 1.0))
     assert min(found, key=found.__getitem__) == model.head.edge.scale[1, 0].item() > 0
+
+
+def test_edges_of_second_order_are_added_to_those_that_are_there():
+    """A text in which every token depends on the one two places before it alone."""
+    ids = np.stack([chain_text(12_800, seed) for seed in (0, 1)], 1).reshape(-1)
+    rows = Rows.from_ids(ids, 64)
+    first = with_edges(tiny("bd3lm", vocab=V + 1), 4)
+    start_edges(first, rows.cut(0, 300), 20_000)
+    model = with_edges(first, 4, 6)
+    assert edge_gain(model, rows) == pytest.approx(edge_gain(first, rows), abs=1e-6)
+    pairs = count_pairs(rows.cut(0, 300), V, 20_000, apart=2)
+    factors = fit(pairs, decompose(pairs, 6))
+    found = choose_second_scale(model, rows.cut(300, 400), (0.0, 0.5, 1.0), factors)
+    assert min(found, key=found.__getitem__) == 1.0
+    assert edge_gain(model, rows.cut(300, 400)) < edge_gain(first, rows.cut(300, 400)) - 0.5
+    both = with_edges(tiny("bd3lm", vocab=V + 1), 4, 6)
+    start_edges(both, rows.cut(0, 300), 20_000)
+    set_second(model, *factors)
+    assert edge_gain(both, rows) == pytest.approx(edge_gain(model, rows), abs=1e-4)
 
 
 def test_a_token_after_a_known_one_is_scored_as_before():
@@ -123,14 +150,35 @@ def folder(tmp_path):
 def test_the_command_saves_a_model_with_edges(folder, cli: Cli):
     words = ["edges", "count", folder / "text.txt", "--rank", 8, "--steps", 30, "--cache", folder / "cache"]
     said = cli(*words, "--model", folder / "plain", "--out", folder / "more", "--json").json
-    assert said["fitted"] < said["decomposed"] < said["unigram"]
+    for found in said["orders"].values():
+        assert found["fitted"] < found["decomposed"] < found["unigram"]
     model = load(folder / "more")
-    assert model.config.edge == "bilinear" and model.config.edge_rank == 8
-    assert said["scale"] == pytest.approx(model.head.edge.scale[1, 0].item())
-    told = cli(*words, "--model", folder / "plain", "--out", folder / "small", "--bits", 8).out
-    assert f"model in {folder / 'small'}" in told and f"{said['pairs']:,} different pairs" in told
+    ranks = model.config.edge, model.config.edge_rank, model.config.edge_second_rank
+    assert ranks == ("bilinear", 8, 128)
+    assert said["orders"]["first"]["scale"] == pytest.approx(model.head.edge.scale[1, 0].item())
     again = cli(*words, "--model", folder / "more", "--out", folder / "third")
-    refused(again, "has bilinear edges already: name a model without them")
+    refused(again, "has edges of second order already: name a model without them")
+
+
+def test_the_command_adds_edges_of_second_order(folder, cli: Cli):
+    words = ["edges", "count", folder / "text.txt", "--steps", 30, "--cache", folder / "cache"]
+    first = [*words, "--rank", 8, "--second-rank", 0]
+    told = cli(*first, "--model", folder / "plain", "--out", folder / "first", "--bits", 8).out
+    assert f"model in {folder / 'first'}" in told and "different pairs in" in told
+    assert "first order, rank 8" in told and "second order" not in told
+    more = ["--model", folder / "first", "--second-rank", 4, "--out", folder / "both", "--json"]
+    said = cli(*words, *more).json
+    assert set(said["orders"]) == {"second"}
+    model, before = load(folder / "both"), load(folder / "first")
+    assert (model.config.edge_rank, model.config.edge_second_rank) == (8, 4)
+    assert torch.equal(model.head.edge.left.weight, before.head.edge.left.weight)
+    again = cli(*first, "--model", folder / "first", "--out", folder / "third")
+    refused(again, "has edges already: name a model without them, or a second_rank to add")
+
+
+def test_the_command_replaces_nothing(folder, cli: Cli):
+    words = ["edges", "count", folder / "text.txt", "--rank", 8, "--steps", 30, "--cache", folder / "cache"]
+    (folder / "more").mkdir()
     twice = cli(*words, "--model", folder / "plain", "--out", folder / "more")
     refused(twice, "more exists: choose another --out")
 

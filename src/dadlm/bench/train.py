@@ -89,7 +89,8 @@ def step_flops(config: ModelConfig, rows: int) -> float:
     """FLOPs of a step's matrix products; half of the tokens are masked on average."""
     tokens, D = rows * config.context, config.width
     layer = 12 * D * D
-    head = (D + (config.edge_rank if config.edge == "bilinear" else 0)) * config.vocab_size
+    columns = config.edge_rank + config.edge_second_rank if config.edge == "bilinear" else 0
+    head = (D + columns) * config.vocab_size
     if config.family in ("ar", "mdlm"):
         seen = config.context / (2 if config.family == "ar" else 1)
         nodes = config.layers * tokens

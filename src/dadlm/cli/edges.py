@@ -9,12 +9,22 @@ import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from dadlm.cli.options import JsonOption, open_model, parse, subcommand
 from dadlm.errors import ConfigError
-from dadlm.model import save
+from dadlm.model import Model, save
 from dadlm.tokens import Rows, prepare
-from dadlm.train.edges import choose_scale, count_pairs, decompose, fit, pair_nll, set_edges, with_edges
+from dadlm.train.edges import (
+    choose_scale,
+    choose_second_scale,
+    count_pairs,
+    decompose,
+    fit,
+    pair_nll,
+    set_edges,
+    with_edges,
+)
 
 _USAGE = """usage: dadlm edges count TEXT --out FOLDER [options]
 
@@ -22,21 +32,27 @@ _USAGE = """usage: dadlm edges count TEXT --out FOLDER [options]
 
 dadlm edges count --help lists the options."""
 _SCALES = (0.0, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
+_SECOND_SCALES = (0.0, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
 @dataclass(frozen=True)
 class _Count(JsonOption):
-    """Count pairs of neighbouring tokens, fit edges of a low rank to them, and save the model with these.
-    Their weight is chosen by the likelihood of masked blocks in the end of the text, which is not counted."""
+    """Count pairs of neighbouring tokens, and of tokens two places apart, fit edges of a low rank to them,
+    and save the model with these. Their weights are chosen by the likelihood of masked blocks in the end of
+    the text, which is not counted."""
 
     text: tyro.conf.Positional[str]
     """A .txt, .jsonl, .jsonl.zst or .parquet file, a folder or pattern of these, or hf:NAME."""
     out: str
     """Folder for the model with edges."""
     model: str = "dadlm"
-    """A bd3lm or dadlm model without edges: its name or folder."""
+    """A bd3lm or dadlm model without edges, or with bilinear edges to which those of second order are added:
+    its name or folder."""
     rank: int = 128
-    """Rank of the edges; each doubling says a little more and costs as many parameters again."""
+    """Rank of the edges, if the model has none; each doubling says a little more and costs as many parameters
+    again."""
+    second_rank: int = 128
+    """Rank of the edges of second order, from the token two places to the left; 0: none."""
     tokens: int = 20_000_000
     """Tokens to count at most."""
     steps: int = 200
@@ -60,52 +76,88 @@ def run(words: list[str]) -> int:
     if options.json:
         print(json.dumps(result))
         return 0
-    table = Table("weight of the edges", "nats a token, whole blocks masked")
-    for scale, nats in result["by_scale"].items():
-        table.add_row(scale, f"{nats:.3f}{' *' if float(scale) == result['scale'] else ''}")
+    for name, found in result["orders"].items():
+        _print(f"edges of {name} order, rank {found['rank']}", found)
+    print(f"model in {options.out}")
+    return 0
+
+
+def _print(name: str, found: dict[str, Any]) -> None:
+    table = Table(f"weight of {name}", "nats a token, whole blocks masked")
+    for scale, nats in found["by_scale"].items():
+        table.add_row(scale, f"{nats:.3f}{' *' if float(scale) == found['scale'] else ''}")
     Console().print(table)
     print(
-        f"{result['pairs']:,} different pairs in {result['tokens']:,} tokens; nats a pair: single tokens "
-        f"{result['unigram']:.3f}, rank {options.rank} decomposed {result['decomposed']:.3f}, fitted "
-        f"{result['fitted']:.3f}\nmodel in {options.out}"
+        f"{found['pairs']:,} different pairs in {found['tokens']:,} tokens; nats a pair: single tokens "
+        f"{found['unigram']:.3f}, decomposed {found['decomposed']:.3f}, fitted {found['fitted']:.3f}"
     )
-    return 0
 
 
 def _count(options: _Count) -> dict[str, Any]:
     plain = open_model(options.model, "cpu", "float32")
-    if plain.config.edge != "none":
-        raise ConfigError(f"{options.model} has {plain.config.edge} edges already: name a model without them")
-    if plain.tokenizer is None:
-        raise ConfigError(f"{options.model} has no tokenizer.json: its text cannot be counted")
+    _check(options, plain)
+    rank = options.rank if plain.config.edge == "none" else plain.config.edge_rank
+    model = with_edges(plain, rank, options.second_rank)  # refuses what cannot be before anything is counted
+    assert plain.tokenizer is not None
+    shards = prepare(options.text, plain.tokenizer, options.cache, text_field=options.text_field)
+    rows = Rows.from_shards(shards, plain.config.context)
+    if len(rows) < 2:
+        raise ConfigError(f"{options.text} has {shards.tokens} tokens: give more, to count and to hold out")
+    held_out = max(1, min(8, len(rows) // 10))
+    counted, rest = rows.cut(0, len(rows) - held_out), rows.cut(len(rows) - held_out, len(rows))
+    orders = dict[str, dict[str, Any]]()
+    if plain.config.edge == "none":
+        orders["first"], factors = _fitted(options, counted, plain.config.mask_id, rank, apart=1)
+        set_edges(model, *factors)
+        orders["first"] |= _chosen(choose_scale(model, rest, _SCALES))
+    if options.second_rank:
+        orders["second"], factors = _fitted(
+            options, counted, plain.config.mask_id, options.second_rank, apart=2
+        )
+        orders["second"] |= _chosen(choose_second_scale(model, rest, _SECOND_SCALES, factors))
+    save(model, options.out, bits=options.bits)
+    return {"out": options.out, "orders": orders}
+
+
+def _check(options: _Count, plain: Model) -> None:
+    edge, name = plain.config.edge, options.model
     if not plain.config.denoises_blocks:
-        raise ConfigError(f"{options.model} has no blocks of tokens to join: name a bd3lm or dadlm model")
+        raise ConfigError(f"{name} has no blocks of tokens to join: name a bd3lm or dadlm model")
+    if edge == "mlp" or plain.config.edge_second_rank:
+        what = "mlp edges" if edge == "mlp" else "edges of second order"
+        raise ConfigError(f"{name} has {what} already: name a model without them")
+    if edge != "none" and not options.second_rank:
+        raise ConfigError(f"{name} has edges already: name a model without them, or a second_rank to add")
+    if plain.tokenizer is None:
+        raise ConfigError(f"{name} has no tokenizer.json: its text cannot be counted")
     if options.steps < 1 or options.bits not in (8, 32):
         raise ConfigError(
             f"steps must be at least 1 and bits 32 or 8, got steps {options.steps} and bits {options.bits}"
         )
     if Path(options.out).exists():
         raise ConfigError(f"{options.out} exists: choose another --out")
-    model = with_edges(plain, options.rank)  # refuses what cannot be before anything is counted
-    shards = prepare(options.text, plain.tokenizer, options.cache, text_field=options.text_field)
-    rows = Rows.from_shards(shards, plain.config.context)
-    if len(rows) < 2:
-        raise ConfigError(f"{options.text} has {shards.tokens} tokens: give more, to count and to hold out")
-    held_out = max(1, min(8, len(rows) // 10))
-    pairs = count_pairs(rows.cut(0, len(rows) - held_out), plain.config.mask_id, options.tokens)
-    start = decompose(pairs, options.rank, options.seed)
+
+
+def _fitted(
+    options: _Count, rows: Rows, vocabulary: int, rank: int, apart: int
+) -> tuple[dict[str, Any], tuple[Tensor, Tensor]]:
+    """Factors of pairs that stand so far apart in a text, and what is to be said of them."""
+    pairs = count_pairs(rows, vocabulary, options.tokens, apart)
+    start = decompose(pairs, rank, options.seed)
     factors = fit(pairs, start, options.steps, options.seed, quiet=options.json)
-    set_edges(model, *factors)
-    by_scale = choose_scale(model, rows.cut(len(rows) - held_out, len(rows)), _SCALES)
-    save(model, options.out, bits=options.bits)
     nothing = torch.zeros(len(pairs.share), 1)
     return {
-        "out": options.out,
+        "rank": rank,
         "tokens": int(pairs.count.sum()),
         "pairs": len(pairs.count),
         "unigram": pair_nll(pairs, nothing, nothing),
         "decomposed": pair_nll(pairs, *start),
         "fitted": pair_nll(pairs, *factors),
+    }, factors
+
+
+def _chosen(by_scale: dict[float, float]) -> dict[str, Any]:
+    return {
         "by_scale": {str(scale): nats for scale, nats in by_scale.items()},
         "scale": min(by_scale, key=lambda scale: by_scale[scale]),
     }

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from dadlm import counter, dag
 from dadlm.decode.batched_settings import BatchedSettings, Features
-from dadlm.decode.chain import best_chain, draw_chains
+from dadlm.decode.chain import draw_chains
 from dadlm.decode.places import one_of_each_row, put, some_of_all
 from dadlm.decode.position_nucleus import draw_filtered, draw_in_position_nucleus
 from dadlm.decode.predict import Choice, Prediction, at_path
 from dadlm.decode.sample import draw_each, entropy_of, most_probable
 from dadlm.decode.samplers import Block
+from dadlm.decode.search import best_chain
 from dadlm.model import Model, kernels
 
 

@@ -77,16 +77,20 @@ class Filter:
         self.candidate = torch.arange(K, device=masked.device)
         self.columns = None if self.head.edge is None else self.head.edge_columns()[: self.head.mask_id]
 
-    def __call__(self, depth: int, reached: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, depth: int, reached: Tensor, token: Tensor, second: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Log-probabilities [B, M, V] of the token `depth` positions ahead, and together with each candidate
-        [B, M, K, V], where candidates before it were `reached` [B, M, K] with the last `token` [B, M]."""
+        [B, M, K, V], where candidates before it were `reached` [B, M, K] with the last `token` [B, M], and
+        the `second` last, which counts from depth 2 on: those before are known."""
         prior = (reached[..., None] + self.links[:, depth, None]).logsumexp(2)
         hidden = self.hidden[:, depth]
         logits = self.head.token_logits(hidden, self.candidate)[:, None]  # [B, 1, K, V]
         if self.columns is not None and self.head.edge is not None:
-            token = token[..., None].expand(*token.shape, len(self.candidate))
-            left = Left(token, torch.full_like(token, depth > 0, dtype=torch.bool))
-            inputs = self.head.inputs(hidden, self.candidate)[:, None].expand(*token.shape, -1)
+            is_open = torch.full_like(token, depth > 0, dtype=torch.bool)
+            left = Left(token, is_open, second if depth > 1 else None)
+            left = left.map(lambda x: x[..., None].expand(*x.shape, len(self.candidate)))
+            inputs = self.head.inputs(hidden, self.candidate)[:, None].expand(*left.token.shape, -1)
             logits = logits + (self.head.edge.factors(inputs, left) @ self.columns.T).to(logits.dtype)
         joint = prior[..., None] + (logits / self.temperature).log_softmax(-1)
         return joint.logsumexp(2), joint
@@ -100,7 +104,8 @@ def draft_chain(
     B, rows = len(last), torch.arange(len(last), device=last.device)
     tokens, drawn_from, reached = [last], list[Tensor](), ahead.start
     for depth in range(uniform.shape[1]):
-        logp, joint = (x[:, 0] for x in ahead(depth, reached[:, None], tokens[-1][:, None]))
+        before = (tokens[-1][:, None], tokens[max(0, depth - 1)][:, None])
+        logp, joint = (x[:, 0] for x in ahead(depth, reached[:, None], *before))
         weight = cut((logp - logp.amax(-1, keepdim=True)).exp(), settings, rows)
         best = F.one_hot(most_probable(logp), logp.shape[-1]).to(weight.dtype)
         weight = torch.where(greedy[:, None], best, weight)
@@ -129,9 +134,8 @@ def draft_tree(ahead: Filter, last: Tensor, nodes: int, room: Tensor) -> Draft:
             break
         source = leaf.sort(dim=1, descending=True, stable=True).indices[:, :M]
         start = score[rows, source].masked_fill(~leaf[rows, source], -torch.inf)
-        best, which, new, after = _children(
-            ahead, level, start, reached[rows, source], token[rows, source], nodes
-        )
+        before = token[rows, source], token[rows, parent[rows, source]]
+        best, which, new, after = _children(ahead, level, start, reached[rows, source], before, nodes)
         token = torch.cat([token, new], 1)
         parent = torch.cat([parent, source[rows, which]], 1)
         depth = torch.cat([depth, torch.full_like(new, level + 1)], 1)
@@ -145,17 +149,23 @@ def draft_tree(ahead: Filter, last: Tensor, nodes: int, room: Tensor) -> Draft:
 
 
 def _children(
-    ahead: Filter, level: int, score: Tensor, reached: Tensor, token: Tensor, nodes: int
+    ahead: Filter,
+    level: int,
+    score: Tensor,
+    reached: Tensor,
+    before: tuple[Tensor, Tensor],
+    nodes: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The likeliest tokens after nodes of score [B, M], at most so many for a row, in the order of their
     probabilities [B, n]: their scores, whose children they are, themselves, and the candidates they leave
-    [B, n, K]. A part of the nodes at a time, so that memory stays bounded."""
+    [B, n, K]. `before` are the tokens of the nodes and of their parents. A part of the nodes at a time, so
+    that memory stays bounded."""
     B, M, K = reached.shape
     V, found = ahead.head.mask_id, list[tuple[Tensor, ...]]()
-    rows, size = torch.arange(B, device=token.device)[:, None], max(1, _AT_ONCE // (B * K * V))
+    rows, size = torch.arange(B, device=score.device)[:, None], max(1, _AT_ONCE // (B * K * V))
     for first in range(0, M, size):
         part = slice(first, first + size)
-        logp, joint = ahead(level, reached[:, part], token[:, part])
+        logp, joint = ahead(level, reached[:, part], *(x[:, part] for x in before))
         total = (score[:, part, None] + logp).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
         best, at = total.flatten(1).topk(min(nodes, total[0].numel()))
         which, new = at // V, at % V

@@ -14,7 +14,7 @@ from dadlm.decode.predict import at_path
 from dadlm.decode.step import Step
 from dadlm.errors import ConfigError
 from dadlm.model import Model
-from dadlm.model.edge import Left, left_of
+from dadlm.model.edge import left_of
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def logits_at(model: Model, step: Step, row: int, place: Tensor, edges: bool = T
     left, before = None, step.prediction.before
     if edges and before is not None:
         tokens = torch.where(step.drawn, step.tokens, step.ids)[row]
-        token, is_open = left_of(tokens, step.block.masked[row], before[row])
-        left = Left(token[place], is_open[place])
+        left = left_of(tokens, step.block.masked[row], before[row], model.config.mask_id)
+        left = left.map(lambda x: x[place])
     return model.head.token_logits(hidden, node, left)
 
 

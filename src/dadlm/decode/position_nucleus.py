@@ -18,7 +18,7 @@ from dadlm.decode.places import places, put
 from dadlm.decode.predict import Choice, Prediction, at_path
 from dadlm.decode.sample import LONGEST, draw_tokens, entropy_of, in_nucleus
 from dadlm.model import Model, kernels
-from dadlm.model.edge import Left, on_the_way
+from dadlm.model.edge import on_the_way
 
 
 def draw_in_position_nucleus(
@@ -113,7 +113,8 @@ def draw_filtered(
     reached[:, 0] = 0.0  # the start node
     for i in range(N):
         prior = (reached[:, :, None] + prediction.transition_logp[:, i]).logsumexp(1)
-        left = Left(*(x[:, None].expand(B, K) for x in left_at(tokens, masked, before, i)))
+        left = left_at(tokens, masked, before, i, model.config.mask_id)
+        left = left.map(lambda x: x[:, None].expand(B, K))
         logits = model.head.token_logits(prediction.hidden[:, i], candidate, left)  # [B, K, V]
         each = (logits / temperature[:, None, None]).log_softmax(-1)
         together = (prior[..., None] + each).logsumexp(1)

@@ -81,7 +81,7 @@ def perplexity(
     if passes:
         subject["passes"] = passes
     elif model.head.edge is not None:
-        drawn = subject["chains"] = exact_or(chains, model.config.mask_id)
+        drawn = subject["chains"] = exact_or(chains, model)
     keys = [str(place) for place in range(len(index))]  # masks are spread over the rows picked, not over all
     with Work("perplexity", subject, out, quiet) as work:
         for batch in work.batches(keys, batch_size, "perplexity"):

@@ -53,8 +53,8 @@ def described(settings: DecodeSettings) -> dict[str, Any]:
 def _shape(config: ModelConfig) -> dict[str, Any]:
     """The same of a model's settings."""
     no_edges = config.edge == "none"
-    idle = {"edge": no_edges, "edge_rank": no_edges, "causal_context": not config.causal_context}
-    idle["lora_gated"] = not config.lora_gated
+    idle = {"edge": no_edges, "edge_rank": no_edges, "edge_second_rank": not config.edge_second_rank}
+    idle |= {"causal_context": not config.causal_context, "lora_gated": not config.lora_gated}
     return {name: value for name, value in asdict(config).items() if not idle.get(name)}
 
 

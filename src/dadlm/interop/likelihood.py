@@ -68,7 +68,7 @@ def _with_edges(model: Model, scores: Scores, ids: Tensor, clean: Tensor, logp: 
     V, target = model.config.mask_id, ids.view(len(ids), -1, model.config.block_size)
     blocks = blocks_of(scores.denoised, scores.transition_logp, target, clean, V)
     found = logp.flatten(0, 1)
-    for said in token_marginals(model, blocks, blocks.masked, chains=exact_or(_CHAINS, V)):
+    for said in token_marginals(model, blocks, blocks.masked, chains=exact_or(_CHAINS, model)):
         found = found.index_put((said.blocks, torch.full_like(said.blocks, said.place)), said.mean)
     return found.view(logp.shape)
 
@@ -160,7 +160,7 @@ def _logp(
         V, wanted = model.config.mask_id, F.one_hot(place, ids.shape[1]).bool()
         blocks = blocks_of(denoised, model.transition_logp(denoised), ids[None], text[None], V)
         logp = torch.zeros(len(place), V, device=place.device)
-        for said in token_marginals(model, blocks, wanted, chains=exact_or(_CHAINS, V), seed=seed):
+        for said in token_marginals(model, blocks, wanted, chains=exact_or(_CHAINS, model), seed=seed):
             logp[said.blocks] = said.mean
         return logp
     hidden = nodes.groups(nodes.to_slots(denoised.hidden))[0, copy, place]  # [J, K, D]

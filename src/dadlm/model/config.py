@@ -34,6 +34,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "candidate_scale": (0, 1e4),
     "candidate_offset": (-1e4, 1e4),
     "edge_rank": (1, 2**13),
+    "edge_second_rank": (0, 2**13),
 }
 
 
@@ -99,6 +100,9 @@ class ModelConfig:
     before the vocabulary head."""
     edge_rank: int = 128
     """Rank of the token edges."""
+    edge_second_rank: int = 0
+    """Rank of what the token two places to the left adds where both tokens there are open (bilinear); 0: it
+    adds nothing."""
     causal_context: bool = False
     """Read clean text token by token (bd3lm, dadlm): a token of it does not see the rest of its block, and
     the model is also an AR model (mode ar of decoding)."""
@@ -119,6 +123,11 @@ class ModelConfig:
             raise ConfigError(
                 f"edge {self.edge}: token edges join the tokens of a block, and {self.family} has no blocks; "
                 "leave edge at none, or choose the family bd3lm or dadlm"
+            )
+        if self.edge_second_rank and self.edge != "bilinear":
+            raise ConfigError(
+                f"edge_second_rank {self.edge_second_rank}: only bilinear edges look two places to the left, "
+                f"and edge is {self.edge}; leave it at 0, or set edge to bilinear"
             )
         if self.causal_context and self.family == "mdlm":
             raise ConfigError(

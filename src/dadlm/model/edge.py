@@ -1,13 +1,14 @@
-"""Token edges: a token's score given the token to its left, as part of the emission.
+"""Token edges: a token's score given the token to its left, or the two tokens there, as part of the emission.
 
-    p(x_i | node, x_{i-1}) = softmax(W·h + s(x_{i-1}, h, ·))
+    p(x_i | node, x_{i-1}, x_{i-2}) = softmax(W·h + s(x_{i-1}, x_{i-2}, h, ·))
 
-In training x_{i-1} is known, so the emissions of a block stay one number for each node, and the sum over all
+In training they are known, so the emissions of a block stay one number for each node, and the sum over all
 paths stays exact. In decoding a token whose left neighbour is open is drawn after it (`decode.chain`).
 
-n nodes, D width, R rank, V vocabulary.
+n nodes, D width, R rank, S rank of second order, V vocabulary.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -26,12 +27,23 @@ class Left(NamedTuple):
     token: Tensor
     is_open: Tensor
     """Masked, so that the backbone has not seen the token."""
+    second: Tensor | None = None
+    """The token two places to the left where both are open, elsewhere the mask; None: the mask everywhere."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Left":
+        return Left(*(None if x is None else change(x) for x in self))  # type: ignore[arg-type]
 
 
-def left_of(ids: Tensor, masked: Tensor, before: Tensor) -> Left:
+def left_of(ids: Tensor, masked: Tensor, before: Tensor, mask_id: int) -> Left:
     """The left neighbours in blocks ids [..., N], masked where `masked`, with tokens before them [...]."""
-    known = torch.zeros_like(masked[..., :1])
-    return Left(torch.cat([before[..., None], ids[..., :-1]], -1), torch.cat([known, masked[..., :-1]], -1))
+    N, known = ids.shape[-1], torch.zeros_like(masked[..., :1])
+    both_open = masked[..., :-2] & masked[..., 1:-1]
+    second = F.pad(ids[..., :-2].masked_fill(~both_open, mask_id), (2, 0), value=mask_id)
+    return Left(
+        torch.cat([before[..., None], ids[..., :-1]], -1),
+        torch.cat([known, masked[..., :-1]], -1),
+        second[..., :N],
+    )
 
 
 def on_the_way(masked: Tensor, wanted: Tensor) -> Tensor:
@@ -46,42 +58,65 @@ def on_the_way(masked: Tensor, wanted: Tensor) -> Tensor:
 
 
 class Bilinear(nn.Module):
-    """⟨A(x_{i-1}) ⊙ λ(1 + U·h), B(x_i)⟩: R more columns of the vocabulary head, and R more inputs to it.
+    """⟨[λ A(x_{i-1}); C(x_{i-2})] ⊙ (1 + U·h), B(x_i)⟩: R + S more columns of the vocabulary head, and as
+    many inputs to it.
 
     λ differs by whether the neighbour is open: the backbone has seen a known one, and what remains to be said
-    of it starts at nothing. So does all of it, unless A and B are taken from counts (`train.edges`).
+    of it starts at nothing. Of the token before it (S > 0: edges of second order) something is said only
+    where both are open. All of it starts at nothing, unless it is taken from counts (`train.edges`).
     """
 
     def __init__(self, config: "ModelConfig") -> None:
         super().__init__()
-        R = config.edge_rank
-        self.left = nn.Embedding(config.vocab_size, R)
-        self.right = nn.Parameter(torch.zeros(config.vocab_size, R))
+        R, S, V = config.edge_rank, config.edge_second_rank, config.vocab_size
+        self.left = nn.Embedding(V, R)
+        self.second = nn.Embedding(V - 1, S) if S else None  # of the mask nothing is said
+        self.right = nn.Parameter(torch.zeros(V, R + S))
         self.scale = nn.Parameter(torch.tensor([[0.0], [1.0]]).repeat(1, R))
-        self.context = nn.Parameter(torch.zeros(R, config.width))
+        self.context = nn.Parameter(torch.zeros(R + S, config.width))
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """R and S."""
+        R = self.left.embedding_dim
+        return R, self.right.shape[1] - R
+
+    @property
+    def second_weight(self) -> Tensor:
+        """[V - 1, S], for kernels; where S is 0 nobody looks at it."""
+        return self.left.weight if self.second is None else self.second.weight
 
     def forward(self, hidden: Tensor, left: Left) -> Tensor:
-        """Inputs [n, D + R] of the head from hidden states [n, D]."""
+        """Inputs [n, D + R + S] of the head from hidden states [n, D]."""
         return torch.cat([hidden, self.factors(hidden, left)], -1)
 
     def factors(self, hidden: Tensor, left: Left) -> Tensor:
-        """[n, R]: what `columns` are multiplied with."""
+        """[n, R + S]: what `columns` are multiplied with."""
         inner = self.left(left.token) * F.embedding(left.is_open.long(), self.scale)
+        if self.second is not None:
+            inner = torch.cat([inner, self._of_second(self.second, left)], -1)
         return (inner * self.gain(hidden)).to(hidden.dtype)
 
+    def _of_second(self, table: nn.Embedding, left: Left) -> Tensor:
+        """[n, S]: nothing of the mask."""
+        if left.second is None:
+            return table.weight.new_zeros(*left.token.shape, table.embedding_dim)
+        mask_id = table.num_embeddings
+        return table(left.second.clamp(max=mask_id - 1)) * (left.second < mask_id)[..., None]
+
     def gain(self, hidden: Tensor) -> Tensor:
-        """[n, R]: 1 + U·h."""
+        """[n, R + S]: 1 + U·h."""
         return 1 + F.linear(hidden, self.context.to(hidden.dtype))
 
     def columns(self, weight: Tensor) -> Tensor:
-        """[V, R]: times `factors`, what the edge adds to the logits of a head of that weight [V, D]."""
+        """[V, R + S]: times `factors`, what the edge adds to the logits of a head of that weight [V, D]."""
         return self.right
 
 
 class Mlp(nn.Module):
     """h + f(h, x_{i-1}) before the vocabulary head; f has one hidden layer of R units and starts at zero."""
 
-    right = None  # the head has no columns of its own for it
+    right = second = None  # the head has no columns of its own for it; one token is all it looks at
 
     def __init__(self, config: "ModelConfig") -> None:
         super().__init__()

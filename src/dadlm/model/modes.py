@@ -28,7 +28,9 @@ def in_mode(model: Model, mode: Mode) -> Model:
 
 
 def _as_ar(model: Model) -> Model:
-    config = replace(model.config, family="ar", edge="none", expand_at=0, lora_gated=False)
+    config = replace(
+        model.config, family="ar", edge="none", edge_second_rank=0, expand_at=0, lora_gated=False
+    )
     view = uninitialised(config, model.tokenizer, device="meta")
     view.turn_end_id = model.turn_end_id
     view.backbone, view.head.linear = model.backbone, model.head.linear

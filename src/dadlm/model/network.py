@@ -16,7 +16,7 @@ from dadlm.model.backbone import Backbone
 from dadlm.model.capture import Engines
 from dadlm.model.config import ModelConfig
 from dadlm.model.context import Context
-from dadlm.model.edge import Left, left_of
+from dadlm.model.edge import left_of
 from dadlm.model.emission import Head
 from dadlm.model.lora import freeze
 from dadlm.model.scores import Denoised, Scores
@@ -216,7 +216,7 @@ class Model(nn.Module):
             return heads.take(x.flatten(1).gather(1, nodes.group.clamp(min=0)).flatten())
 
         if self.head.edge is not None:
-            left = Left(*map(of_nodes, left_of(target, nodes.masked, denoised.before)))
+            left = left_of(target, nodes.masked, denoised.before, self.config.mask_id).map(of_nodes)
         candidate, hidden = heads.take(nodes.candidate.flatten()), heads.take(denoised.hidden.flatten(0, 1))
         logp = self.head.target_logp(hidden, of_nodes(target), candidate, left)
         packed = heads.put(logp).view(denoised.hidden.shape[:2])

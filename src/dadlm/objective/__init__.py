@@ -112,7 +112,7 @@ def _edge_bound(model: Model, scores: Scores, ids: Tensor, noise: Noise, chains:
     """[1, B, G]: Σ_i -log p(x_i) of each block, open left neighbours summed out; with chains [3, B, G]: of a
     quarter, half and all of them."""
     check_chains(chains)
-    chains = exact_or(chains, model.config.mask_id)
+    chains = exact_or(chains, model)
     target, masked, _ = noise.split_blocks(ids, model.config.block_size)
     blocks = blocks_of(scores.denoised, scores.transition_logp, target, ids, model.config.mask_id)
     groups = (4, 2, 1) if chains else (1,)

@@ -61,9 +61,15 @@ class Blocks(NamedTuple):
         return Blocks(*(x[which] for x in self))
 
 
-def exact_or(chains: int, vocabulary: int) -> int:
-    """How many chains to draw: none (0: messages) where that is not much dearer than so many."""
-    return 0 if vocabulary <= _DEARER * chains else chains
+def exact_or(chains: int, model: Model) -> int:
+    """How many chains to draw: none (0: messages) where that is not much dearer than so many. Edges of second
+    order have no messages: those would be over pairs of tokens."""
+    edge = model.head.edge
+    if edge is None or edge.second is None:
+        return 0 if model.config.mask_id <= _DEARER * chains else chains
+    if not chains:
+        raise ConfigError("chains is 0, but with edges of second order there are no exact marginals")
+    return chains
 
 
 def check_chains(chains: int) -> None:
@@ -182,18 +188,22 @@ class _Chains:
         device = blocks.hidden.device
         self.number = torch.arange(chains, device=device)
         self.token = torch.zeros(J, chains, dtype=torch.int64, device=device)
+        self.second = torch.full_like(self.token, model.config.mask_id)
+        """The token before it where that was open, too, else the mask."""
         self.node = torch.zeros(J, chains, K, device=device)
 
     def start(self, i: int, which: Tensor) -> Tensor:
         joint = _after_known(self.model, self.blocks, i, which)[:, None]
+        self.second[which] = self.model.config.mask_id
         return self._draw(i, which, joint)
 
     def step(self, i: int, which: Tensor) -> Tensor:
         n, S, K = len(which), len(self.number), self.blocks.hidden.shape[2]
         link = self.blocks.transition_logp[which, i]
         prior = (self.node[which][..., None] + link[:, None]).logsumexp(2)  # [n, S, K]
-        token = self.token[which][..., None].expand(n, S, K)
-        left = Left(token, torch.ones_like(token, dtype=torch.bool))
+        token, second = (x[which][..., None].expand(n, S, K) for x in (self.token, self.second))
+        left = Left(token, torch.ones_like(token, dtype=torch.bool), second)
+        self.second[which] = self.token[which]
         states = self.blocks.hidden[which, i][:, None].expand(n, S, K, -1)
         candidate = torch.arange(K, device=which.device).expand(n, S, K)
         logits = self.model.head.token_logits(states, candidate, left)

@@ -4,11 +4,12 @@ The smoothed pointwise mutual information of a pair, log((c(x, y) + α·p(y)) / 
 constant of x, which no softmax sees, log(1 + c(x, y) / (α·p(y))): zero for pairs that never occurred, so that
 a vocabulary of any size has room. Its truncated singular value decomposition is where the factors start; they
 are then fitted to the likelihood of the pairs, which at the same rank is far better (docs/experiments.md).
+Edges of second order have factors of their own, from pairs that stand two places apart.
 
 V vocabulary without the mask, R rank, P different pairs, x a token, y one that follows it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +28,8 @@ from dadlm.tokens import Rows
 OPEN_SCALE = 0.9
 """Weight of fitted edges beside a model that has not seen the neighbour: less than one, since it says part of
 the same."""
+SECOND_SCALE = 0.6
+"""The same of edges of second order, which the token between says part of, too."""
 _SMOOTHING = 100.0  # α, in tokens
 _AT_ONCE = 1 << 22  # pairs counted, and logits held, at once
 _LR = 0.01
@@ -34,7 +37,7 @@ _LR = 0.01
 
 @dataclass(frozen=True)
 class Pairs:
-    """How often each pair of neighbouring tokens occurred, in the order of the pairs."""
+    """How often each pair of tokens occurred, neighbours or two places apart, in the order of the pairs."""
 
     first: Tensor
     """[P]: x."""
@@ -51,8 +54,8 @@ class Pairs:
         return (self.count / (_SMOOTHING * self.share[self.second])).log1p()
 
 
-def count_pairs(rows: Rows, vocabulary: int, tokens: int) -> Pairs:
-    """Count the pairs in the first rows that hold so many tokens."""
+def count_pairs(rows: Rows, vocabulary: int, tokens: int, apart: int = 1) -> Pairs:
+    """Count the pairs, so many places apart, in the first rows that hold so many tokens."""
     if tokens < 2:
         raise ConfigError(f"edges need at least 2 tokens to count, got {tokens}")
     wanted = min(len(rows), -(-tokens // rows.context))
@@ -63,7 +66,7 @@ def count_pairs(rows: Rows, vocabulary: int, tokens: int) -> Pairs:
         if ids.max() >= vocabulary:
             raise DataError(f"the text holds id {ids.max()}, but the model knows {vocabulary} tokens")
         single += np.bincount(ids.reshape(-1), minlength=vocabulary)
-        new, often = np.unique(ids[:, :-1] * vocabulary + ids[:, 1:], return_counts=True)
+        new, often = np.unique(ids[:, :-apart] * vocabulary + ids[:, apart:], return_counts=True)
         codes, place = np.unique(np.concatenate([codes, new]), return_inverse=True)
         weight = np.concatenate([counts, often]).astype(np.float64)
         counts = np.bincount(place, weights=weight, minlength=len(codes)).astype(np.int64)
@@ -151,39 +154,73 @@ def is_fresh(model: Model) -> bool:
 def set_edges(model: Model, left: Tensor, right: Tensor, scale: float = OPEN_SCALE) -> None:
     """Put fitted factors into a model, with so much weight after an open neighbour and none after a known
     one."""
-    edge = model.head.edge
+    edge, (V, R) = model.head.edge, left.shape
     assert isinstance(edge, Bilinear)
-    edge.left.weight[: len(left)], edge.right[: len(right)] = left.to(model.device), right.to(model.device)
-    edge.left.weight[len(left) :] = 0  # the mask
+    edge.left.weight[:V], edge.right[:V, :R] = left.to(model.device), right.to(model.device)
+    edge.left.weight[V:] = 0  # the mask
     edge.scale[0], edge.scale[1] = 0.0, scale
     edge.context.zero_()
 
 
+@torch.no_grad()
+def set_second(model: Model, left: Tensor, right: Tensor, scale: float = SECOND_SCALE) -> None:
+    """Put fitted factors of second order into a model, with so much weight."""
+    edge = model.head.edge
+    assert isinstance(edge, Bilinear) and edge.second is not None
+    edge.second.weight.copy_(scale * left)
+    edge.right[: len(right), model.config.edge_rank :] = right.to(model.device)
+
+
 def start_edges(model: Model, rows: Rows, tokens: int, seed: int = 0, quiet: bool = True) -> None:
     """Give a model's fresh edges what so many tokens of a text tell about neighbours."""
-    pairs = count_pairs(rows, model.config.mask_id, tokens)
-    start = decompose(pairs, model.config.edge_rank, seed)
-    set_edges(model, *fit(pairs, start, seed=seed, quiet=quiet))
+    config = model.config
+    for rank, put, apart in ((config.edge_rank, set_edges, 1), (config.edge_second_rank, set_second, 2)):
+        if rank:
+            pairs = count_pairs(rows, config.mask_id, tokens, apart)
+            put(model, *fit(pairs, decompose(pairs, rank, seed), seed=seed, quiet=quiet))
 
 
-def with_edges(plain: Model, rank: int) -> Model:
-    """The model with fresh edges of this rank, which say nothing yet."""
-    model = Model(replace(plain.config, edge="bilinear", edge_rank=rank), plain.tokenizer).eval()
+def with_edges(plain: Model, rank: int, second_rank: int = 0) -> Model:
+    """The model with fresh edges of these ranks, which say nothing yet; edges that it has stay as they are,
+    and those of second order are added."""
+    config = replace(plain.config, edge="bilinear", edge_rank=rank, edge_second_rank=second_rank)
+    model = Model(config, plain.tokenizer).eval()
     own = {name: tensor for name, tensor in weights(model).items() if name.startswith("head.edge.")}
-    set_weights(model, own | weights(plain), "the model without edges")
+    there = weights(plain)
+    for name, dim in (("head.edge.right", 1), ("head.edge.context", 0)):
+        if name in there:  # what is new stands behind it
+            there[name] = torch.cat([there[name], own[name].narrow(dim, rank, second_rank)], dim)
+    set_weights(model, own | there, "the model before")
     return model.to(plain.device)
 
 
-@torch.no_grad()
 def choose_scale(model: Model, rows: Rows, scales: Sequence[float]) -> dict[float, float]:
     """Give the edges the weight that suits the model best, by the likelihood of whole masked blocks of text;
     with the nats a token for each weight."""
-    edge, N = model.head.edge, model.config.block_size
+    edge = model.head.edge
     assert isinstance(edge, Bilinear)
-    length = min(rows.context, 32 * N)
-    found = {}
-    for scale in scales:
+
+    def put(scale: float) -> None:
         edge.scale[1] = scale
+
+    return _choose(model, rows, scales, put)
+
+
+def choose_second_scale(
+    model: Model, rows: Rows, scales: Sequence[float], factors: tuple[Tensor, Tensor]
+) -> dict[float, float]:
+    """The same of edges of second order with these factors."""
+    return _choose(model, rows, scales, lambda scale: set_second(model, *factors, scale))
+
+
+@torch.no_grad()
+def _choose(
+    model: Model, rows: Rows, scales: Sequence[float], put: Callable[[float], None]
+) -> dict[float, float]:
+    N, found = model.config.block_size, dict[float, float]()
+    length = min(rows.context, 32 * N)
+    for scale in scales:
+        put(scale)
         nats = tokens = 0.0
         for index in range(min(len(rows), 8)):
             ids = rows[index][None, :length].to(model.device)
@@ -192,5 +229,5 @@ def choose_scale(model: Model, rows: Rows, scales: Sequence[float]) -> dict[floa
             nats += float(losses(model, ids, Noise.of(masked), report=False).reconstruction.sum())
             tokens += int(masked.sum())
         found[scale] = nats / tokens
-    edge.scale[1] = min(found, key=lambda scale: found[scale])
+    put(min(found, key=lambda scale: found[scale]))
     return found

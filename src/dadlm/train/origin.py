@@ -23,6 +23,7 @@ _NEW = ("graph.", "head.offset", "head.edge.")  # what a stage adds starts fresh
 # Where these differ the shapes may still fit, but the weights would mean something else.
 _MEANING = ("architecture", "layers", "width", "heads", "kv_heads", "head_width", "rope_theta", "norm_eps")
 _BACKBONE = (*_MEANING, "mlp_width", "tie_embedding", "lora", "vocab_size", "eot_id", "context")
+_EDGE = ("edge", "edge_rank", "edge_second_rank")
 _GRAPH = ("candidates", "expand_at", "transition", "track_bias", "candidate_scale", "candidate_offset")
 
 
@@ -39,7 +40,7 @@ def shape_from(own: ModelConfig, origin: ModelConfig) -> ModelConfig:
     names = set(_BACKBONE)
     if origin.family in ("bd3lm", "dadlm"):
         names = {field.name for field in fields(ModelConfig)} - {"family", "dropout"}
-        names -= {"edge", "edge_rank"} if origin.edge == "none" else set()
+        names -= set(_EDGE) if origin.edge == "none" else set()
         names -= set(_GRAPH) if origin.family == "bd3lm" else set()
     taken: dict[str, Any] = {name: getattr(origin, name) for name in names}
     taken.setdefault("expand_at", own.expand_at * origin.layers // own.layers)
@@ -80,7 +81,7 @@ def _compare(origin: str | Path, theirs: ModelConfig, own: ModelConfig) -> None:
     """Refuse settings that the weights do not allow, in one sentence that says how to do without them."""
     names = (*_MEANING, "candidates", "transition") if theirs.family == "dadlm" else _MEANING
     if theirs.edge != "none":  # else they may be added
-        names += ("edge", "edge_rank") if theirs.edge == own.edge else ("edge",)
+        names += _EDGE if theirs.edge == own.edge else ("edge",)
     differ = []
     for name in names:
         then, now = getattr(theirs, name), getattr(own, name)

@@ -3,7 +3,7 @@
 What the token to the left adds to the logits of a place is spread over the device; then a program for each
 row draws from them. Rows that do not need the place do nothing. `chain._place_by_place` is the torch twin.
 
-B rows, N block size, R rank, V vocabulary without the mask.
+B rows, N block size, R rank, S rank of second order, V vocabulary without the mask.
 """
 
 import torch
@@ -33,21 +33,22 @@ def draw(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens [B, N] where `needed`, the block's elsewhere; their probabilities and entropies if `looked_at`.
 
-    base [B, N, V] are logits without edges, columns [V, R] what the factors of the edges are multiplied with,
-    `gain` [B, N, R] is `Bilinear.gain` of the nodes on the path, `before` [B] the token before each block.
+    base [B, N, V] are logits without edges, columns [V, R + S] what the factors of the edges are multiplied
+    with, `gain` [B, N, R + S] is `Bilinear.gain` of the nodes on the path, `before` [B] the token before each
+    block.
     """
-    (B, N, V), R = base.shape, gain.shape[-1]
+    (B, N, V), (R, S) = base.shape, edge.ranks
     tokens, size_and_warps = block.ids.clone(), size_of(V)
     probability, entropy = torch.zeros(2, B, N, device=base.device)
     logits = torch.empty(B, V, device=base.device, dtype=torch.float32)
     base, gain, masked = base.contiguous(), gain.contiguous(), block.masked.contiguous()
     needed, uniform = needed.contiguous(), uniform.contiguous()
-    factors = edge.left.weight, edge.scale, gain, columns, columns.stride(0)
+    factors = edge.left.weight, edge.second_weight, edge.scale, gain, columns, columns.stride(0)
     how = settings.inverse_temperature, settings.top_p, settings.standard, settings.cold
     tiles = (triton.cdiv(V, _LANES), triton.cdiv(B, _ROWS))
     for i in range(N):
         _score[tiles](
-            base, *factors, tokens, before, masked, needed, logits, i, B, N, V, R, _ROWS, _LANES, _COLUMNS
+            base, *factors, tokens, before, masked, needed, logits, i, B, N, V, R, S, _ROWS, _LANES, _COLUMNS
         )
         size, warps = size_and_warps
         _place[(B,)](
@@ -70,10 +71,12 @@ def draw(
 
 @triton.jit
 def _score(
-    base, left, scale, gain, columns, stride, tokens, before, masked, needed, logits, i, B, N, V, R,
+    base, left, second, scale, gain, columns, stride, tokens, before, masked, needed, logits,
+    i, B, N, V, R, S,
     ROWS: tl.constexpr, LANES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The logits of place i: those without edges, and ⟨A(token to the left) ⊙ λ ⊙ gain, column⟩."""
+    """The logits of place i: those without edges, and ⟨[λ A(token to the left); C(token before it)] ⊙ gain,
+    column⟩."""
     b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     v = tl.program_id(0) * LANES + tl.arange(0, LANES)
     at = b.to(tl.int64) * N + i
@@ -83,14 +86,21 @@ def _score(
         token = tl.load(tokens + at - 1, mask=inside, other=0)
         token += tl.load(before + b, mask=need & (b * 0 + i == 0), other=0)
         is_open = tl.load(masked + at - 1, mask=inside, other=0).to(tl.int64)
+        two_open = inside & (is_open != 0) & (b * 0 + i > 1)
+        two_open &= tl.load(masked + at - 2, mask=two_open, other=0).to(tl.int32) != 0
+        further = tl.load(tokens + at - 2, mask=two_open, other=0)
         sums = tl.zeros([ROWS, LANES], tl.float32)
-        for start in range(0, R, COLUMNS):
+        for start in range(0, R + S, COLUMNS):
             r = start + tl.arange(0, COLUMNS)
-            real = need[:, None] & (r < R)[None, :]
-            factor = tl.load(left + token[:, None] * R + r[None, :], mask=real, other=0.0).to(tl.float32)
-            factor *= tl.load(scale + is_open[:, None] * R + r[None, :], mask=real, other=0.0).to(tl.float32)
-            factor *= tl.load(gain + at[:, None] * R + r[None, :], mask=real, other=0.0).to(tl.float32)
-            near = (r < R)[:, None] & (v < V)[None, :]
+            one = need[:, None] & (r < R)[None, :]
+            two = two_open[:, None] & (r >= R)[None, :] & (r < R + S)[None, :]
+            factor = tl.load(left + token[:, None] * R + r[None, :], mask=one, other=0.0).to(tl.float32)
+            factor *= tl.load(scale + is_open[:, None] * R + r[None, :], mask=one, other=0.0).to(tl.float32)
+            place = further[:, None] * S + r[None, :] - R
+            factor += tl.load(second + place, mask=two, other=0.0).to(tl.float32)
+            gains = gain + at[:, None] * (R + S) + r[None, :]
+            factor *= tl.load(gains, mask=one | two, other=0.0).to(tl.float32)
+            near = (r < R + S)[:, None] & (v < V)[None, :]
             column = tl.load(columns + v[None, :].to(tl.int64) * stride + r[:, None], mask=near, other=0.0)
             sums += tl.dot(factor.to(column.dtype), column, input_precision="ieee")
         here = need[:, None] & (v < V)[None, :]
