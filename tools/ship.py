@@ -139,16 +139,28 @@ def _edges_card(facts: dict[str, Any]) -> str:
         [name, "{mean:.3f} [{low:.3f}, {high:.3f}]".format(**nats)]
         for name, nats in facts["one_pass"].items()
     ]
-    origin, source, trained = "They were counted from text", "./bd3lm-e128", facts["training"]
-    commands = ["dadlm edges count wiki.jsonl --model bd3lm --out bd3lm-e128 --json > count.json"]
-    if trained:
+    first, second = facts["orders"]["first"], facts["orders"].get("second")
+    origin, source = "They were counted from text", "./bd3lm-e128"
+    commands = [
+        f"dadlm edges count wiki.jsonl --model bd3lm --rank {first['rank']} --second-rank 0 --out bd3lm-e128"
+    ]
+    if trained := first["training"]:
         origin += ", then trained beside `{beside}` for {steps:,} steps of {tokens_per_step:,} tokens"
         origin, source = origin.format(**trained), f"runs/routes/longer-{trained['beside']}-edges"
         commands.append(f"python -m research.routes run {Path(source).name} --train SHARDS --valid SHARDS")
+    about, pairs = "a token is scored given its left neighbour too", f"{first['pairs']:,} pairs of neighbours"
+    if second:
+        about = "a token is scored given its left neighbour too, and given the token before that one"
+        origin += f"; those of second order (rank {second['rank']}) were counted alone"
+        pairs += f" and {second['pairs']:,} pairs two places apart"
+        more = f"--second-rank {second['rank']} --out bd3lm-second --json > count.json"
+        commands.append(f"dadlm edges count wiki.jsonl --model {source} {more}")
+        source = "./bd3lm-second"
     commands.append(
         f"python -m tools.ship_edges {source} --counted count.json --data {facts['data']['file']}"
     )
     texts = {"origin": origin, "commands": "\n".join(commands), "numbers": table(["", "nats a token"], rows)}
+    texts |= {"about": about, "pairs": pairs, "rank": first["rank"], "tokens": first["tokens"]}
     return _template("card_edges.md").format(**facts, **facts["data"], **texts)
 
 

@@ -5,7 +5,7 @@
 FOLDER is what `dadlm edges count` wrote, or a run of research.routes that trained such edges beside a model
 and left that as it was. The edges know the text and the tokenizer, not the model, and go into one file; the
 folders NAME-edges hold a configuration, measured.json and a card. count.json is what `dadlm edges count
---json` printed.
+--json` printed; what it does not say of the edges of first order, because they shipped already, is kept.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from torch import Tensor
 from dadlm.evaluate import perplexity, rows_of
 from dadlm.model import Model, load
 from dadlm.model.checkpoint import read_config, weights
-from dadlm.model.files import CONFIG, WEIGHTS, digest, save_tensors, whole_folder, write_json
+from dadlm.model.files import CONFIG, WEIGHTS, digest, save_tensors, write_json
 from dadlm.model.pretrained import EDGES, PRETRAINED, weight_files
 from dadlm.model.quantised import quantise
 from tools.ship import CARD, CURVE, MEASURED, card
@@ -30,13 +30,13 @@ ROWS, LENGTH = 20, 256
 
 def put_edges(edged: Model, target: Path = PRETRAINED) -> list[Path]:
     """Write the edges of a model to target/edges, and the folders NAME-edges that take them in."""
-    with whole_folder(target / EDGES) as folder:
-        save_tensors(quantise(own_tensors(edged)), folder / WEIGHTS)
+    (target / EDGES).mkdir(exist_ok=True)
+    save_tensors(quantise(own_tensors(edged)), target / EDGES / WEIGHTS)
     folders = [target / f"{base}-{EDGES}" for base in BASES]
     for folder, base in zip(folders, BASES, strict=True):
         folder.mkdir(exist_ok=True)
         shape = asdict(read_config(target / base)) | {
-            name: getattr(edged.config, name) for name in ("edge", "edge_rank")
+            name: getattr(edged.config, name) for name in ("edge", "edge_rank", "edge_second_rank")
         }
         about = {"model_type": "dadlm", "format": 2, "weights_sha256": digest(*weight_files(folder))}
         write_json(folder / CONFIG, about | shape)
@@ -49,7 +49,7 @@ def own_tensors(edged: Model) -> dict[str, Tensor]:
 
 def ship_edges(source: str, counted: dict[str, Any], data: str, target: Path = PRETRAINED) -> None:
     """Put the edges of the model in `source` beside the shipped models, measured, with their cards."""
-    edged = load(source)
+    edged, orders = load(source), orders_of(source, counted, target)
     for folder, base in zip(put_edges(edged, target), BASES, strict=True):
         plain, stored = load(target / base), load(folder)
         facts = {
@@ -59,17 +59,26 @@ def ship_edges(source: str, counted: dict[str, Any], data: str, target: Path = P
             "family": plain.config.family,
             "parameters": sum(parameter.numel() for parameter in stored.parameters()),
             "edge_parameters": sum(tensor.numel() for tensor in own_tensors(edged).values()),
-            "rank": edged.config.edge_rank,
             "bytes": (target / EDGES / WEIGHTS).stat().st_size,
-            "tokens": counted["tokens"],
-            "pairs": counted["pairs"],
-            "training": training_of(Path(source)),
+            "orders": orders,
             "data": {"file": Path(data).name, "row_length": LENGTH},
             "rows": ROWS,
             "one_pass": {base: one_pass(plain, data), folder.name: one_pass(stored, data)},
         }
         write_json(folder / MEASURED, facts)
         (folder / CARD).write_text(card(facts), encoding="utf-8")
+
+
+def orders_of(source: str, counted: dict[str, Any], target: Path) -> dict[str, Any]:
+    """What was counted and trained for the edges of each order."""
+    orders = {
+        name: {key: facts[key] for key in ("rank", "tokens", "pairs")}
+        for name, facts in counted["orders"].items()
+    }
+    if "first" not in orders:
+        shipped = json.loads((target / f"{BASES[1]}-{EDGES}" / MEASURED).read_text(encoding="utf-8"))
+        return {"first": shipped["orders"]["first"]} | orders
+    return {name: facts | {"training": training_of(Path(source))} for name, facts in orders.items()}
 
 
 def training_of(run: Path) -> dict[str, Any] | None:

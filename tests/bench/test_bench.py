@@ -20,7 +20,8 @@ def bench(kind: str, tmp_path: Path, *words: str) -> dict:
 
 
 def test_decode(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    result = bench("decode", tmp_path, "--scale", "tour", "--block-sizes", "8", "--batches", "2")
+    words = "--scale", "tour", "--block-sizes", "8", "--batches", "2", "--plot", str(tmp_path / "steps.svg")
+    result = bench("decode", tmp_path, *words)
     late = "DA-DLM N=8 K=4 late"
     systems = ["AR", "BD3LM N=8", "BD3LM N=8 edges", "DA-DLM N=8 K=4", late, f"{late} edges"]
     assert [row["system"] for row in result["steps"]] == systems
@@ -30,7 +31,9 @@ def test_decode(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ratios = [row["ratio_to_bd3lm"] for row in result["steps"]]
     ms = [row["ms"] for row in result["steps"]]
     assert ratios == [None, None, None, ms[3] / ms[1], ms[4] / ms[1], ms[5] / ms[2]]
-    assert {row["decoding"] for row in result["texts"]} == {"nucleus", "FH", "T=8", "T=4", "T=2"}
+    ways = {"nucleus", "FH", "T=8", "T=4", "T=2", *(f"T={T}, rows wait for none" for T in (8, 4, 2))}
+    assert {row["decoding"] for row in result["texts"]} == ways
+    assert late in (tmp_path / "steps.svg").read_text()
     assert all(row["tokens_per_second"] > 0 for row in result["texts"])
     assert late in capfd.readouterr().err
     assert {"AR", "BD3LM N=8"} <= {row["system"] for row in result["texts"]}
@@ -68,6 +71,14 @@ def test_flops_of_a_step_by_hand() -> None:
     nodes = 32 * (1.25 + 2 * (2.5 + 1 / 4))  # most of the clean stream's last layer is left out; K = 4
     dadlm = 6 * nodes * layer + 12 * nodes * 16 * 64 + 6 * 16 * 4 * head
     assert step_flops(recipe("tour-dadlm").model, 1) == pytest.approx(dadlm)
+
+
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_measured(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", "decode", "--scale", "tour", "--device", "cpu", "--plot", "steps.txt"]) != 0
+    said = capfd.readouterr()
+    assert "choose a name that ends in .svg, .png, .pdf" in said.err and "BD3LM" not in said.err
 
 
 @pytest.mark.parametrize("words", [[], ["speed"], ["--help"]])

@@ -1,4 +1,4 @@
-"""Decoding: AR, BD3LM and DA-DLM of the same size through the same engine, in one run.
+"""Decoding: AR, BD3LM and DA-DLM of the same size through the same engine, in one run, in turn.
 
 The step is a complete denoising update, first-hitting, nucleus 0.9, after a prefix. The floor counts the
 arithmetic of the nodes that exist and the bytes of weights, keys and values that have to be read once.
@@ -6,15 +6,21 @@ arithmetic of the nodes that exist and the bytes of weights, keys and values tha
 
 import statistics
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from dadlm.bench.machine import Machine, log
 from dadlm.bench.train import systems
-from dadlm.decode import DecodeSettings, Generated, generate, release_engine
+from dadlm.decode import DecodeSettings, release_engine
+from dadlm.decode.engine import Engine
 from dadlm.decode.generate import completions, decode_steps
+from dadlm.decode.picture import new_figure, save_figure
+from dadlm.decode.request import Row
 from dadlm.model import Model, ModelConfig
+
+_ROUNDS = 4
 
 
 def _systems(scale: str, block_sizes: tuple[int, ...]) -> dict[str, ModelConfig]:
@@ -26,63 +32,92 @@ def _systems(scale: str, block_sizes: tuple[int, ...]) -> dict[str, ModelConfig]
 def bench_decode(
     scale: str = "paper",
     block_sizes: tuple[int, ...] = (16, 8, 4),
-    batches: tuple[int, ...] = (32, 1),
+    batches: tuple[int, ...] = (32, 8, 1),
     prefix: int = 512,
     steps: int = 32,
     texts: bool = True,
     device: str = "cuda",
 ) -> dict[str, Any]:
-    """Milliseconds per step for each system and batch; whole texts at batch 1 and the largest batch."""
+    """Milliseconds per step for each system and batch; whole texts at the smallest and the largest batch."""
     machine = Machine(device)
-    rows: list[dict[str, Any]] = []
+    models = {
+        name: Model(config).to(machine.device, machine.dtype).eval()
+        for name, config in _systems(scale, block_sizes).items()
+    }
+    timed = {batch: _steps(models, batch, prefix, steps, machine) for batch in batches}
+    rows = [{"system": name, "batch": batch} | timed[batch][name] for name in models for batch in batches]
     whole: list[dict[str, Any]] = []
-    for name, config in _systems(scale, block_sizes).items():
-        model = Model(config).to(machine.device, machine.dtype).eval()
-        for batch in batches:
-            rows.append({"system": name, "batch": batch} | _step(model, batch, prefix, steps, machine))
-            log(rows[-1])
-        if texts and (config.family == "ar" or config.block_size == block_sizes[0]):
-            for batch in sorted({batches[0], batches[-1]}):
-                for decoding, settings in _text_settings(config).items():
-                    row = {"system": name, "batch": batch, "decoding": decoding}
-                    whole.append(row | _text(model, batch, settings, machine))
-                    log(whole[-1])
-        del model
+    for name, model in models.items():
+        if not texts or (model.config.family != "ar" and model.config.block_size != block_sizes[0]):
+            continue
+        for batch in sorted({min(batches), max(batches)}):
+            for decoding, (settings, lockstep) in _text_settings(model.config, batch).items():
+                row = {"system": name, "batch": batch, "decoding": decoding}
+                whole.append(row | _text(model, batch, settings, lockstep, machine))
+                log(whole[-1])
+        release_engine(model)
     for row in rows:  # at the end: a profiler that was there slows down what is timed after it
-        model = Model(_systems(scale, block_sizes)[row["system"]]).to(machine.device, machine.dtype).eval()
-        row["launches"] = _launches(model, row["batch"], prefix, machine)
+        row["launches"] = _launches(models[row["system"]], row["batch"], prefix, machine)
         log({key: row[key] for key in ("system", "batch", "launches", "share_of_floor")})
     _compare(rows)
     described = machine.describe()
     return {"kind": "decode", **described, "scale": scale, "prefix": prefix, "steps": rows, "texts": whole}
 
 
-def _step(model: Model, batch: int, prefix: int, count: int, machine: Machine) -> dict[str, Any]:
-    """The median over `count` steps inside blocks, after two blocks (or 20 tokens) of warm-up."""
-    N = model.config.block
-    release_engine(model)
-    machine.reset_peak()
-    warmup = max(20, 2 * N + 1)
-    tokens = min(model.config.context - prefix, (warmup + 2 * count) // N * N + 2 * N)
-    warmup = min(warmup, tokens // 2)
-    settings = DecodeSettings(max_new_tokens=tokens)
-    texts = completions(model, _prompts(model, batch, prefix), settings, seed=0)
-    times: list[float] = []
-    machine.synchronise()
-    start = time.perf_counter()
-    for index, _ in enumerate(decode_steps(model, texts)):
-        machine.synchronise()
-        now = time.perf_counter()
-        # The first step of a block waits for the cache write before it, and the last one commits.
-        inside = N == 1 or 0 < index % N < N - 1
-        if index >= warmup and inside:
-            times.append((now - start) * 1e3)
-        if len(times) == count:
-            break
-        start = time.perf_counter()
-    floor, ms = machine.floor_ms(*_work(model, batch, prefix)), statistics.median(times)
-    row = {"ms": ms, "floor_ms": floor, "ratio_to_floor": ms / floor, "share_of_floor": floor / ms}
-    return row | {"peak_mib": machine.peak_mib()}
+def _steps(
+    models: dict[str, Model], batch: int, prefix: int, count: int, machine: Machine
+) -> dict[str, dict[str, Any]]:
+    """The median over `count` steps of each, some at a time in turn: what changes on the machine changes for
+    all."""
+    runs = {name: _Run(model, batch, prefix, count, machine) for name, model in models.items()}
+    for _ in range(_ROUNDS):
+        for run in runs.values():
+            run.time(-(-count // _ROUNDS))
+    found = {}
+    for name, run in runs.items():
+        floor, ms = machine.floor_ms(*_work(models[name], batch, prefix)), statistics.median(run.times)
+        shares = {"ratio_to_floor": ms / floor, "share_of_floor": floor / ms}
+        found[name] = {"ms": ms, "floor_ms": floor, **shares, "peak_mib": run.peak_mib}
+        log({"system": name, "batch": batch} | found[name])
+        run.steps.close()
+        release_engine(models[name])
+    return found
+
+
+class _Run:
+    """The steps of one model inside blocks, after two blocks (or 20 tokens) of warm-up."""
+
+    def __init__(self, model: Model, batch: int, prefix: int, count: int, machine: Machine) -> None:
+        N = model.config.block
+        self.block, self.machine, self.times, self.index = N, machine, list[float](), 0
+        release_engine(model)
+        machine.reset_peak()
+        others = machine.held_mib()
+        warmup = max(20, 2 * N + 1)
+        tokens = min(model.config.context - prefix, (warmup + 2 * count + 2 * _ROUNDS) // N * N + 2 * N)
+        settings = DecodeSettings(max_new_tokens=tokens)
+        self.steps = decode_steps(model, completions(model, _prompts(model, batch, prefix), settings, seed=0))
+        for _ in zip(range(min(warmup, tokens // 2)), self.steps, strict=False):
+            self.index += 1
+        weights = sum(one.numel() * one.element_size() for one in model.parameters()) / 2**20
+        peak = machine.peak_mib()
+        self.peak_mib = None if peak is None or others is None else peak - others + weights
+
+    def time(self, count: int) -> None:
+        """Time so many steps, or what is left; not the first, which finds another model in the caches."""
+        wanted = len(self.times) + count
+        self.machine.synchronise()
+        start, is_first = time.perf_counter(), True
+        for _ in self.steps:
+            self.machine.synchronise()
+            now, place = time.perf_counter(), self.index % self.block
+            # The first step of a block waits for the cache write before it, and the last one commits.
+            if not is_first and (self.block == 1 or 0 < place < self.block - 1):
+                self.times.append((now - start) * 1e3)
+            self.index, is_first = self.index + 1, False
+            if len(self.times) >= wanted:
+                break
+            start = time.perf_counter()
 
 
 def _launches(model: Model, batch: int, prefix: int, machine: Machine) -> int | None:
@@ -138,33 +173,61 @@ def _prompts(model: Model, rows: int, length: int) -> list[list[int]]:
     return [[(row * 7919 + place * 104729) % words for place in range(length)] for row in range(rows)]
 
 
-def _text_settings(config: ModelConfig) -> dict[str, DecodeSettings]:
+def _text_settings(config: ModelConfig, batch: int) -> dict[str, tuple[DecodeSettings, bool]]:
+    """How texts are written, and whether in lockstep."""
     if config.family == "ar":
-        return {"nucleus": DecodeSettings()}
-    steps = sorted({max(1, config.block // part) for part in (1, 2, 4)}, reverse=True)
-    few = {f"T={T}": DecodeSettings(sampler="random", steps=T) for T in steps}
-    return {"FH": DecodeSettings()} | few
+        return {"nucleus": (DecodeSettings(), True)}
+    ways = {"FH": (DecodeSettings(), True)}
+    for T in sorted({max(1, config.block // part) for part in (1, 2, 4)}, reverse=True):
+        settings = DecodeSettings(sampler="random", steps=T)
+        ways[f"T={T}"] = settings, True
+        if batch > 1:
+            ways[f"T={T}, rows wait for none"] = settings, False
+    return ways
 
 
-def _text(model: Model, batch: int, settings: DecodeSettings, machine: Machine) -> dict[str, Any]:
+def _text(
+    model: Model, batch: int, settings: DecodeSettings, lockstep: bool, machine: Machine
+) -> dict[str, Any]:
     """Complete texts after a prompt of a sixteenth of the context (64 tokens in the paper)."""
     length = model.config.context // 16
     most = model.config.context - length
-    prompts = _prompts(model, batch, length)
+    prompts, engine = _prompts(model, batch, length), Engine(model, lockstep=lockstep)
 
-    def write(seed: int, tokens: int) -> Generated:
-        how = replace(settings, max_new_tokens=tokens)
-        return generate(model, prompts, seed=seed, batch_size=batch, settings=how)
+    def write(seed: int, tokens: int) -> list[Row]:
+        rows = completions(model, prompts, replace(settings, max_new_tokens=tokens), seed)
+        for _ in decode_steps(model, rows, nullcontext(engine)):
+            pass
+        return rows
 
     write(1, min(4 * model.config.block, most))  # warm-up
     machine.reset_peak()
-    texts: list[Generated] = []
+    texts: list[list[Row]] = []
     seconds = machine.timed_ms(lambda: texts.append(write(0, most))) / 1e3
-    tokens = sum(map(len, texts[0].tokens))
+    engine.release()
+    tokens = sum(len(row.tokens) for row in texts[0])
     return {
         "seconds": seconds,
         "tokens": tokens,
         "tokens_per_second": tokens / seconds,
-        "tokens_per_forward": texts[0].mean_tokens_per_forward,
+        "tokens_per_forward": tokens / sum(row.forward_passes for row in texts[0]),
         "peak_mib": machine.peak_mib(),
     }
+
+
+def draw_steps(result: dict[str, Any], file: str) -> None:
+    """Milliseconds of a step over the batch, each system's floor below it."""
+    figure = new_figure(7, 4.5)
+    axes = figure.add_subplot()
+    names = dict.fromkeys(row["system"] for row in result["steps"])
+    for name in names:
+        rows = sorted((row for row in result["steps"] if row["system"] == name), key=lambda row: row["batch"])
+        batches = [row["batch"] for row in rows]
+        (line,) = axes.plot(batches, [row["ms"] for row in rows], marker="o", label=name)
+        axes.plot(batches, [row["floor_ms"] for row in rows], linestyle=":", color=line.get_color())
+    axes.set(xscale="log", yscale="log", xlabel="batch", ylabel="milliseconds a step (dotted: floor)")
+    axes.set_xticks(batches := sorted({row["batch"] for row in result["steps"]}), map(str, batches))
+    axes.minorticks_off()
+    axes.set_title(f"{result['device']}, {result['dtype']}, prefix {result['prefix']}")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize="small", frameon=False)
+    save_figure(figure, file)

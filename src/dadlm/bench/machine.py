@@ -70,6 +70,10 @@ class Machine:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
 
+    def held_mib(self) -> float | None:
+        """Memory that tensors take now."""
+        return torch.cuda.memory_allocated(self.device) / 2**20 if self.is_cuda else None
+
     def peak_mib(self) -> float | None:
         return torch.cuda.max_memory_allocated(self.device) / 2**20 if self.is_cuda else None
 

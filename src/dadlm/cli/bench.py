@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dadlm.cli.options import JsonOption, subcommand, usage_of
+from dadlm.decode.picture import check_name
 from dadlm.evaluate.work import write_result
 from dadlm.model import find_device, load
 from dadlm.recipes import recipe
@@ -36,9 +37,11 @@ class _Decode(_Models):
     block_sizes: tuple[int, ...] = ()
     """Block sizes; empty: 16 8 4, or the recipe's own."""
     batches: tuple[int, ...] = ()
-    """Batch sizes; empty: 32 1, on cpu 4 1."""
+    """Batch sizes; empty: 32 8 1, on cpu 4 1."""
     texts: bool = True
     """Also time whole texts."""
+    plot: str = ""
+    """Draw milliseconds over batch, and their floors, into this file (.svg, .png or .pdf)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +88,14 @@ def run(words: list[str]) -> int:
     if kind is None:
         return 0
     options = tyro.cli(kind, args=words[1:], prog=f"dadlm bench {words[0]}")
+    plot = options.plot if isinstance(options, _Decode) else ""
+    if plot:
+        check_name(plot)  # before anything is measured
     result = _measure(options)
+    if plot:
+        from dadlm.bench import draw_steps
+
+        draw_steps(result, plot)
     if options.out:
         write_result(Path(options.out), result)
     if options.json:
@@ -114,7 +124,7 @@ def _measure(options: _Common) -> dict[str, Any]:
     if isinstance(options, _Decode):
         own = recipe(f"{scale}-dadlm").model.block_size
         sizes = options.block_sizes or ((16, 8, 4) if scale == "paper" else (own,))
-        batches = options.batches or ((32, 1) if on_gpu else (4, 1))
+        batches = options.batches or ((32, 8, 1) if on_gpu else (4, 1))
         prefix = {"paper": 512, "lab": 512, "small": 64, "tour": 8}.get(scale, 64)
         return bench_decode(scale, sizes, batches, prefix, texts=options.texts, device=place)
     compile_, rows = options.compile and on_gpu, options.rows or (32 if on_gpu else 4)
