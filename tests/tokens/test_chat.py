@@ -178,9 +178,14 @@ def test_files_that_cannot_be_used_are_told(content: str, tmp_path: Path) -> Non
             "{% for i in range(90000) %}{% for j in range(100) %}spam{% endfor %}{% endfor %}",
             "more than 4,194,304",
         ),
+        (
+            "{% for i in range(90000) %}{% for j in range(100) %}{{ nothing }}{% endfor %}{% endfor %}",
+            "more than 4,194,304",  # empty pieces
+        ),
         ("{% for i in range(1000000000) %}x{% endfor %}", "[Rr]ange"),
         ("{{ 'x' * 10 ** 12 }}", "by one"),
         ("{{ [1, 2] * 10000000 }}", "by one"),
+        ("{{ ('x'.encode() * 10000000) | length }}", "by one"),
         ("{{ 10 ** (10 ** 10) }}", "by one"),
         ("{% set x = 'x' * 4000000 %}{{ x + x }}", "by one"),
     ],
