@@ -103,6 +103,14 @@ def test_what_is_read_is_not_replaced(out: str, base: str, trained: Model) -> No
     assert before == {file: file.read_bytes() for file in Path().glob("*/*") if file.is_file()}
 
 
+@pytest.mark.parametrize("base", ["start", "small"])
+def test_a_base_with_adapters_is_refused(base: str, trained: Model) -> None:
+    """What would be written has no base that can be opened, or holds nothing."""
+    save_adapters("model", "base", "small")
+    with pytest.raises(ConfigError, match="has adapters itself: name the model that it was converted from"):
+        save_adapters("model", base, "again")
+
+
 def test_nor_is_the_base_of_what_is_read(trained: Model) -> None:
     save_adapters("model", "base", "small")
     shutil.copytree("base", "same")
