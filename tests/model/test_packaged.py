@@ -15,7 +15,7 @@ from tests.tokens.test_chat import CHATML
 import dadlm
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.interop.convert import convert
-from dadlm.model import causal, language_model_files, packaged, pretrained
+from dadlm.model import causal, files, language_model_files, packaged, pretrained
 from dadlm.tokens import Tokenizer
 from dadlm.train import DataConfig, RunConfig, TrainConfig, train
 
@@ -62,6 +62,23 @@ def test_a_model_is_converted_once(package: Path, conversions: list[str]) -> Non
     told = dadlm.generate("smollm2", ["The cat"], max_new_tokens=6, temperature=0).tokens
     assert told == dadlm.generate(model, ["The cat"], max_new_tokens=6, temperature=0).tokens
     assert packaged.folder_of("smollm2").parent == package.parent / "cache" / "dadlm"
+
+
+def test_another_process_may_be_faster(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It puts its folder there just before ours would be."""
+    replace = files._replace
+
+    def late(temporary: Path, target: Path) -> None:
+        shutil.copytree(temporary, target)
+        monkeypatch.setattr(Path, "exists", lambda path: False)  # as it was a moment ago
+        try:
+            replace(temporary, target)
+        finally:
+            monkeypatch.undo()
+
+    monkeypatch.setattr(files, "_replace", late)
+    folder = packaged.open_packaged("smollm2")
+    assert dadlm.load(folder).config.family == "ar"
 
 
 def test_other_weights_are_another_folder(package: Path, conversions: list[str]) -> None:
