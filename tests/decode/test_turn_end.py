@@ -96,3 +96,11 @@ def test_a_model_that_has_chatted_can_be_copied() -> None:
     ids = model.tokenizer.encode_chat(messages)  # type: ignore[arg-type]
     again = copy.deepcopy(model)
     assert again.tokenizer is not None and again.tokenizer.encode_chat(messages) == ids  # type: ignore[arg-type]
+
+
+def test_a_turn_may_end_as_texts_do() -> None:
+    """Llama's own chat models have one token for both, which is named once."""
+    words = talker(eos="<|endoftext|>")
+    model = tiny("ar", vocab=words.vocab_size + 1, tokenizer=words)
+    model.config = replace(model.config, eot_id=words.eot_id)
+    assert words.turn_end_id == words.eot_id and model.end_ids == (words.eot_id,)
