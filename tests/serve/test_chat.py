@@ -169,6 +169,12 @@ def test_refusals_name_the_message(server: Running, message: dict[str, Any], whe
     assert status == 400 and f"messages[{len(MESSAGES)}].{where}:" in answer["error"]["message"], answer
 
 
+def test_refused_logprobs_are_elsewhere(server: Running) -> None:
+    for value in (True, 0, "no"):
+        status, answer = server.post("/v1/chat/completions", messages=MESSAGES, logprobs=value)
+        assert status == 400 and "POST /v1/completions has them" in answer["error"]["message"], answer
+
+
 def test_neutral_values_are_accepted(server: Running) -> None:
     neutral: dict[str, Any] = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}}
     neutral |= {
