@@ -184,6 +184,7 @@ def test_files_that_cannot_be_used_are_told(content: str, tmp_path: Path) -> Non
         ),
         ("{% for i in range(1000000000) %}x{% endfor %}", "[Rr]ange"),
         ("{{ 'x' * 10 ** 12 }}", "by one"),
+        ("{{ 10 ** 12 * 'x' }}", "by one"),
         ("{{ [1, 2] * 10000000 }}", "by one"),
         ("{{ ('x'.encode() * 10000000) | length }}", "by one"),
         ("{{ 10 ** (10 ** 10) }}", "by one"),
