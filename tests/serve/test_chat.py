@@ -1,5 +1,6 @@
 """Chat completions: the real `openai` client against a tiny model with a template, and what is refused."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from tests.serve.running import WAIT, Running, letter_model, running, settings
 
 import dadlm
 from dadlm.decode import settings_for
+from dadlm.serve.apart import Apart
 from dadlm.serve.service import Service
 from dadlm.tokens.chat import ChatTemplate
 
@@ -215,6 +217,20 @@ def test_templates_that_never_end_stop_only_the_chat_of_their_model(monkeypatch:
             done.set()
         assert {(status, answer["error"]["code"]) for status, answer in answers} == {(503, "deadline")}
         assert here.post("/v1/chat/completions", model="endless", **asked)[0] == 200
+
+
+def test_places_are_given_back_where_there_are_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def work() -> int:
+        apart = Apart(1, 5.0)
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+            patch.setattr(threading.Thread, "start", start)
+            await apart.run("it", lambda: 1)
+        return await apart.run("it", lambda: 2)
+
+    assert asyncio.run(work()) == 2
 
 
 def test_models_without_a_template(server: Running, client: openai.OpenAI) -> None:
