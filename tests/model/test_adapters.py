@@ -150,6 +150,6 @@ def test_the_command(cli: Cli, trained: Model) -> None:
     assert sizes[0] > sizes[1] > sizes[2]
     refused(cli("convert", "base", "--adapters", "base", "--out", "x"), "no gated adapters")
     refused(cli("convert", "model", "--bits", 8, "--out", "x"), "--bits belongs to --adapters")
-    for other in (("--to", "dadlm"), ("--block-size", 8)):
+    for other in (("--to", "dadlm"), ("--block-size", 8), ("--moments",)):
         told = cli("convert", "model", "--adapters", "base", *other, "--out", "x")
         refused(told, "--out and --bits alone")

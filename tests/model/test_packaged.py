@@ -59,6 +59,7 @@ def test_a_model_is_converted_once(package: Path, conversions: list[str]) -> Non
         "2048, or what the original was made for"
     )
     assert again.tokenizer.turn_end_id == again.tokenizer.special_ids["<|im_end|>"]  # type: ignore[union-attr]
+    assert again.tokenizer.chat.bos_token == "<|im_start|>"  # type: ignore[union-attr]
     told = dadlm.generate("smollm2", ["The cat"], max_new_tokens=6, temperature=0).tokens
     assert told == dadlm.generate(model, ["The cat"], max_new_tokens=6, temperature=0).tokens
     assert packaged.folder_of("smollm2").parent == package.parent / "cache" / "dadlm"
