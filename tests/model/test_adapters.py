@@ -15,7 +15,7 @@ from dadlm.model import Model
 from dadlm.model.adapters import save_adapters
 from dadlm.model.causal import convert_causal
 from dadlm.model.checkpoint import weights
-from dadlm.model.files import load_tensors
+from dadlm.model.files import load_tensors, save_tensors
 
 pytest.importorskip("transformers")
 
@@ -139,6 +139,14 @@ def test_a_base_is_an_object_with_a_name(about: object, trained: Model) -> None:
     file = Path("small/config.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"base": about}))
     with pytest.raises(CheckpointError, match="no such model is here"):
+        dadlm.load("small")
+
+
+def test_adapters_replace_no_weights_of_their_base(trained: Model) -> None:
+    save_adapters("model", "base", "small")
+    file, norm = Path("small/model.safetensors"), "backbone.norm.weight"
+    save_tensors(load_tensors(file) | {norm: weights(trained)[norm] + 1}, file)
+    with pytest.raises(CheckpointError, match="its base has too"):
         dadlm.load("small")
 
 
