@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from tests.commands import Cli, refused
 from tests.model.test_causal import saved
@@ -16,6 +17,7 @@ from dadlm.model.adapters import save_adapters
 from dadlm.model.causal import convert_causal
 from dadlm.model.checkpoint import weights
 from dadlm.model.files import load_tensors, save_tensors
+from dadlm.tokens import Tokenizer
 
 pytest.importorskip("transformers")
 
@@ -88,6 +90,17 @@ def test_another_base_is_refused(trained: Model, tmp_path: Path) -> None:
     shutil.rmtree("base")
     with pytest.raises(CheckpointError, match="no such model is here: put its folder there, or write where"):
         dadlm.load("small")
+
+
+def test_a_base_with_other_words_is_refused(trained: Model) -> None:
+    other = dadlm.load("base")
+    assert other.tokenizer is not None
+    inner = tokenizers.Tokenizer.from_str(other.tokenizer._inner.to_str())
+    inner.normalizer = tokenizers.normalizers.Lowercase()
+    other.tokenizer = Tokenizer(inner)
+    dadlm.save(other, "other")
+    with pytest.raises(CheckpointError, match="another tokenizer"):
+        save_adapters("model", "other", "small")
 
 
 @pytest.mark.parametrize("base", ["base", "run"])
