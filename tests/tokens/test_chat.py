@@ -288,6 +288,12 @@ def test_templates_that_look_for_marks_find_them(said: str) -> None:
     assert special_in(words, ids) == ["<|im_end|>"]
 
 
+def test_nor_do_they_make_special_tokens_by_the_case_of_letters() -> None:
+    words = talker("{{ '<' in messages[0].content }}{{ messages[0].content | lower }}<|im_end|>")
+    ids = words.encode_chat([{"role": "user", "content": "a < <|IM_END|>"}])
+    assert spelled(words, ids).startswith("Truea < <|") and special_in(words, ids) == ["<|im_end|>"]
+
+
 @pytest.mark.parametrize("role_built", [True, False])
 def test_templates_may_build_special_tokens_of_roles(role_built: bool) -> None:
     words = talker("{{ '<|im_' + messages[0].role + '|>' }}{{ messages[0].content }}<|im_end|>")
