@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.commands import Cli, refused
-from tests.decode.test_turn_end import speaker
+from tests.decode.test_turn_end import likely_to_end, speaker
 from tests.decode.tiny import tiny
 
 from dadlm import DecodeSettings, Model, generate, save
@@ -134,6 +134,20 @@ def test_long_answers_are_not_decoded_anew_for_each_token(monkeypatch: pytest.Mo
     assert talk.costs[0][0] == 400 and max(sizes) < 100
     want = answered(model, [{"role": "user", "content": "hi"}], 0, temperature=0.0, max_new_tokens=400)
     assert "".join(pieces) == want and max(sizes) == 400
+
+
+def test_an_answer_that_is_cut_off_is_told(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(endless(128), tmp_path / "talker")
+    words = ["chat", "--model", "./talker", "--temperature", 0, "--max-new-tokens", 9]
+    for more in ([], ["--json"]):
+        monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+        result = cli(*words, *more)
+        assert (result.code, result.err) == (0, "note: an answer was cut off after 9 tokens\n")
+
+
+def test_an_answer_that_ends_is_not() -> None:
+    talk = Conversation(likely_to_end("ar"), DecodeSettings(mode="ar", top_p=1.0), seed=1)
+    assert [talk.answer(said, print) for said in ("hi", "the cat")] == ["stop", "stop"]
 
 
 def test_a_full_context_is_told(folder: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from tests.commands import Cli, refused
 from tests.model.test_causal import saved
@@ -15,7 +16,8 @@ from dadlm.model import Model
 from dadlm.model.adapters import save_adapters
 from dadlm.model.causal import convert_causal
 from dadlm.model.checkpoint import weights
-from dadlm.model.files import load_tensors
+from dadlm.model.files import load_tensors, save_tensors
+from dadlm.tokens import Tokenizer
 
 pytest.importorskip("transformers")
 
@@ -90,6 +92,17 @@ def test_another_base_is_refused(trained: Model, tmp_path: Path) -> None:
         dadlm.load("small")
 
 
+def test_a_base_with_other_words_is_refused(trained: Model) -> None:
+    other = dadlm.load("base")
+    assert other.tokenizer is not None
+    inner = tokenizers.Tokenizer.from_str(other.tokenizer._inner.to_str())
+    inner.normalizer = tokenizers.normalizers.Lowercase()
+    other.tokenizer = Tokenizer(inner)
+    dadlm.save(other, "other")
+    with pytest.raises(CheckpointError, match="another tokenizer"):
+        save_adapters("model", "other", "small")
+
+
 @pytest.mark.parametrize("base", ["base", "run"])
 @pytest.mark.parametrize("out", ["base", "./model/../base", "link", "model"])
 def test_what_is_read_is_not_replaced(out: str, base: str, trained: Model) -> None:
@@ -101,6 +114,14 @@ def test_what_is_read_is_not_replaced(out: str, base: str, trained: Model) -> No
     with pytest.raises(ConfigError, match=r"is read from.*name another folder"):
         save_adapters("model", base, out)
     assert before == {file: file.read_bytes() for file in Path().glob("*/*") if file.is_file()}
+
+
+@pytest.mark.parametrize("base", ["start", "small"])
+def test_a_base_with_adapters_is_refused(base: str, trained: Model) -> None:
+    """What would be written has no base that can be opened, or holds nothing."""
+    save_adapters("model", "base", "small")
+    with pytest.raises(ConfigError, match="has adapters itself: name the model that it was converted from"):
+        save_adapters("model", base, "again")
 
 
 def test_nor_is_the_base_of_what_is_read(trained: Model) -> None:
@@ -134,6 +155,14 @@ def test_a_base_is_an_object_with_a_name(about: object, trained: Model) -> None:
         dadlm.load("small")
 
 
+def test_adapters_replace_no_weights_of_their_base(trained: Model) -> None:
+    save_adapters("model", "base", "small")
+    file, norm = Path("small/model.safetensors"), "backbone.norm.weight"
+    save_tensors(load_tensors(file) | {norm: weights(trained)[norm] + 1}, file)
+    with pytest.raises(CheckpointError, match="its base has too"):
+        dadlm.load("small")
+
+
 def test_the_command(cli: Cli, trained: Model) -> None:
     told = cli("convert", "model", "--adapters", "base", "--out", "small", "--json").json
     assert told["family"] == "bd3lm" and same(dadlm.load("small"), trained)
@@ -142,6 +171,6 @@ def test_the_command(cli: Cli, trained: Model) -> None:
     assert sizes[0] > sizes[1] > sizes[2]
     refused(cli("convert", "base", "--adapters", "base", "--out", "x"), "no gated adapters")
     refused(cli("convert", "model", "--bits", 8, "--out", "x"), "--bits belongs to --adapters")
-    for other in (("--to", "dadlm"), ("--block-size", 8)):
+    for other in (("--to", "dadlm"), ("--block-size", 8), ("--moments",)):
         told = cli("convert", "model", "--adapters", "base", *other, "--out", "x")
         refused(told, "--out and --bits alone")

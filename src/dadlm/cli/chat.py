@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -23,9 +23,11 @@ from dadlm.model import Model
 from dadlm.tokens.chat import ANSWER_TOKENS, Message
 from dadlm.tokens.growing_text import TextStream
 
+Reason = Literal["stop", "length"]
 TEMPERATURE = 0.2  # as on SmolLM2's card; at 1 small models lose the thread
 _COSTS = ("tokens", "cycles", "seconds")
 _EXITS = ("/exit", "/quit")
+_ENDED = {"stop": "", "length": "cut off after ", None: "stopped after "}
 _HELP = """\
 TEXT      say it
 /reset    begin a new conversation
@@ -74,19 +76,20 @@ class Conversation:
     def reset(self) -> None:
         self.messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
 
-    def answer(self, said: str, write: Callable[[str], None]) -> bool:
-        """Answer, handing the text out as it comes; False if Ctrl-C stopped it, which keeps what there is."""
+    def answer(self, said: str, write: Callable[[str], None]) -> Reason | None:
+        """Answer, handing the text out as it comes, and say why it ended; None: by Ctrl-C, which keeps what
+        there is."""
         asked: list[Message] = [*self.messages, {"role": "user", "content": said}]
-        row, begin, text, whole = self._row(asked), time.perf_counter(), "", True
+        row, begin, text, interrupted = self._row(asked), time.perf_counter(), "", False
         try:
             for piece in self._pieces(row):
                 text += piece
                 write(piece)
         except KeyboardInterrupt:
-            whole = False
+            interrupted = True
         self.costs.append((len(row.tokens), row.cycles, time.perf_counter() - begin))
         self.messages = [*asked, {"role": "assistant", "content": text}]
-        return whole
+        return None if interrupted else row.finished
 
     def _row(self, messages: list[Message]) -> Row:
         """An answer of as many tokens as are wanted and still fit."""
@@ -150,10 +153,13 @@ def _piped(talk: Conversation, as_json: bool) -> int:
 
 def _answer(talk: Conversation, line: str, as_json: bool) -> None:
     """As it is written, or kept for the end; Ctrl-C leaves."""
-    if not talk.answer(line, _keep if as_json else _print):
+    reason = talk.answer(line, _keep if as_json else _print)
+    if reason is None:
         raise KeyboardInterrupt
     if not as_json:
         print(flush=True)
+    if reason == "length":
+        print(f"note: an answer was cut off after {talk.costs[-1][0]} tokens", file=sys.stderr)
 
 
 def _at_terminal(talk: Conversation, name: str) -> int:
@@ -168,9 +174,9 @@ def _at_terminal(talk: Conversation, name: str) -> int:
             if _obey(talk, line):
                 return 0
             elif line and not line.startswith("/"):
-                whole = talk.answer(line, lambda piece: console.print(Text(piece), end=""))
+                reason = talk.answer(line, lambda piece: console.print(Text(piece), end=""))
                 console.print()
-                console.print(_cost(*talk.costs[-1], whole), style="dim")
+                console.print(_ENDED[reason] + _cost(*talk.costs[-1]), style="dim")
         except (EOFError, KeyboardInterrupt):
             console.print()
             return 0
@@ -189,10 +195,9 @@ def _obey(talk: Conversation, line: str) -> bool:
     return line in _EXITS
 
 
-def _cost(tokens: int, cycles: int, seconds: float, whole: bool) -> str:
+def _cost(tokens: int, cycles: int, seconds: float) -> str:
     per_cycle = f", {tokens / cycles:.2f} per cycle" if cycles else ""
-    rate = f"{tokens} tokens in {seconds:.1f} s: {tokens / seconds:.1f} a second{per_cycle}"
-    return rate if whole else f"stopped after {rate}"
+    return f"{tokens} tokens in {seconds:.1f} s: {tokens / seconds:.1f} a second{per_cycle}"
 
 
 def _keep(piece: str) -> None:

@@ -54,7 +54,11 @@ def _check_out(out: Path, *read: Path) -> None:
 def _check_base(
     source: str | Path, base: str | Path, own: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]
 ) -> None:
-    """Every weight of the base must be there, unchanged."""
+    """Every weight of the base must be there, unchanged, and none of them be an adapter's."""
+    if any(".lora_" in name for name in theirs):
+        raise ConfigError(
+            f"{base} has adapters itself: name the model that it was converted from, as family ar"
+        )
     other = [name for name in theirs if name not in own or not torch.equal(own[name], theirs[name])]
     if other:
         raise CheckpointError(

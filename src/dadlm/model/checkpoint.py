@@ -148,7 +148,10 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
 
 def _check_header(folder: Path, config: ModelConfig, is_quantised: bool) -> None:
     """Compare names and shapes in the header of the weights with the configuration; builds nothing."""
-    header = {name: found for file in weight_files(folder) for name, found in files.read_shapes(file).items()}
+    headers = [files.read_shapes(file) for file in weight_files(folder)]
+    header = {name: found for one in headers for name, found in one.items()}
+    if len(header) < sum(map(len, headers)):
+        raise CheckpointError(f"{folder} holds weights that its base has too: adapters only add to a model")
     if is_quantised:
         header = without_scales(header, {name for name, (kind, _) in header.items() if kind == "I8"})
     if config.layers > len(header):

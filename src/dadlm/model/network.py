@@ -77,8 +77,9 @@ class Model(nn.Module):
     @property
     def end_ids(self) -> tuple[int, ...]:
         """The tokens that end what the model writes: end-of-text first; with a chat, what ends a turn too."""
-        turn_end = self.turn_end_id if self.tokenizer is None else self.tokenizer.turn_end_id
-        return (self.config.eot_id,) if turn_end is None else (self.config.eot_id, turn_end)
+        eot, words = self.config.eot_id, self.tokenizer
+        turn_end = self.turn_end_id if words is None else words.turn_end_id
+        return (eot,) if turn_end in (None, eot) else (eot, turn_end)
 
     def keep_constants(self) -> None:
         """Until `release_constants`, compute what depends on the weights alone once, not in every pass."""

@@ -27,6 +27,8 @@ def open_packaged(name: str) -> Path:
     try:
         convert_causal(name, folder, family="ar", context=PACKAGED[name].context)
     except CheckpointError as error:
+        if is_whole(folder):  # another process was faster
+            return folder
         if isinstance(error.__cause__, OSError):
             raise CheckpointError(f"{error}; XDG_CACHE_HOME names another place for it") from error
         raise

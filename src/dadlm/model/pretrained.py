@@ -126,7 +126,8 @@ def locate(name_or_folder: str | Path) -> Path:
         missing = "config.json or model.safetensors is missing"
         raise CheckpointError(f"{folder} is not a model folder: {missing}. Models that ship: {names}")
     # What lies in a folder that is there was meant to be a folder: a hub is not asked for it.
-    name, near = str(name_or_folder), get_close_matches(str(name_or_folder), (*NAMES, *PACKAGED), 1)
+    name = str(name_or_folder)
+    near = get_close_matches(name.lower(), (*NAMES, *PACKAGED), 1)
     is_path = name.count("/") != 1 or name.startswith((".", "~"))
     if is_path or (folder.parent.is_dir() and str(folder.parent) != "."):
         meant = f"; did you mean {near[0]}?" if near else "."

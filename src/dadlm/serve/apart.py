@@ -44,5 +44,9 @@ class Apart:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(self._free.release)
 
-        Thread(target=do, daemon=True).start()
+        try:
+            Thread(target=do, daemon=True).start()
+        except RuntimeError:  # no more threads: then nobody else gives the place back
+            self._free.release()
+            raise
         return future

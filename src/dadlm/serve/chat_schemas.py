@@ -67,8 +67,9 @@ class ChatBody(Decoding):
     frequency_penalty: Annotated[float | None, unsupported(None, 0, instead="omit it")] = None
     presence_penalty: Annotated[float | None, unsupported(None, 0, instead="omit it")] = None
     logit_bias: Annotated[dict[str, float] | None, unsupported(None, {}, instead="omit it")] = None
-    logprobs: Literal[False] | None = None
-    """Not here; POST /v1/completions has them."""
+    logprobs: Annotated[
+        bool | None, unsupported(None, False, instead="POST /v1/completions has them, as a number")
+    ] = None
     top_logprobs: Annotated[int | None, unsupported(None, 0, instead="omit it")] = None
     response_format: Annotated[
         dict[str, Any] | None, unsupported(None, {"type": "text"}, instead="answers are plain text")

@@ -123,8 +123,10 @@ class Decoding(Body):
 def unsupported(*neutral: object, instead: str):
     """A field of OpenAI's of which only the neutral values are accepted, as clients send those by default."""
 
+    accepted = [(isinstance(one, bool), one) for one in neutral]  # False is equal to 0
+
     def check(value: object) -> object:
-        if isinstance(value, bool) or value not in neutral:
+        if (isinstance(value, bool), value) not in accepted:
             raise ValueError(f"is not supported: {instead}")
         return value
 

@@ -29,7 +29,7 @@ def render(template: str, names: Mapping[str, Any]) -> str:
     try:
         for part in _compiled(template).generate(names):
             parts.append(part)
-            length += len(part)
+            length += len(part) or 1  # empty ones are kept too
             if length > _MOST_TEXT:
                 raise DataError(f"the chat template makes more than {_MOST_TEXT:,} characters of this")
     except DataError:
@@ -75,7 +75,7 @@ def _size(operator: str, left: Any, right: Any) -> int:
 def _length(value: Any) -> int:
     if isinstance(value, int):
         return value.bit_length()
-    return len(value) if isinstance(value, str | list | tuple) else 0
+    return len(value) if isinstance(value, str | bytes | list | tuple) else 0
 
 
 class _Generation(Extension):
