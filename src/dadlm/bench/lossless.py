@@ -77,6 +77,7 @@ def _texts(
             "tokens_per_second": speed[name],
             "ratio_to_ar": speed[name] / speed["ar"],
             "tokens_per_cycle": written[name] / (sum(made[name].cycles) or written[name]),
+            "peak_mib": machine.peak_of(lambda name=name: write(name)),
             **_phases(model, draft, prompts, how, machine),
         }
         for name, how in ways.items()

@@ -77,6 +77,14 @@ class Machine:
     def peak_mib(self) -> float | None:
         return torch.cuda.max_memory_allocated(self.device) / 2**20 if self.is_cuda else None
 
+    def peak_of(self, work: Callable[[], object]) -> float | None:
+        """MiB that tensors take at most while it works, on a GPU."""
+        if not self.is_cuda:
+            return None
+        self.reset_peak()
+        work()
+        return self.peak_mib()
+
     def describe(self) -> dict[str, Any]:
         """Device, versions, commit and ceilings, for the head of a result file."""
         versions = {"torch": torch.__version__, "python": platform.python_version()}
