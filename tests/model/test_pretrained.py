@@ -195,7 +195,7 @@ def test_weights_figures_and_results_stay_small() -> None:
     folders = [PRETRAINED, ROOT / "docs", ROOT / "benchmarks", ROOT / "research"]
     files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     kept = [file for file in files if "__pycache__" not in file.parts]
-    assert sum(file.stat().st_size for file in kept) <= 36 * MIB
+    assert sum(file.stat().st_size for file in kept) <= 38 * MIB  # of 44 for the whole tree
 
 
 def test_the_wheel_carries_every_file_of_the_package(tmp_path: Path) -> None:
