@@ -61,33 +61,40 @@ def model_of(name: str) -> Model:
     return without_end(load(name, "cpu"))
 
 
-def texts_of(way: str, prompts: Tensor) -> tuple[Tensor, Counter[str]]:
+def texts_of(way: str, prompts: Tensor, batch: int) -> tuple[Tensor, Counter[str]]:
     """Texts [R, NEW] and the passes that they took."""
     name, sampler, number = way.split()
     model = model_of(name)
     if sampler == "punt":
-        return write(model, prompts, NEW, Punt(float(number)))
+        return write(model, prompts, NEW, Punt(float(number)), batch=batch)
     if sampler in DCD:
-        return write(model, prompts, NEW, Dcd(model_of("ar"), int(number), **DCD[sampler]))
+        return write(model, prompts, NEW, Dcd(model_of("ar"), int(number), **DCD[sampler]), batch=batch)
     how: dict[str, Any] = {} if sampler == "ar" else {"sampler": sampler}
     if sampler in OPTION:
         option, kind = OPTION[sampler]
         how[option] = kind(number)
-    out = generate(model, prompts.tolist(), max_new_tokens=NEW, seed=0, top_p=0.9, **how)
+    out = generate(model, prompts.tolist(), max_new_tokens=NEW, seed=0, top_p=0.9, batch_size=batch, **how)
     return torch.tensor(out.tokens), Counter(draw=sum(out.forward_passes))
 
 
-def measured(way: str, prompts: Tensor) -> tuple[dict[str, Any], Tensor]:
+def measured(way: str, prompts: Tensor, batch: int) -> tuple[dict[str, Any], Tensor]:
     """What a way takes, and its texts."""
     name, sampler, number = way.split()
     for one in {name, "ar"} if sampler in DCD else {name}:
         model_of(one)  # loaded before the clock starts
-    texts_of(way, prompts[:1, : 2 * 16])
+    texts_of(way, prompts[:1], 1)
     before = time.process_time()
-    texts, passes = texts_of(way, prompts)
+    texts, passes = texts_of(way, prompts, batch)
     seconds = time.process_time() - before
     own = sum(count for kind, count in passes.items() if kind != "copula")
-    facts = {"way": way, "model": name, "sampler": sampler, "number": float(number), "texts": len(texts)}
+    facts = {
+        "way": way,
+        "model": name,
+        "sampler": sampler,
+        "number": float(number),
+        "texts": len(texts),
+        "batch": batch,
+    }
     facts |= {"passes": dict(passes), "tokens_per_own_pass": texts.numel() / own}
     facts |= {"tokens_per_pass": texts.numel() / sum(passes.values())}
     facts |= {"copula_passes_per_token": passes["copula"] / texts.numel()}
@@ -110,6 +117,31 @@ def by_reader(judge: LanguageModel, model: Model, prompts: Tensor, texts: Tensor
     return asdict(bootstrap(torch.tensor(scored.nll), per=torch.tensor(scored.tokens)))
 
 
+MODELS = {"ar": "AR", "bd3lm": "BD3LM", "dadlm": "DA-DLM", "bd3lm-edges": "BD3LM with edges"}
+SAMPLERS = {
+    "ar": "",
+    "random": ", T = {}",
+    "first-hitting": ", first-hitting",
+    "entropy": ", entropy {} nats",
+    "confidence": ", confidence {}",
+    "punt": ", PUNT, ε = {}",
+    "dcd": ", DCD, T = {}",
+    "dcd-remask": ", DCD (masked again), T = {}",
+    "dcd-left": ", DCD from the left, T = {}",
+}
+
+
+def label(way: str) -> str:
+    model, sampler, number = way.split()
+    return MODELS[model] + SAMPLERS[sampler].format(number)
+
+
+def rows_of(found: list[dict[str, Any]]) -> list[list[str]]:
+    """Of a table, in the order of WAYS."""
+    order = {way: place for place, way in enumerate(WAYS)}
+    return [shown(facts) for facts in sorted(found, key=lambda facts: order.get(facts["way"], len(WAYS)))]
+
+
 def shown(facts: dict[str, Any]) -> list[str]:
     """A row of the table."""
 
@@ -120,13 +152,14 @@ def shown(facts: dict[str, Any]) -> list[str]:
         return f"{mean:,.0f} [{low:,.0f}, {high:,.0f}]"
 
     copula = facts["copula_passes_per_token"]
-    cells = [f"{facts['tokens_per_own_pass']:.2f}", f"{copula:.2f}" if copula else "–"]
+    per_step = facts["texts"] * NEW / facts["passes"]["draw"]
+    cells = [f"{per_step:.2f}", f"{facts['tokens_per_own_pass']:.2f}", f"{copula:.2f}" if copula else "–"]
     cells += [f"{facts['ms_per_token']:.1f}", perplexity("ar"), perplexity("smollm2")]
-    return [facts["way"], *cells, f"{facts['distinct']:.2f} / {facts['distinct_2']:.2f}"]
+    return [label(facts["way"]), *cells, f"{facts['distinct']:.2f} / {facts['distinct_2']:.2f}"]
 
 
-HEAD = ["", "tokens a pass", "copula's passes a token", "CPU ms a token", "perplexity, AR", "SmolLM2"]
-HEAD += ["distinct tokens / 2-grams"]
+HEAD = ["", "tokens a step", "tokens a pass", "copula's passes a token", "CPU ms a token", "perplexity, AR"]
+HEAD += ["SmolLM2", "distinct tokens / 2-grams"]
 
 
 def main() -> None:
@@ -134,6 +167,7 @@ def main() -> None:
     parser.add_argument("--valid", type=Path, required=True)
     parser.add_argument("--ways", nargs="+", default=WAYS, help='such as "bd3lm random 8"')
     parser.add_argument("--texts", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=32, help="rows that are written side by side")
     parser.add_argument("--reader", default="smollm2", help="the second judge; none: none")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -144,14 +178,14 @@ def main() -> None:
     for way in options.ways:
         if any(one["way"] == way for one in found):
             continue
-        facts, texts = measured(way, prompts)
+        facts, texts = measured(way, prompts, options.batch_size)
         facts["ar"] = by_ar(judge, prompts, texts)
         if isinstance(reader, LanguageModel):
             facts["smollm2"] = by_reader(reader, judge, prompts, texts)
         found.append(facts)
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(" | ".join(shown(facts)), flush=True)
-    print(table(HEAD, map(shown, found)), end="")
+    print(table(HEAD, rows_of(found)), end="")
 
 
 if __name__ == "__main__":

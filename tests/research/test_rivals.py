@@ -1,5 +1,6 @@
 """Related samplers: on joints that can be enumerated, and beside the library's loop."""
 
+import json
 from itertools import product
 
 import pytest
@@ -10,9 +11,10 @@ from tests.decode.tiny import many, prompt_of, silence_eot, tiny
 from torch import Tensor
 
 from dadlm import generate
-from research import copula
+from research import copula, rivals
 from research.blocks import Blocks, Independent, write
 from research.copula import Dcd
+from research.files import FOLDER
 from research.punt import Punt, divergence, independent, ranks
 
 V = 3
@@ -229,3 +231,20 @@ def test_a_causal_mask_hides_what_stands_to_the_right() -> None:
             seen, hidden = (blocks.logp(rows, x, masked)[:, :3] for x in (ids, other))
         assert seen.equal(hidden)
         assert not blocks.logp(rows, ids, masked)[:, :3].allclose(blocks.logp(rows, other, masked)[:, :3])
+
+
+def test_ways_have_names_and_results_a_row_each() -> None:
+    assert len({rivals.label(way) for way in rivals.WAYS}) == len(rivals.WAYS)
+    found = json.loads((FOLDER / "rivals.json").read_text(encoding="utf-8"))
+    rows = rivals.rows_of(found)
+    assert len(rows) == len(found) and {len(row) for row in rows} == {len(rivals.HEAD)}
+
+
+def test_passes_are_counted_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_ones = dict(zip(("bd3lm", "ar"), model_and_ar(), strict=True))
+    monkeypatch.setattr(rivals, "model_of", tiny_ones.__getitem__)
+    monkeypatch.setattr(rivals, "NEW", 12)
+    facts, texts = rivals.measured("bd3lm dcd-left 2", PROMPTS, 2)
+    assert facts["passes"] == {"draw": 5 * 6, "reference": 5 * 6, "copula": 5 * 12}
+    assert facts["tokens_per_own_pass"] == 1 and facts["copula_passes_per_token"] == 1
+    assert texts.shape == (5, 12)
