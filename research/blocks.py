@@ -163,6 +163,19 @@ class Independent(Rival):
         return tokens, *work.due(self.steps)
 
 
+class Even(Rival):
+    """As `Independent`, but each step keeps N / T positions, drawn from those that are left."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def __call__(self, work: Work) -> tuple[Tensor, Tensor, Tensor]:
+        tokens = work.draw(work.logp("draw"), work.uniform(counter.TOKEN))
+        lot = work.uniform(counter.REVEAL).masked_fill(~work.masked, 2.0)
+        drawn = lot.sort(dim=1).indices[:, : work.blocks.N // self.steps]
+        return tokens, work.masked & torch.zeros_like(work.masked).scatter(1, drawn, True), work.step
+
+
 @torch.inference_mode()
 def write(
     model: Model,

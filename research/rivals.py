@@ -4,9 +4,9 @@
 
 The protocol of `research.edge_texts`: held-out prompts of 64 tokens, 96 new ones each, top-p 0.9, the same
 prompts and seeds for all. A way is a model, a sampler and its number: those of the library (random T, entropy
-bound, confidence threshold, first-hitting, ar), `punt` ε, and DCD with T steps, the shipped AR as copula
-(`dcd`: random remasking and a causal mask; `dcd-remask`: the divisor by masking again; `dcd-left`: from the
-left, as in the authors' script).
+bound, confidence threshold, dilated T, first-hitting, ar), `even` T (N / T drawn positions a step), `punt` ε,
+and DCD with T steps, the shipped AR as copula (`dcd`: random remasking and a causal mask; `dcd-remask`: the
+divisor by masking again; `dcd-left`: from the left, as in the authors' script).
 
 All passes are counted, those of the copula apart; processor seconds are of this process (OMP_NUM_THREADS=1)
 and hold everything but the loading of models and the judges. Two judges: the shipped AR, which is also DCD's
@@ -32,13 +32,18 @@ from dadlm.evaluate.language_models import LanguageModel, open_language_model
 from dadlm.evaluate.quality import distinct, entropy
 from dadlm.model import Model, load
 from dadlm.tokens import Rows, Shards
-from research.blocks import write
+from research.blocks import Even, write
 from research.copula import Dcd
 from research.edge_texts import NEW, PROMPT, held_out, judged, without_end
 from research.punt import Punt
 from research.tables import table
 
-OPTION = {"random": ("steps", int), "entropy": ("bound", float), "confidence": ("threshold", float)}
+OPTION = {
+    "random": ("steps", int),
+    "dilated": ("steps", int),
+    "entropy": ("bound", float),
+    "confidence": ("threshold", float),
+}
 DCD: dict[str, dict[str, Any]] = {
     "dcd": {},
     "dcd-remask": {"reference": "remask"},
@@ -47,6 +52,8 @@ DCD: dict[str, dict[str, Any]] = {
 WAYS = [
     "ar ar 1",
     *(f"{model} random {steps}" for model in ("bd3lm", "dadlm", "bd3lm-edges") for steps in (16, 8, 4, 2, 1)),
+    "bd3lm even 4",
+    *(f"{model} dilated {steps}" for model in ("bd3lm", "dadlm", "bd3lm-edges") for steps in (8, 4, 2)),
     *("bd3lm first-hitting 1", "bd3lm entropy 2", "bd3lm entropy 8", "bd3lm confidence 0.6"),
     *("bd3lm-edges entropy 8", "bd3lm-edges entropy 16", "bd3lm-edges confidence 0.6"),
     *(f"bd3lm punt {epsilon}" for epsilon in (0.05, 0.3, 1, 2, 4)),
@@ -65,6 +72,8 @@ def texts_of(way: str, prompts: Tensor, batch: int) -> tuple[Tensor, Counter[str
     """Texts [R, NEW] and the passes that they took."""
     name, sampler, number = way.split()
     model = model_of(name)
+    if sampler == "even":
+        return write(model, prompts, NEW, Even(int(number)), batch=batch)
     if sampler == "punt":
         return write(model, prompts, NEW, Punt(float(number)), batch=batch)
     if sampler in DCD:
@@ -121,6 +130,8 @@ MODELS = {"ar": "AR", "bd3lm": "BD3LM", "dadlm": "DA-DLM", "bd3lm-edges": "BD3LM
 SAMPLERS = {
     "ar": "",
     "random": ", T = {}",
+    "even": ", N / T at random, T = {}",
+    "dilated": ", dilated, T = {}",
     "first-hitting": ", first-hitting",
     "entropy": ", entropy {} nats",
     "confidence": ", confidence {}",
