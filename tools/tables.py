@@ -14,6 +14,7 @@ from typing import Any
 from dadlm.evaluate.subject import NAMES
 from dadlm.model.pretrained import PRETRAINED
 from research.files import read_results
+from research.rivals import HEAD, rows_of
 from research.summaries_tables import ALL, SYSTEMS
 from research.tables import table, with_interval
 from research.text_tables import main_table
@@ -21,7 +22,8 @@ from research.text_tables import main_table
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 SHIPPED_TEXTS = ROOT / "research" / "results" / "edges" / "shipped-texts.json"
-PAGES_OF_DOCS = ("models", "performance", "results", "serving")
+RIVALS = ROOT / "research" / "results" / "rivals.json"
+PAGES_OF_DOCS = ("choosing", "models", "performance", "results", "serving")
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in PAGES_OF_DOCS)]
 MARK = re.compile(r"(<!-- bench:(\w+) -->\n).*?(<!-- /bench -->)", re.S)
 
@@ -181,6 +183,10 @@ def _perplexities() -> dict[tuple[str, str, int], str]:
     }
 
 
+T8 = 2.27
+"""Tokens a pass of random remasking in 8 steps, N = 16."""
+
+
 def shipped() -> str:
     """Texts of the models that ship with the package, at equal steps."""
     found, steps = _perplexities(), (8, 4, 2, 1)
@@ -207,7 +213,29 @@ def short() -> str:
     return table(head, rows)
 
 
+def rivals() -> str:
+    """Ways to write several tokens at once, and AR, on the same prompts."""
+    return table(HEAD, rows_of(json.loads(RIVALS.read_text(encoding="utf-8"))))
+
+
+def per_token() -> str:
+    """Milliseconds a token on a GPU: AR's is a step alone, the others' are of whole texts."""
+    found = {
+        (row["model"], row["nucleus"], row["batch"]): row["ms"] / T8
+        for row in read("passes-h200")["passes"]
+        if row["decoding"] == "T=8"
+    }
+    ar = {row["batch"]: row["ms"] for row in read("decode-h200-lab")["steps"] if row["system"] == "AR"}
+    rows = [["AR", *(f"{ar[batch]:.2f}" for batch in (1, 32))]]
+    rows += [
+        [name, *(f"{found[(*which, batch)]:.2f}" for batch in (1, 32))] for name, which in SHIPPED.items()
+    ]
+    return table(["10M parameters, T = 8, H200", "batch 1, ms a token", "batch 32"], rows)
+
+
 TABLES = {
+    "rivals": rivals,
+    "per_token": per_token,
     "shipped": shipped,
     "short": short,
     "steps": steps,

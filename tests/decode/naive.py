@@ -135,8 +135,12 @@ class Naive:
             _, token = chosen(graph, ids, kept, now, settings)
         else:
             while True:
-                share = 1 / (steps - draw.step)
-                kept |= {i for i in masked if draw(counter.REMASK, i) < share}
+                if settings.sampler == "dilated":
+                    offsets = sorted(range(steps), key=lambda offset: f"{offset:020b}"[::-1])
+                    kept |= {i for i in masked if offsets.index(i % steps) <= draw.step}
+                else:
+                    share = 1 / (steps - draw.step)
+                    kept |= {i for i in masked if draw(counter.REMASK, i) < share}
                 if kept:
                     break
                 draw = Draw(draw.seed, draw.block, draw.step + 1)

@@ -17,6 +17,8 @@ SETTINGS = {
     "first-hitting, viterbi": {"path": "viterbi"},
     "random": {"sampler": "random", "top_p": 0.7},
     "random, infilling, viterbi": {"sampler": "random", "path": "viterbi", "infill": (3, 0.0)},
+    "dilated": {"sampler": "dilated", "top_p": 0.7},
+    "dilated, infilling": {"sampler": "dilated", "infill": (2, 0.5)},
     "confidence": {"sampler": "confidence", "threshold": 0.5},
     "confidence, tempered": {
         "sampler": "confidence",

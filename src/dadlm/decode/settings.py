@@ -24,11 +24,11 @@ class DecodeSettings:
     models with `causal_context` can; of the options below path, top_p, top_k, temperature and nucleus are
     read. lossless: the text of mode ar in fewer passes, tokens drafted by diffusion and verified."""
     sampler: SamplerName = "first-hitting"
-    """Which predictions a step keeps: one at random, a random share, all that are sure enough, or as many as
-    an entropy bound allows."""
+    """Which predictions a step keeps: one at random, a random share, all that are sure enough, as many as an
+    entropy bound allows, or every so many-th position."""
     steps: int | None = None
-    """Denoising steps per block of the random sampler; None: as many as the block has tokens, on the command
-    line half as many."""
+    """Denoising steps per block of the random and dilated samplers; None: as many as the block has tokens, on
+    the command line half as many."""
     threshold: float = 0.9
     """Confidence from which on the confidence sampler keeps a token."""
     transition_weight: float = 0.5
@@ -188,7 +188,7 @@ def settings_for(config: ModelConfig, named: Mapping[str, Any]) -> DecodeSetting
     suited: dict[str, Any] = {}
     if config.denoises_blocks and named.get("mode", "diffusion") == "diffusion":
         suited["sampler"] = named.get("sampler", "random")
-        if suited["sampler"] == "random":
+        if suited["sampler"] in ("random", "dilated"):
             suited["steps"] = max(1, config.block // 2)
         if config.nodes_per_mask > 1 and config.edge == "none":  # with edges it takes twice the time
             suited["nucleus"] = "position"

@@ -39,6 +39,8 @@ class Configuration:
             return f"conf {self.settings.threshold:g}"
         if self.settings.sampler == "entropy":
             return f"H={self.settings.bound:g}"
+        if self.settings.sampler == "dilated":
+            return f"D={self.settings.steps or 'N'}"
         return "FH" if self.settings.sampler == "first-hitting" else f"T={self.settings.steps or 'N'}"
 
     @property
@@ -150,6 +152,7 @@ def _infill(text: str) -> tuple[int, float]:
 
 _DENOISING = {
     "T": ("random", "steps"),
+    "D": ("dilated", "steps"),
     "conf": ("confidence", "threshold"),
     "H": ("entropy", "bound"),
 }

@@ -1,0 +1,205 @@
+"""Related ways to keep tokens that are written together consistent, on the same models, prompts and axes.
+
+    python -m research.rivals --valid SHARDS --out FILE [--ways "bd3lm punt 0.3" "bd3lm dcd 4"]
+
+The protocol of `research.edge_texts`: held-out prompts of 64 tokens, 96 new ones each, top-p 0.9, the same
+prompts and seeds for all. A way is a model, a sampler and its number: those of the library (random T, entropy
+bound, confidence threshold, dilated T, first-hitting, ar), `even` T (N / T drawn positions a step), `punt` ε,
+and DCD with T steps, the shipped AR as copula (`dcd`: random remasking and a causal mask; `dcd-remask`: the
+divisor by masking again; `dcd-left`: from the left, as in the authors' script).
+
+All passes are counted, those of the copula apart; processor seconds are of this process (OMP_NUM_THREADS=1)
+and hold everything but the loading of models and the judges. Two judges: the shipped AR, which is also DCD's
+copula, and SmolLM2. Ways that are in FILE already are left out.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections import Counter
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dadlm import generate
+from dadlm.evaluate import bootstrap
+from dadlm.evaluate.language_models import LanguageModel, open_language_model
+from dadlm.evaluate.quality import distinct, entropy
+from dadlm.model import Model, load
+from dadlm.tokens import Rows, Shards
+from research.blocks import Even, write
+from research.copula import Dcd
+from research.edge_texts import NEW, PROMPT, held_out, judged, without_end
+from research.punt import Punt
+from research.tables import table
+
+OPTION = {
+    "random": ("steps", int),
+    "dilated": ("steps", int),
+    "entropy": ("bound", float),
+    "confidence": ("threshold", float),
+}
+DCD: dict[str, dict[str, Any]] = {
+    "dcd": {},
+    "dcd-remask": {"reference": "remask"},
+    "dcd-left": {"order": "left"},
+}
+WAYS = [
+    "ar ar 1",
+    *(f"bd3lm random {steps}" for steps in (16, 8, 4)),
+    *(f"dadlm random {steps}" for steps in (8, 4)),
+    *(f"bd3lm-edges random {steps}" for steps in (16, 8, 4, 2, 1)),
+    *("bd3lm even 4", "bd3lm first-hitting 1"),
+    *(f"{model} dilated {steps}" for model in ("bd3lm", "dadlm", "bd3lm-edges") for steps in (8, 4, 2)),
+    *("bd3lm entropy 8", "bd3lm confidence 0.6"),
+    *("bd3lm-edges entropy 8", "bd3lm-edges entropy 16", "bd3lm-edges confidence 0.6"),
+    *(f"bd3lm punt {epsilon}" for epsilon in (0.3, 1, 4)),
+    *(f"bd3lm dcd {steps}" for steps in (8, 4, 2, 1)),
+    "bd3lm dcd-remask 4",
+    *(f"bd3lm dcd-left {steps}" for steps in (4, 2)),
+]
+
+
+@cache
+def model_of(name: str) -> Model:
+    return without_end(load(name, "cpu"))
+
+
+def texts_of(way: str, prompts: Tensor, batch: int) -> tuple[Tensor, Counter[str]]:
+    """Texts [R, NEW] and the passes that they took."""
+    name, sampler, number = way.split()
+    model = model_of(name)
+    if sampler == "even":
+        return write(model, prompts, NEW, Even(int(number)), batch=batch)
+    if sampler == "punt":
+        return write(model, prompts, NEW, Punt(float(number)), batch=batch)
+    if sampler in DCD:
+        return write(model, prompts, NEW, Dcd(model_of("ar"), int(number), **DCD[sampler]), batch=batch)
+    how: dict[str, Any] = {} if sampler == "ar" else {"sampler": sampler}
+    if sampler in OPTION:
+        option, kind = OPTION[sampler]
+        how[option] = kind(number)
+    out = generate(model, prompts.tolist(), max_new_tokens=NEW, seed=0, top_p=0.9, batch_size=batch, **how)
+    return torch.tensor(out.tokens), Counter(draw=sum(out.forward_passes))
+
+
+def measured(way: str, prompts: Tensor, batch: int) -> tuple[dict[str, Any], Tensor]:
+    """What a way takes, and its texts."""
+    name, sampler, number = way.split()
+    for one in {name, "ar"} if sampler in DCD else {name}:
+        model_of(one)  # loaded before the clock starts
+    texts_of(way, prompts[:1], 1)
+    before = time.process_time()
+    texts, passes = texts_of(way, prompts, batch)
+    seconds = time.process_time() - before
+    own = sum(count for kind, count in passes.items() if kind != "copula")
+    facts = {
+        "way": way,
+        "model": name,
+        "sampler": sampler,
+        "number": float(number),
+        "texts": len(texts),
+        "batch": batch,
+    }
+    facts |= {"passes": dict(passes), "tokens_per_own_pass": texts.numel() / own}
+    facts |= {"tokens_per_pass": texts.numel() / sum(passes.values())}
+    facts |= {"copula_passes_per_token": passes["copula"] / texts.numel()}
+    facts |= {"ms_per_token": 1000 * seconds / texts.numel()}
+    rows = texts.tolist()
+    facts |= {"distinct": sum(len(set(ids)) for ids in rows) / texts.numel(), "entropy": entropy(rows)}
+    return facts | {"distinct_2": distinct(rows, 2), "distinct_3": distinct(rows, 3)}, texts
+
+
+def by_ar(judge: Model, prompts: Tensor, texts: Tensor) -> dict[str, float]:
+    return asdict(bootstrap(judged(judge, prompts, texts).double()))
+
+
+def by_reader(judge: LanguageModel, model: Model, prompts: Tensor, texts: Tensor) -> dict[str, float]:
+    """Nats a token of the judge's own."""
+    assert model.tokenizer is not None
+    before, after = ([model.tokenizer.decode(ids) for ids in rows.tolist()] for rows in (prompts, texts))
+    scored = judge.score(after, before, batch_size=16)
+    assert scored.nll is not None and scored.tokens is not None
+    return asdict(bootstrap(torch.tensor(scored.nll), per=torch.tensor(scored.tokens)))
+
+
+MODELS = {"ar": "AR", "bd3lm": "BD3LM", "dadlm": "DA-DLM", "bd3lm-edges": "BD3LM with edges"}
+SAMPLERS = {
+    "ar": "",
+    "random": ", T = {}",
+    "even": ", N / T at random, T = {}",
+    "dilated": ", dilated, T = {}",
+    "first-hitting": ", first-hitting",
+    "entropy": ", entropy {} nats",
+    "confidence": ", confidence {}",
+    "punt": ", PUNT, ε = {}",
+    "dcd": ", DCD, T = {}",
+    "dcd-remask": ", DCD (masked again), T = {}",
+    "dcd-left": ", DCD from the left, T = {}",
+}
+
+
+def label(way: str) -> str:
+    model, sampler, number = way.split()
+    return MODELS[model] + SAMPLERS[sampler].format(number)
+
+
+def rows_of(found: list[dict[str, Any]]) -> list[list[str]]:
+    """Of a table, in the order of WAYS."""
+    order = {way: place for place, way in enumerate(WAYS)}
+    return [shown(facts) for facts in sorted(found, key=lambda facts: order.get(facts["way"], len(WAYS)))]
+
+
+def shown(facts: dict[str, Any]) -> list[str]:
+    """A row of the table."""
+
+    def perplexity(judge: str) -> str:
+        if judge not in facts:
+            return "–"
+        mean, low, high = (math.exp(facts[judge][key]) for key in ("mean", "low", "high"))
+        return f"{mean:,.0f} [{low:,.0f}, {high:,.0f}]"
+
+    copula = facts["copula_passes_per_token"]
+    per_step = facts["texts"] * NEW / facts["passes"]["draw"]
+    cells = [f"{per_step:.2f}", f"{facts['tokens_per_own_pass']:.2f}", f"{copula:.2f}" if copula else "–"]
+    cells += [f"{facts['ms_per_token']:.1f}", perplexity("ar"), perplexity("smollm2")]
+    return [label(facts["way"]), *cells, f"{facts['distinct']:.2f} / {facts['distinct_2']:.2f}"]
+
+
+HEAD = ["", "tokens a step", "tokens a pass", "copula's passes a token", "CPU ms a token", "perplexity, AR"]
+HEAD += ["SmolLM2", "distinct tokens / 2-grams"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="related samplers on the same models and axes")
+    parser.add_argument("--valid", type=Path, required=True)
+    parser.add_argument("--ways", nargs="+", default=WAYS, help='such as "bd3lm random 8"')
+    parser.add_argument("--texts", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=32, help="rows that are written side by side")
+    parser.add_argument("--reader", default="smollm2", help="the second judge; none: none")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    prompts = held_out(Rows.from_shards(Shards.open(options.valid), 1024), options.texts)[:, :PROMPT]
+    judge = load("ar", "cpu")
+    reader = None if options.reader == "none" else open_language_model(options.reader)
+    found = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else []
+    for way in options.ways:
+        if any(one["way"] == way for one in found):
+            continue
+        facts, texts = measured(way, prompts, options.batch_size)
+        facts["ar"] = by_ar(judge, prompts, texts)
+        if isinstance(reader, LanguageModel):
+            facts["smollm2"] = by_reader(reader, judge, prompts, texts)
+        found.append(facts)
+        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        print(" | ".join(shown(facts)), flush=True)
+    print(table(HEAD, rows_of(found)), end="")
+
+
+if __name__ == "__main__":
+    main()
