@@ -49,13 +49,15 @@ DCD: dict[str, dict[str, Any]] = {
     "dcd-remask": {"reference": "remask"},
     "dcd-left": {"order": "left"},
 }
+DILATED = ("bd3lm", "dadlm", "bd3lm-edges", "dadlm-edges")
 WAYS = [
     "ar ar 1",
     *(f"bd3lm random {steps}" for steps in (16, 8, 4)),
     *(f"dadlm random {steps}" for steps in (8, 4)),
     *(f"bd3lm-edges random {steps}" for steps in (16, 8, 4, 2, 1)),
     *("bd3lm even 4", "bd3lm first-hitting 1"),
-    *(f"{model} dilated {steps}" for model in ("bd3lm", "dadlm", "bd3lm-edges") for steps in (8, 4, 2)),
+    *(f"dadlm-edges random {steps}" for steps in (8, 4, 2)),
+    *(f"{model} dilated {steps}" for model in DILATED for steps in (8, 4, 2)),
     *("bd3lm entropy 8", "bd3lm confidence 0.6"),
     *("bd3lm-edges entropy 8", "bd3lm-edges entropy 16", "bd3lm-edges confidence 0.6"),
     *(f"bd3lm punt {epsilon}" for epsilon in (0.3, 1, 4)),
@@ -129,6 +131,7 @@ def by_reader(judge: LanguageModel, model: Model, prompts: Tensor, texts: Tensor
 
 
 MODELS = {"ar": "AR", "bd3lm": "BD3LM", "dadlm": "DA-DLM", "bd3lm-edges": "BD3LM with edges"}
+MODELS["dadlm-edges"] = "DA-DLM with edges"
 SAMPLERS = {
     "ar": "",
     "random": ", T = {}",
