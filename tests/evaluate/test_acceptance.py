@@ -31,26 +31,30 @@ def test_tokens_per_cycle_are_counted(folder: Path) -> None:
     rows, data = rows_of(target, str(folder / "text.txt"), cache=str(folder / "cache"), quiet=True)
     how = {"trees": (0, 4), "samples": 6, "prompt_tokens": 8, "new_tokens": 12, "temperatures": (1.0,)}
     drafts = {"draft": draft, "lookup": None}
-    result = acceptance(target, drafts, rows, data=data, out=folder / "out", **how)
-    assert [(row["draft"], row["tree"]) for row in result["rows"]] == [
-        ("draft", 0),
-        ("draft", 4),
-        ("lookup", 4),
+    result = acceptance(target, drafts, rows, data=data, out=folder / "out", drawn=True, **how)
+    assert [(row["draft"], row["tree"], row["drawn"]) for row in result["rows"]] == [
+        ("draft", 0, False),
+        ("draft", 4, False),
+        ("lookup", 4, False),
+        ("draft", 4, True),
     ]
     prompts = prompt_set({"target": target}, rows, None, 8, 12, 6, 0)
-    made = generate(
-        target,
-        [prompts.prompt(index) for index in prompts.indices],
-        seed=[*prompts.indices],
-        mode="lossless",
-        tree=4,
-        top_p=1.0,
-        max_new_tokens=12,
-        draft=draft,
-    )
-    expected = sum(map(len, made.tokens)) / sum(made.cycles)
-    assert result["rows"][1]["tokens_per_cycle"]["mean"] == pytest.approx(expected)
-    again = acceptance(target, drafts, rows, data=data, out=folder / "out", batch_size=2, **how)
+    for row, drawn in ((result["rows"][1], False), (result["rows"][3], True)):
+        made = generate(
+            target,
+            [prompts.prompt(index) for index in prompts.indices],
+            seed=[*prompts.indices],
+            mode="lossless",
+            tree=4,
+            drawn=drawn,
+            top_p=1.0,
+            max_new_tokens=12,
+            draft=draft,
+        )
+        expected = sum(map(len, made.tokens)) / sum(made.cycles)
+        assert row["tokens_per_cycle"]["mean"] == pytest.approx(expected)
+    how |= {"batch_size": 2, "drawn": True}
+    again = acceptance(target, drafts, rows, data=data, out=folder / "out", **how)
     assert again["rows"] == result["rows"]
     with pytest.raises(ConfigError, match="nothing to measure"):
         acceptance(target, {}, rows)
@@ -59,8 +63,9 @@ def test_tokens_per_cycle_are_counted(folder: Path) -> None:
 def test_the_command(cli: Cli, folder: Path) -> None:
     words = ["evaluate", "acceptance", "--model", "target", "--data", "text.txt", "--samples", 4]
     words += ["--prompt-tokens", 8, "--new-tokens", 8, "--trees", 0, 4, "--out", "out"]
-    shown = cli(*words, "--draft", "draft", "lookup")
+    shown = cli(*words, "--drawn", "--draft", "draft", "lookup")
     assert shown.code == 0 and "Tokens per cycle" in shown.out and "tree of 4" in shown.out
+    assert "drawn tree of 4" in shown.out
     result = json.loads((folder / "out" / "acceptance.json").read_text())
     assert {row["draft"] for row in result["rows"]} == {"draft", "lookup"}
     refused(cli(*words[:-1], "other", "--draft", "target"), "cannot draft")
