@@ -26,35 +26,34 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_tokens_per_cycle_are_counted(folder: Path) -> None:
+@pytest.mark.parametrize("drawn", [False, True])
+def test_tokens_per_cycle_are_counted(folder: Path, drawn: bool) -> None:
     target, draft = dadlm.load(folder / "target"), dadlm.load(folder / "draft")
     rows, data = rows_of(target, str(folder / "text.txt"), cache=str(folder / "cache"), quiet=True)
     how = {"trees": (0, 4), "samples": 6, "prompt_tokens": 8, "new_tokens": 12, "temperatures": (1.0,)}
+    how |= {"drawn": drawn}
     drafts = {"draft": draft, "lookup": None}
-    result = acceptance(target, drafts, rows, data=data, out=folder / "out", drawn=True, **how)
+    result = acceptance(target, drafts, rows, data=data, out=folder / "out", **how)
     assert [(row["draft"], row["tree"], row["drawn"]) for row in result["rows"]] == [
         ("draft", 0, False),
-        ("draft", 4, False),
+        ("draft", 4, drawn),
         ("lookup", 4, False),
-        ("draft", 4, True),
     ]
     prompts = prompt_set({"target": target}, rows, None, 8, 12, 6, 0)
-    for row, drawn in ((result["rows"][1], False), (result["rows"][3], True)):
-        made = generate(
-            target,
-            [prompts.prompt(index) for index in prompts.indices],
-            seed=[*prompts.indices],
-            mode="lossless",
-            tree=4,
-            drawn=drawn,
-            top_p=1.0,
-            max_new_tokens=12,
-            draft=draft,
-        )
-        expected = sum(map(len, made.tokens)) / sum(made.cycles)
-        assert row["tokens_per_cycle"]["mean"] == pytest.approx(expected)
-    how |= {"batch_size": 2, "drawn": True}
-    again = acceptance(target, drafts, rows, data=data, out=folder / "out", **how)
+    made = generate(
+        target,
+        [prompts.prompt(index) for index in prompts.indices],
+        seed=[*prompts.indices],
+        mode="lossless",
+        tree=4,
+        drawn=drawn,
+        top_p=1.0,
+        max_new_tokens=12,
+        draft=draft,
+    )
+    expected = sum(map(len, made.tokens)) / sum(made.cycles)
+    assert result["rows"][1]["tokens_per_cycle"]["mean"] == pytest.approx(expected)
+    again = acceptance(target, drafts, rows, data=data, out=folder / "out", batch_size=2, **how)
     assert again["rows"] == result["rows"]
     with pytest.raises(ConfigError, match="nothing to measure"):
         acceptance(target, {}, rows)

@@ -30,7 +30,7 @@ class AcceptanceSettings:
     trees: Sequence[int] = (0, 16, 64)
     """Nodes of the drafts' trees; 0: a drawn chain."""
     drawn: bool = False
-    """Above temperature 0 drawn trees too, beside those that are functions of the text."""
+    """Above temperature 0 the trees are drawn."""
     temperatures: Sequence[float] = (0.0, 1.0)
     """Of the target and its drafts; 0 is greedy. Nothing is cut off (top_p 1)."""
     samples: int = 64
@@ -68,11 +68,9 @@ def acceptance(
     prompts = prompt_set(models, rows, data.get("source"), *wanted)
     plain = DecodeSettings(mode="lossless", top_p=1.0, max_new_tokens=prompts.new_tokens)
     ways = [
-        replace(plain, tree=tree, drawn=drawn, temperature=heat)
+        replace(plain, tree=tree, drawn=settings.drawn and bool(tree and heat), temperature=heat)
         for heat in settings.temperatures
         for tree in settings.trees
-        for drawn in (False, True)
-        if not drawn or (settings.drawn and tree and heat)
     ]
     subject = {
         "model": describe(target, name),
@@ -90,10 +88,11 @@ def acceptance(
     with Work("acceptance", subject, out, quiet) as work:
         for how in ways:
             for one, draft in drafts.items():
-                if draft is None and (how.tree != max(settings.trees) or how.drawn):
+                if draft is None and how.tree != max(settings.trees):
                     continue  # what is looked up is a chain of any length
                 made = _measure(work, prompts, target, one, draft, how, settings.batch_size)
-                way = {"temperature": how.temperature, "tree": how.tree, "drawn": how.drawn}
+                drawn = how.drawn and draft is not None
+                way = {"temperature": how.temperature, "tree": how.tree, "drawn": drawn}
                 lines.append({"draft": one, **way, **made})
         documents = len(set(prompts.documents.tolist()))
         return work.finish({"rows": lines, "notes": caution(documents, "documents")})
