@@ -63,8 +63,7 @@ def draw_tree(
     at_once = AT_ONCE // (ahead.start.numel() * ahead.head.mask_id)
     for level, node, inner in _inner(plan, planned[..., 0], at_once):
         logp, joint = ahead(level, reached[rows, node], tokens[rows, node])
-        weight = (logp - logp.amax(-1, keepdim=True)).exp().flatten(0, 1)
-        weight = cut(weight, settings, rows.expand_as(node).flatten()).view(logp.shape)
+        weight = _nucleus(logp, settings)
         number = sum(x.shape[1] for x in drawn_from) + torch.arange(node.shape[1], device=node.device)
         source[rows, torch.where(inner, node, C)] = number.expand_as(node)
         drawn_from.append(weight / weight.sum(-1, keepdim=True))
@@ -99,6 +98,13 @@ def _inner(plan: Draft, has_child: Tensor, at_once: int) -> Iterator[tuple[int, 
         most = int(wanted.sum(1).max())
         for part in torch.arange(most, device=node.device).split(max(1, at_once)):
             yield level, node[:, part], wanted[:, part]
+
+
+def _nucleus(logp: Tensor, settings: BatchedSettings) -> Tensor:
+    """Weights [B, M, V] of what a row may draw, by log-probabilities [B, M, V]."""
+    row = torch.arange(len(logp), device=logp.device).repeat_interleave(logp.shape[1])
+    weight = (logp - logp.amax(-1, keepdim=True)).exp().flatten(0, 1)
+    return cut(weight, settings, row).view(logp.shape)
 
 
 def _draw_children(weight: Tensor, uniform: Tensor, greedy: Tensor) -> tuple[Tensor, Tensor]:
