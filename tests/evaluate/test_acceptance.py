@@ -26,16 +26,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_tokens_per_cycle_are_counted(folder: Path) -> None:
+@pytest.mark.parametrize("drawn", [False, True])
+def test_tokens_per_cycle_are_counted(folder: Path, drawn: bool) -> None:
     target, draft = dadlm.load(folder / "target"), dadlm.load(folder / "draft")
     rows, data = rows_of(target, str(folder / "text.txt"), cache=str(folder / "cache"), quiet=True)
     how = {"trees": (0, 4), "samples": 6, "prompt_tokens": 8, "new_tokens": 12, "temperatures": (1.0,)}
+    how |= {"drawn": drawn}
     drafts = {"draft": draft, "lookup": None}
     result = acceptance(target, drafts, rows, data=data, out=folder / "out", **how)
-    assert [(row["draft"], row["tree"]) for row in result["rows"]] == [
-        ("draft", 0),
-        ("draft", 4),
-        ("lookup", 4),
+    assert [(row["draft"], row["tree"], row["drawn"]) for row in result["rows"]] == [
+        ("draft", 0, False),
+        ("draft", 4, drawn),
+        ("lookup", 4, False),
     ]
     prompts = prompt_set({"target": target}, rows, None, 8, 12, 6, 0)
     made = generate(
@@ -44,6 +46,7 @@ def test_tokens_per_cycle_are_counted(folder: Path) -> None:
         seed=[*prompts.indices],
         mode="lossless",
         tree=4,
+        drawn=drawn,
         top_p=1.0,
         max_new_tokens=12,
         draft=draft,
@@ -59,8 +62,9 @@ def test_tokens_per_cycle_are_counted(folder: Path) -> None:
 def test_the_command(cli: Cli, folder: Path) -> None:
     words = ["evaluate", "acceptance", "--model", "target", "--data", "text.txt", "--samples", 4]
     words += ["--prompt-tokens", 8, "--new-tokens", 8, "--trees", 0, 4, "--out", "out"]
-    shown = cli(*words, "--draft", "draft", "lookup")
+    shown = cli(*words, "--drawn", "--draft", "draft", "lookup")
     assert shown.code == 0 and "Tokens per cycle" in shown.out and "tree of 4" in shown.out
+    assert "drawn tree of 4" in shown.out
     result = json.loads((folder / "out" / "acceptance.json").read_text())
     assert {row["draft"] for row in result["rows"]} == {"draft", "lookup"}
     refused(cli(*words[:-1], "other", "--draft", "target"), "cannot draft")

@@ -60,6 +60,10 @@ def test_lossless_texts_are_those_of_mode_ar(server: Running) -> None:
         "/v1/completions", model="both", prompt=PROMPT, mode="lossless", tree=6, **HOW
     )
     assert status == 200 and 1 <= answer["dadlm"]["tokens_per_cycle"] <= 4
+    ask = {"model": "both", "prompt": PROMPT, "mode": "lossless", "drawn": True, **HOW}
+    assert server.post("/v1/completions", tree=6, **ask)[0] == 200
+    status, answer = server.post("/v1/completions", **ask)
+    assert status == 400 and "give its size" in answer["error"]["message"]
     status, answer = server.post("/v1/completions", model="both", prompt=PROMPT, mode="ar", **HOW)
     assert answer["dadlm"]["tokens_per_cycle"] is None
     for more, words in (

@@ -15,13 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dadlm.decode.batched_settings import BatchedSettings
 from dadlm.decode.predict import Prediction
-from dadlm.decode.sample import cut, draw, most_probable
 from dadlm.model import Model
 from dadlm.model.edge import Left
 
-_AT_ONCE = 1 << 26  # log-probabilities of a draft that are held at once
+AT_ONCE = 1 << 26  # log-probabilities of a draft that are held at once
 
 
 @dataclass(frozen=True)
@@ -37,14 +35,25 @@ class Draft:
     exists: Tensor
     """[B, C]: False in the padding of smaller trees."""
     drawn_from: Tensor | None = None
-    """[B, C - 1, V]: the distributions that the tokens of a chain were drawn from; None: the tree is a
-    function of the text."""
+    """[B, n, V]: the distributions that children were drawn from, without replacement and in their order;
+    None: the tree is a function of the text."""
+    source: Tensor | None = None
+    """[B, C]: which of these the children of each node were drawn from."""
 
     @classmethod
-    def chain(cls, tokens: Tensor, exists: Tensor, drawn_from: Tensor | None = None) -> "Draft":
+    def chain(cls, tokens: Tensor, exists: Tensor) -> "Draft":
         """Each token of tokens [B, C] follows the one before it."""
         depth = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        return cls(tokens, (depth - 1).clamp(min=0), depth, exists, drawn_from)
+        return cls(tokens, (depth - 1).clamp(min=0), depth, exists)
+
+    def children(self) -> tuple[Tensor, Tensor]:
+        """[B, C, W]: the children of each node in their order, and which of these there are."""
+        C = self.tokens.shape[1]
+        real = self.exists & (torch.arange(C, device=self.tokens.device) > 0)
+        above = (F.one_hot(self.parent, C).bool() & real[..., None]).transpose(1, 2)
+        there, child = above.sort(dim=2, descending=True, stable=True)
+        most = max(1, int(there.sum(2).max()))
+        return child[..., :most], there[..., :most]
 
     def sees(self) -> Tensor:
         """[B, C, C]: the ancestors of each node, and itself."""
@@ -96,27 +105,6 @@ class Filter:
         return joint.logsumexp(2), joint
 
 
-def draft_chain(
-    ahead: Filter, last: Tensor, uniform: Tensor, settings: BatchedSettings, greedy: Tensor
-) -> Draft:
-    """Tokens after `last` [B], each drawn given those before it, or the likeliest where `greedy` [B]; with
-    uniform numbers [B, L] and the nucleus of each row."""
-    B, rows = len(last), torch.arange(len(last), device=last.device)
-    tokens, drawn_from, reached = [last], list[Tensor](), ahead.start
-    for depth in range(uniform.shape[1]):
-        before = (tokens[-1][:, None], tokens[max(0, depth - 1)][:, None])
-        logp, joint = (x[:, 0] for x in ahead(depth, reached[:, None], *before))
-        weight = cut((logp - logp.amax(-1, keepdim=True)).exp(), settings, rows)
-        best = F.one_hot(most_probable(logp), logp.shape[-1]).to(weight.dtype)
-        weight = torch.where(greedy[:, None], best, weight)
-        drawn_from.append(weight / weight.sum(-1, keepdim=True))
-        tokens.append(draw(weight, uniform[:, depth]))
-        reached = joint[rows, :, tokens[-1]].log_softmax(-1)
-    known = torch.ones(B, 1, dtype=torch.bool, device=last.device)
-    exists = torch.cat([known, ahead.exists[:, : uniform.shape[1]]], 1)
-    return Draft.chain(torch.stack(tokens, 1), exists, torch.stack(drawn_from, 1))
-
-
 def draft_tree(ahead: Filter, last: Tensor, nodes: int, room: Tensor) -> Draft:
     """The `nodes` likeliest beginnings of what follows `last` [B], at most room [B] tokens long.
 
@@ -162,7 +150,7 @@ def _children(
     that memory stays bounded."""
     B, M, K = reached.shape
     V, found = ahead.head.mask_id, list[tuple[Tensor, ...]]()
-    rows, size = torch.arange(B, device=score.device)[:, None], max(1, _AT_ONCE // (B * K * V))
+    rows, size = torch.arange(B, device=score.device)[:, None], max(1, AT_ONCE // (B * K * V))
     for first in range(0, M, size):
         part = slice(first, first + size)
         logp, joint = ahead(level, reached[:, part], *(x[:, part] for x in before))

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from dadlm import counter
 from dadlm.decode.constants import Constants
-from dadlm.decode.draft import Draft, Filter, draft_chain, draft_tree, look_up
+from dadlm.decode.draft import Draft, Filter, draft_tree, look_up
+from dadlm.decode.drawn import chain_shape, draw_tree, tree_shape
 from dadlm.decode.engine import Committed, Engine, StepResult
 from dadlm.decode.events import CycleEvent
 from dadlm.decode.pace import Pace
@@ -29,7 +30,7 @@ from dadlm.decode.pair import PairCache
 from dadlm.decode.predict import predict_blocks
 from dadlm.decode.request import Row
 from dadlm.decode.slots import read_text
-from dadlm.decode.verify import Verified, decide, way_of
+from dadlm.decode.verify import Verified, cycle_uniform, decide, way_of
 from dadlm.model import Model, eval_mode
 
 Result = TypeVar("Result")
@@ -84,8 +85,10 @@ class LosslessEngine(Engine):
             self._admit(target, only)
             self._begun = False
             ready = [row for row in self.slots.rows if row and row.ready and only in (None, row)]
-            groups = [[row for row in ready if row.settings.tree == nodes] for nodes in _trees(ready)]
-            cycles = [(rows, *self._cycle(rows, rows[0].settings.tree)) for rows in groups]
+            groups: dict[tuple[int | None, bool], list[Row]] = {}
+            for row in ready:
+                groups.setdefault(_kind(row), []).append(row)
+            cycles = [(rows, *self._cycle(rows, *kind)) for kind, rows in groups.items()]
             # Only now: what one of them had committed would be lost if another failed.
             committed, drafts = list[Committed](), dict[Row, Callable[[], CycleEvent]]()
             for rows, drafted, verified in cycles:
@@ -104,8 +107,8 @@ class LosslessEngine(Engine):
         texts = [str(one) if words is None else words.token_text(one) for one in tokens]
         return CycleEvent(number, 0, tokens, texts, accepted)
 
-    def _cycle(self, rows: Sequence[Row], nodes: int | None) -> tuple[Draft, Verified]:
-        """Draft and verify, with trees of so many nodes; 0: drawn chains; None: what has been fastest."""
+    def _cycle(self, rows: Sequence[Row], nodes: int | None, drawn: bool) -> tuple[Draft, Verified]:
+        """Draft and verify, with trees of so many nodes; 0: chains; None: what has been fastest."""
         start, paced = time.perf_counter(), nodes is None
         nodes = self.pace.nodes(len(rows)) if nodes is None else nodes
         slots = [self.slots.rows.index(row) for row in rows]
@@ -113,12 +116,12 @@ class LosslessEngine(Engine):
         where = slice(0, len(slots)) if every else torch.tensor(slots, device=self.device)
         first = torch.tensor([row.first for row in rows], device=self.device)
         size = None if paced and not nodes else nodes
-        drafted = self.phase("draft", lambda: self._propose(rows, where, first, size))
+        drafted = self.phase("draft", lambda: self._propose(rows, where, first, size, drawn))
         verified = self.phase("verify", lambda: self._verify(where, first, drafted))
         if paced:
             new = int(verified.count.sum())
             self.pace.record(len(rows), nodes, time.perf_counter() - start, new)
-        return replace(drafted, drawn_from=None), verified
+        return replace(drafted, drawn_from=None, source=None), verified
 
     def phase(self, name: str, work: Callable[[], Result]) -> Result:
         """Do a part of a cycle; a benchmark puts one that takes the time in its place."""
@@ -138,26 +141,28 @@ class LosslessEngine(Engine):
 
     # --- draft
 
-    def _propose(self, rows: Sequence[Row], where: slice | Tensor, first: Tensor, nodes: int | None) -> Draft:
+    def _propose(
+        self, rows: Sequence[Row], where: slice | Tensor, first: Tensor, nodes: int | None, drawn: bool
+    ) -> Draft:
         """What may follow; None: nothing, the target goes on by itself."""
         state = self.slots.state
         last = state.text[where].gather(1, first[:, None] - 1)
-        room = torch.tensor([row.end - row.first for row in rows], device=self.device)
-        if nodes is None or not bool((room > 1).any()):
+        room = torch.tensor([row.end - row.first - 1 for row in rows], device=self.device)
+        if nodes is None or not bool((room > 0).any()):
             return Draft.chain(last, torch.ones_like(last, dtype=torch.bool))
         if self._draft is None:
             return self._looked_up(rows, last, nodes)
         settings = state.settings[where]
         greedy = settings.cold | settings.best
         draft = self._drafting()
-        length = min(draft.config.block_size - self._is_both, int(room.max()) - 1, nodes or _CHAIN)
+        length = min(draft.config.block_size - self._is_both, int(room.max()), nodes or _CHAIN)
         ahead = self._ahead(rows, where, first, length, torch.where(greedy, 1.0, settings.temperature))
-        if nodes:
-            return draft_tree(ahead, last[:, 0], nodes, room - 1)
-        place = first[:, None] + torch.arange(length, device=first.device)
-        uniform = counter.uniform(state.block.seed[where][:, None], place, 0, 0, counter.DRAFT)
-        chain = draft_chain(ahead, last[:, 0], uniform, settings, greedy)
-        return replace(chain, exists=chain.exists & (chain.depth < room[:, None]))
+        if not drawn:
+            return draft_tree(ahead, last[:, 0], nodes, room)
+        longest = torch.minimum(ahead.exists.sum(1), room).tolist()
+        shapes = [tree_shape(nodes, most) if nodes else chain_shape(_CHAIN, most) for most in longest]
+        uniform = cycle_uniform(state.block.seed[where], first, max(map(len, shapes)), counter.DRAFT)
+        return draw_tree(ahead, last[:, 0], shapes, uniform, settings, greedy)
 
     def _ahead(
         self, rows: Sequence[Row], where: slice | Tensor, first: Tensor, length: int, temperature: Tensor
@@ -234,6 +239,9 @@ class LosslessEngine(Engine):
         return verified
 
 
-def _trees(rows: Sequence[Row]) -> list[int | None]:
-    """The sizes of trees that these rows ask for, each once."""
-    return list(dict.fromkeys(row.settings.tree for row in rows))
+def _kind(row: Row) -> tuple[int | None, bool]:
+    """The draft that a row asks for: how many nodes, and whether they are drawn, which a greedy text gains
+    nothing by."""
+    how = row.settings
+    greedy = how.temperature == 0 or how.path != "sample"
+    return how.tree, how.tree == 0 or (how.drawn and not greedy)

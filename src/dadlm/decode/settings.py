@@ -65,6 +65,9 @@ class DecodeSettings:
     """Mode lossless: nodes of the tree of drafted tokens that a cycle verifies; the text is then that of mode
     ar with the same seed. 0: a chain that is drawn, and accepted with min(1, p/q): a text as likely as in
     mode ar. None: as many nodes as are fastest here, none where drafting does not pay."""
+    drawn: bool = False
+    """Mode lossless: the tree's tokens are drawn and accepted like those of such a chain: above temperature 0
+    more tokens a cycle, and a text as likely as in mode ar. At temperature 0 it changes nothing."""
 
     def __post_init__(self) -> None:
         _choice("mode", self.mode, get_args(Mode))
@@ -85,6 +88,10 @@ class DecodeSettings:
             raise ConfigError(f"tree belongs to mode lossless, and the mode is {self.mode}: leave it out")
         if self.tree is not None and (not _is_whole(self.tree) or not 0 <= self.tree <= MOST_NODES):
             raise ConfigError(f"tree must be a whole number from 0 to {MOST_NODES}, got {self.tree!r}")
+        if not isinstance(self.drawn, bool):
+            raise ConfigError(f"drawn must be true or false, got {self.drawn!r}")
+        if self.drawn and self.tree is None:
+            raise ConfigError("drawn says how the tree of mode lossless is made: give its size too (tree)")
         for owner in SAMPLERS.values():
             for name in set(owner.options) - set(SAMPLERS[self.sampler].options):
                 if getattr(self, name) != type(self).__dataclass_fields__[name].default:
@@ -180,6 +187,7 @@ class DecodeOptions(TypedDict, total=False):
     nucleus: Literal["standard", "bd3lm", "position"]
     shortlist: int | None
     tree: int | None
+    drawn: bool
 
 
 def settings_for(config: ModelConfig, named: Mapping[str, Any]) -> DecodeSettings:

@@ -2,9 +2,9 @@
 
 Trees that are a function of the text need no probabilities: at each node the target draws the next token as
 it would alone; while that is a child of the node, the tokens after it are verified already. So the text is
-the one that the target writes alone with the same random numbers. A drawn chain is accepted token by token
-with probability min(1, p/q), more often, and the first that is refused is drawn from what q left of p: the
-text is distributed as the target's.
+the one that the target writes alone with the same random numbers. A drawn token is accepted with
+probability min(1, p/q), which is more often; one that is refused leaves what remains of p and q to its next
+sibling, and at last to the target: the text is distributed as the target's.
 
 B rows, C nodes of a tree, V vocabulary without the mask.
 """
@@ -33,13 +33,13 @@ class Verified(NamedTuple):
 
 
 def way_of(draft: Draft, verified: Verified, row: int) -> tuple[list[int], list[bool]]:
-    """The drafted tokens of a row on the way that was taken, then on the likeliest way from there; and which
+    """The drafted tokens of a row on the way that was taken, then on the first way from there; and which
     of them were accepted."""
     tokens, parent, exists = (x[row].tolist() for x in (draft.tokens, draft.parent, draft.exists))
     way = verified.path[row, : int(verified.count[row])].tolist()
     taken = len(way) - 1
     while children := [at for at in range(1, len(tokens)) if exists[at] and parent[at] == way[-1]]:
-        way.append(children[0])  # siblings stand in the order of their probabilities
+        way.append(children[0])  # siblings: the likeliest comes first, or the one drawn first
     return [tokens[at] for at in way[1:]], [at < taken for at in range(len(way) - 1)]
 
 
@@ -78,9 +78,15 @@ def decide(
 
     if draft.drawn_from is None:
         return follow(draft, draw_after)
-    at = seed[:, None], first[:, None] + torch.arange(draft.tokens.shape[1], device=first.device), 0, 0
-    uniform = [counter.uniform(*at, purpose) for purpose in (counter.ACCEPT, counter.TOKEN)]
-    return accept(draft, weight_after, torch.stack(uniform))
+    numbers = [
+        cycle_uniform(seed, first, draft.tokens.shape[1], use) for use in (counter.ACCEPT, counter.TOKEN)
+    ]
+    return accept(draft, weight_after, torch.stack(numbers))
+
+
+def cycle_uniform(seed: Tensor, first: Tensor, count: int, purpose: int) -> Tensor:
+    """[B, count]: random numbers of the cycle at positions first [B], which no other cycle has."""
+    return block_uniform(seed, first, torch.zeros_like(first), count, purpose)
 
 
 def follow(draft: Draft, draw_after: Callable[[Tensor, int], Tensor]) -> Verified:
@@ -103,35 +109,47 @@ def follow(draft: Draft, draw_after: Callable[[Tensor, int], Tensor]) -> Verifie
 
 
 def accept(draft: Draft, weight_after: Callable[[Tensor, int], Tensor], uniform: Tensor) -> Verified:
-    """Accept the tokens of a drawn chain with probability min(1, p/q).
+    """Recursive rejection: try the drawn children of a node in their order and go to the first that is
+    accepted; where none is, the cycle ends with a token from what they left of p.
 
     `weight_after(node [B], depth)` is the target's distribution p [B, V] after a node, not normalised.
-    `uniform` [2, B, C]: for accepting, and for drawing what stands in place of a refused token, or after the
-    last.
+    `uniform` [2, B, C]: for accepting each node, and for drawing the last token, by its depth.
     """
-    q, alive = draft.drawn_from, draft.exists[:, 0]
-    assert q is not None, "a tree that is a function of the text is followed, not accepted"
+    assert draft.drawn_from is not None and draft.source is not None, "what was not drawn is followed"
+    child, there = draft.children()
+    node, alive = torch.zeros_like(draft.tokens[:, 0]), draft.exists[:, 0]
+    rows = torch.arange(len(node), device=node.device)
     tokens, path, lives = [], [], []
-    for depth in range(draft.tokens.shape[1]):
-        node = torch.full_like(draft.tokens[:, 0], depth)
-        p = weight_after(node, depth).double()
-        p = p / p.sum(-1, keepdim=True)
-        accepted = torch.zeros_like(alive)
-        left = p
-        if depth < q.shape[1]:
-            token, drafted = draft.tokens[:, depth + 1], draft.exists[:, depth + 1]
-            own = q[:, depth].double()
-            at = token[:, None]
-            accepted = uniform[0, :, depth].double() * own.gather(1, at)[:, 0] < p.gather(1, at)[:, 0]
-            accepted &= drafted
-            rest = (p - own).clamp(min=0.0)
-            refused = drafted & ~accepted & (rest.sum(-1) > 0)  # none is left only by rounding
-            left = torch.where(refused[:, None], rest, p)
+    for depth in range(int(draft.depth.max()) + 1):
+        p, q = weight_after(node, depth).double(), draft.drawn_from[rows, draft.source[rows, node]].double()
+        tries = child[rows, node], there[rows, node]
+        chosen, left = _try_each(p, q, draft.tokens, *tries, uniform[0])
+        accepted = chosen > 0
         other = draw(left, uniform[1, :, depth])
-        tokens.append(torch.where(accepted, draft.tokens[:, min(depth + 1, q.shape[1])], other))
+        tokens.append(torch.where(accepted, draft.tokens[rows, chosen], other))
         path.append(node)
         lives.append(alive)
-        alive = alive & accepted
+        node, alive = torch.where(accepted, chosen, node), alive & accepted
         if not node.is_cuda and not bool(alive.any()):
             break
     return Verified(torch.stack(tokens, 1), torch.stack(lives, 1).sum(1), torch.stack(path, 1))
+
+
+def _try_each(
+    p: Tensor, q: Tensor, tokens: Tensor, child: Tensor, there: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Which child [B, W] is accepted, if it is there, 0 if none is, and what is then left of p [B, V]."""
+    p, chosen = p / p.sum(-1, keepdim=True), torch.zeros_like(child[:, 0])
+    for at, exists in zip(child.unbind(1), there.unbind(1), strict=True):
+        tried = exists & (chosen == 0)
+        if not tried.is_cuda and not bool(tried.any()):
+            break
+        token = tokens.gather(1, at[:, None])
+        ratio = uniform.gather(1, at[:, None]).double() * q.gather(1, token) < p.gather(1, token)
+        accepted = tried & ratio[:, 0]
+        chosen = torch.where(accepted, at, chosen)
+        rest, others = (p - q).clamp(min=0.0), q.scatter(1, token, 0.0)
+        refused = (tried & ~accepted)[:, None] & (rest.sum(-1, keepdim=True) > 0)  # none left: by rounding
+        p = torch.where(refused, rest / rest.sum(-1, keepdim=True), p)
+        q = torch.where(refused, others / others.sum(-1, keepdim=True), q)
+    return chosen, p

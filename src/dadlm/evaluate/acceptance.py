@@ -29,6 +29,8 @@ class AcceptanceSettings:
 
     trees: Sequence[int] = (0, 16, 64)
     """Nodes of the drafts' trees; 0: a drawn chain."""
+    drawn: bool = False
+    """Above temperature 0 the trees are drawn."""
     temperatures: Sequence[float] = (0.0, 1.0)
     """Of the target and its drafts; 0 is greedy. Nothing is cut off (top_p 1)."""
     samples: int = 64
@@ -64,10 +66,9 @@ def acceptance(
     models = {"target": target} | {one: model for one, model in drafts.items() if model is not None}
     wanted = (settings.prompt_tokens, settings.new_tokens, settings.samples, settings.seed)
     prompts = prompt_set(models, rows, data.get("source"), *wanted)
+    plain = DecodeSettings(mode="lossless", top_p=1.0, max_new_tokens=prompts.new_tokens)
     ways = [
-        DecodeSettings(
-            mode="lossless", tree=tree, temperature=heat, top_p=1.0, max_new_tokens=prompts.new_tokens
-        )
+        replace(plain, tree=tree, drawn=settings.drawn and bool(tree and heat), temperature=heat)
         for heat in settings.temperatures
         for tree in settings.trees
     ]
@@ -90,7 +91,9 @@ def acceptance(
                 if draft is None and how.tree != max(settings.trees):
                     continue  # what is looked up is a chain of any length
                 made = _measure(work, prompts, target, one, draft, how, settings.batch_size)
-                lines.append({"draft": one, "temperature": how.temperature, "tree": how.tree, **made})
+                drawn = how.drawn and draft is not None
+                way = {"temperature": how.temperature, "tree": how.tree, "drawn": drawn}
+                lines.append({"draft": one, **way, **made})
         documents = len(set(prompts.documents.tolist()))
         return work.finish({"rows": lines, "notes": caution(documents, "documents")})
 
@@ -104,8 +107,10 @@ def _measure(
     how: DecodeSettings,
     batch_size: int,
 ) -> dict[str, Any]:
-    label = f"{name}, {'chain' if how.tree == 0 else f'tree of {how.tree}'}, temperature {how.temperature:g}"
-    keys = [f"{name}|{how.tree}|{how.temperature:g}|{index}" for index in prompts.indices]
+    kind = "chain" if how.tree == 0 else f"{'drawn ' * how.drawn}tree of {how.tree}"
+    label = f"{name}, {kind}, temperature {how.temperature:g}"
+    run = f"{name}|{how.tree}|{how.temperature:g}" + "|drawn" * how.drawn
+    keys = [f"{run}|{index}" for index in prompts.indices]
     for batch in work.batches(keys, batch_size, label):
         indices = [int(key.rpartition("|")[2]) for key in batch]
         given = [prompts.prompt(index) for index in indices]

@@ -46,6 +46,7 @@ def described(settings: DecodeSettings) -> dict[str, Any]:
         "shortlist": settings.shortlist is None,
         "top_k": settings.top_k is None,
         "tree": settings.tree is None,
+        "drawn": not settings.drawn,
     }
     return {name: value for name, value in asdict(settings).items() if not idle.get(name)}
 

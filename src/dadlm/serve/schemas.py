@@ -105,6 +105,9 @@ class Decoding(Body):
     successors of the token to the left. Default: from the whole vocabulary."""
     tree: Annotated[int, Field(ge=0, le=MOST_NODES)] | None = None
     """Mode lossless: nodes of the drafts' trees; 0: drawn chains. Default: what is fastest."""
+    drawn: bool | None = None
+    """Such trees are drawn: above temperature 0 more tokens a cycle, and a text as likely as in mode ar, but
+    not the same. Default false."""
     stream: bool | None = None
     """Send each block as it is committed, as server-sent events."""
     trace: bool | None = None

@@ -18,10 +18,10 @@ def _table(one: Found) -> doc.Table:
         ["Draft", Column("Kind", words=True), "Temperature", "Tokens per cycle ↑", "per forward pass"],
         doc.ruled(
             (
-                (row["temperature"], row["tree"]),
+                (row["temperature"], _kind(row)),
                 [
                     row["draft"],
-                    "chain" if row["tree"] == 0 else f"tree of {row['tree']}",
+                    _kind(row),
                     number(row["temperature"], 1),
                     measured(row["tokens_per_cycle"]),
                     measured(row["tokens_per_forward"]),
@@ -35,8 +35,13 @@ def _table(one: Found) -> doc.Table:
 
 def _sentences(result: Json) -> list[str]:
     best = max(result["rows"], key=lambda row: row["tokens_per_cycle"]["mean"])
-    kind = "chain" if best["tree"] == 0 else f"tree of {best['tree']}"
     return [
         f"Most tokens per cycle for {result['model']['name']}: {doc.in_words(best['tokens_per_cycle'])}, "
-        f"drafted by {best['draft']} ({kind}, temperature {number(best['temperature'], 1)})."
+        f"drafted by {best['draft']} ({_kind(best)}, temperature {number(best['temperature'], 1)})."
     ]
+
+
+def _kind(row: Json) -> str:
+    if row["tree"] == 0:
+        return "chain"
+    return f"{'drawn tree' if row.get('drawn') else 'tree'} of {row['tree']}"
