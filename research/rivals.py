@@ -49,7 +49,7 @@ DCD: dict[str, dict[str, Any]] = {
     "dcd-remask": {"reference": "remask"},
     "dcd-left": {"order": "left"},
 }
-DILATED = ("bd3lm", "dadlm", "bd3lm-edges", "dadlm-edges")
+DILATED = ("bd3lm", "dadlm", "dadlm@position", "bd3lm-edges", "dadlm-edges")
 WAYS = [
     "ar ar 1",
     *(f"bd3lm random {steps}" for steps in (16, 8, 4)),
@@ -75,6 +75,7 @@ def model_of(name: str) -> Model:
 def texts_of(way: str, prompts: Tensor, batch: int) -> tuple[Tensor, Counter[str]]:
     """Texts [R, NEW] and the passes that they took."""
     name, sampler, number = way.split()
+    name, _, nucleus = name.partition("@")
     model = model_of(name)
     if sampler == "even":
         return write(model, prompts, NEW, Even(int(number)), batch=batch)
@@ -83,6 +84,7 @@ def texts_of(way: str, prompts: Tensor, batch: int) -> tuple[Tensor, Counter[str
     if sampler in DCD:
         return write(model, prompts, NEW, Dcd(model_of("ar"), int(number), **DCD[sampler]), batch=batch)
     how: dict[str, Any] = {} if sampler == "ar" else {"sampler": sampler}
+    how |= {"nucleus": nucleus} if nucleus else {}
     if sampler in OPTION:
         option, kind = OPTION[sampler]
         how[option] = kind(number)
@@ -94,7 +96,7 @@ def measured(way: str, prompts: Tensor, batch: int) -> tuple[dict[str, Any], Ten
     """What a way takes, and its texts."""
     name, sampler, number = way.split()
     for one in {name, "ar"} if sampler in DCD else {name}:
-        model_of(one)  # loaded before the clock starts
+        model_of(one.partition("@")[0])  # loaded before the clock starts
     texts_of(way, prompts[:1], 1)
     before = time.process_time()
     texts, passes = texts_of(way, prompts, batch)
@@ -131,7 +133,7 @@ def by_reader(judge: LanguageModel, model: Model, prompts: Tensor, texts: Tensor
 
 
 MODELS = {"ar": "AR", "bd3lm": "BD3LM", "dadlm": "DA-DLM", "bd3lm-edges": "BD3LM with edges"}
-MODELS["dadlm-edges"] = "DA-DLM with edges"
+MODELS |= {"dadlm@position": 'DA-DLM, `nucleus="position"`', "dadlm-edges": "DA-DLM with edges"}
 SAMPLERS = {
     "ar": "",
     "random": ", T = {}",

@@ -111,13 +111,14 @@ def test_models_lists_what_ships(cli: Cli, shipped: dict[str, Model]) -> None:
 
 
 def test_generate_decodes_as_suits_the_model(cli: Cli, shipped: dict[str, Model]) -> None:
-    """Half as many steps as tokens and DA-DLM's nucleus where nothing is named; what is named wins."""
+    """Half as many dilated steps as tokens and DA-DLM's nucleus where nothing is named; what is named wins."""
     ask = ["generate", "w1 w2", "--json", *WRITE]
     for words, how in (
-        ([], {"sampler": "random", "steps": 2}),
-        (["--model", "dadlm"], {"sampler": "random", "steps": 2, "nucleus": "position"}),
-        (["--model", "bd3lm"], {"sampler": "random", "steps": 2}),
-        (["--steps", 1], {"sampler": "random", "steps": 1}),
+        ([], {"sampler": "dilated", "steps": 2}),
+        (["--model", "dadlm"], {"sampler": "dilated", "steps": 2, "nucleus": "position"}),
+        (["--model", "bd3lm"], {"sampler": "dilated", "steps": 2}),
+        (["--steps", 1], {"sampler": "dilated", "steps": 1}),
+        (["--sampler", "random"], {"sampler": "random", "steps": 2}),
         (["--sampler", "first-hitting", "--nucleus=standard"], {}),
         (
             ["--sampler", "confidence", "--threshold", 0.5],

@@ -14,7 +14,7 @@ from typing import Any
 from dadlm.evaluate.subject import NAMES
 from dadlm.model.pretrained import PRETRAINED
 from research.files import read_results
-from research.rivals import HEAD, rows_of
+from research.rivals import HEAD, rows_of, shown
 from research.summaries_tables import ALL, SYSTEMS
 from research.tables import table, with_interval
 from research.text_tables import main_table
@@ -197,6 +197,8 @@ def shipped() -> str:
 def short() -> str:
     """What the README claims: the tour, texts at equal steps, and what a step costs."""
     texts, rows = _perplexities(), []
+    found = json.loads(RIVALS.read_text(encoding="utf-8"))
+    dilated = {one["model"]: shown(one)[5] for one in found if one["way"].endswith(" dilated 4")}
     ms = {
         (row["model"], row["nucleus"]): row["ms"]
         for row in read("passes-h200")["passes"]
@@ -207,9 +209,12 @@ def short() -> str:
         valid = "–"
         if which[1] == "standard" and facts.exists():
             valid = f"{json.loads(facts.read_text(encoding='utf-8'))['stored']['valid']['1']:.1%}"
-        cells = [texts.get((*which, T), "–") for T in (8, 4)]
+        cells = [
+            texts.get((*which, 4), "–"),
+            dilated.get(which[0] + "@position" * (which[1] == "position"), "–"),
+        ]
         rows.append([row, valid, *cells, f"{ms[which]:.2f}"])
-    head = ["", "valid, one pass", "perplexity, 2.3 tokens a pass", "4.0 tokens a pass", "ms a pass, H200"]
+    head = ["", "valid, one pass", "perplexity, 4 tokens a pass: random", "dilated", "ms a pass, H200"]
     return table(head, rows)
 
 

@@ -294,6 +294,8 @@ def test_looking_up():
     assert look_up([1, 2, 3, 9, 1, 2, 3], 2) == [9, 1]
     assert look_up([5, 3, 7, 5, 3, 8, 5, 3], 3) == [8, 5, 3]  # the last occurrence
     assert look_up([1, 2, 3], 4) == [] == look_up([1], 4)
+    assert look_up([4, 7, 7, 7], 3) == [7, 7, 7]  # it goes round
+    assert look_up([1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
 
 
 def run_pace(cost: dict[int, float], gain: dict[int, float], cycles: int) -> tuple[float, float, Pace]:

@@ -51,7 +51,7 @@ class Options(ModelOptions):
     picture_step: int = 0
     """Which step to draw, counted from 0 over all blocks."""
     decoding: Annotated[DecodeSettings, tyro.conf.arg(name="")] = field(
-        default_factory=lambda: DecodeSettings(sampler="random")
+        default_factory=lambda: DecodeSettings(sampler="dilated")
     )
 
 

@@ -167,10 +167,11 @@ def _children(
 
 def look_up(ids: Sequence[int], length: int, longest: int = 3) -> list[int]:
     """What followed the last tokens of a text, at most `longest` of them, where they stood before (prompt
-    lookup): a draft without a model."""
+    lookup): a draft without a model. Where that reaches the end of the text, it goes round."""
     for size in range(min(longest, len(ids) - 1), 0, -1):
         tail = list(ids[-size:])
         for first in range(len(ids) - size - 1, -1, -1):
             if ids[first : first + size] == tail:
-                return list(ids[first + size : first + size + length])
+                after = ids[first + size : first + size + length]
+                return [after[i % len(after)] for i in range(length)]
     return []

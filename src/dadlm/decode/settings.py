@@ -192,10 +192,10 @@ class DecodeOptions(TypedDict, total=False):
 
 def settings_for(config: ModelConfig, named: Mapping[str, Any]) -> DecodeSettings:
     """Settings with what is named; for the rest, what suits the model (docs/models.md): a block in half as
-    many steps as it has tokens, and DA-DLM without edges with the nucleus of the position."""
+    many dilated steps as it has tokens, and DA-DLM without edges with the nucleus of the position."""
     suited: dict[str, Any] = {}
     if config.denoises_blocks and named.get("mode", "diffusion") == "diffusion":
-        suited["sampler"] = named.get("sampler", "random")
+        suited["sampler"] = named.get("sampler", "dilated")
         if suited["sampler"] in ("random", "dilated"):
             suited["steps"] = max(1, config.block // 2)
         if config.nodes_per_mask > 1 and config.edge == "none":  # with edges it takes twice the time

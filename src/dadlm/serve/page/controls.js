@@ -58,7 +58,7 @@ export class Controls {
     );
     sampler.replaceChildren(
       ...this.samplers.map(({ name }) =>
-        make("option", { value: name, text: name, defaultSelected: name === "random" }),
+        make("option", { value: name, text: name, defaultSelected: name === "dilated" }),
       ),
     );
     const options = new Map(this.samplers.flatMap(({ options }) => options.map((one) => [one.name, one])));
