@@ -111,7 +111,7 @@ def test_models_lists_what_ships(cli: Cli, shipped: dict[str, Model]) -> None:
 
 
 def test_generate_decodes_as_suits_the_model(cli: Cli, shipped: dict[str, Model]) -> None:
-    """Half as many dilated steps as tokens and DA-DLM's nucleus where nothing is named; what is named wins."""
+    """Half as many dilated steps as tokens, DA-DLM's nucleus, where nothing is named; what is named wins."""
     ask = ["generate", "w1 w2", "--json", *WRITE]
     for words, how in (
         ([], {"sampler": "dilated", "steps": 2}),

@@ -29,9 +29,9 @@ SHOWN = ("AR", "BD3LM", "DA-DLM with edges")
 """Whose first text is printed."""
 NOTES = (
     "Perplexity: of all texts under AR, which is lenient with its own. T: steps a block of 16, each of which "
-    "writes every fourth word (dilated). Seconds: of one processor, all texts. Edges: a token is scored given "
-    "the two before it; counted from text. AR writes the best texts of models of this size; docs/models.md says which model to "
-    "use when."
+    "writes every fourth word (dilated). Seconds: of one processor, all texts. Edges: a token is scored "
+    "given the two before it; counted from text. AR writes the best texts of models of this size; "
+    "docs/models.md says which model to use when."
 )
 
 
