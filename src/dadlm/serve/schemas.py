@@ -81,7 +81,7 @@ class Decoding(Body):
     sampler: SamplerName | None = Field(
         None,
         description="; ".join(f"{name}: {sampler.summary}" for name, sampler in SAMPLERS.items())
-        + ". Default: random",
+        + ". Default: dilated",
     )
     steps: Count | None = None
     """Denoising steps per block. Default: half as many as the block has tokens."""
