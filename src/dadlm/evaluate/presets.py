@@ -1,6 +1,6 @@
 """How to decode in a comparison: the paper's three grids, a quick one, and configurations as words.
 
-A word is a way to denoise, `FH` (first-hitting), `T=8` (random remasking in 8 steps a block), `D=8` (8 dilated
+A word is a way to denoise, `FH` (first-hitting), `T=8` (random remasking in 8 steps a block), `D=8` (dilated
 steps), `conf=0.9` (keep what is at least that sure) or `H=0.5` (keep so many nats), and further settings:
 `T=8/infill=2,0.5`, `FH/path=viterbi`.
 """
