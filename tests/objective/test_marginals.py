@@ -99,6 +99,16 @@ def test_chains_are_right_in_expectation(family, form, mask):
     assert_close(found[:, after_known], truth[:, after_known], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
+def test_a_run_looks_no_further_back_than_its_start(family, monkeypatch):
+    """Two runs in a block: the second does not know what the chains drew in the first."""
+    monkeypatch.setattr(f"{__name__}.N", 5)
+    model, mask = toy(family, "second"), torch.tensor([True, True, False, True, True])
+    ids, masked = rows_of(model, 1), in_second_block(mask, 1)
+    found = measured(model, ids, masked, chains=4096)
+    assert_close(found, enumerated(model, ids, masked), atol=4 * 0.5 / 64, rtol=0)
+
+
 def test_a_place_alone_needs_only_what_stands_left_of_it():
     model, mask = toy(), torch.ones(N, dtype=torch.bool)
     ids, masked = rows_of(model), in_second_block(mask, 3)
