@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from dadlm.bench import decode
+from dadlm.bench.machine import Machine
 from dadlm.bench.train import step_flops
 from dadlm.cli import main
 from dadlm.recipes import recipe
@@ -37,6 +40,16 @@ def test_decode(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert all(row["tokens_per_second"] > 0 for row in result["texts"])
     assert late in capfd.readouterr().err
     assert {"AR", "BD3LM N=8"} <= {row["system"] for row in result["texts"]}
+
+
+def test_texts_of_random_weights_do_not_end() -> None:
+    """One in 32 tokens is end-of-text: a text of batch 1 may have ended before its first step is timed."""
+    machine, context = Machine("cpu"), recipe("tour-ar").model.context
+    for seed, config in enumerate(decode._systems("tour", (4,)).values()):
+        torch.manual_seed(seed)
+        run = decode._Run(decode._Endless(config).eval(), 1, 8, 32, machine)
+        run.time(100)
+        assert run.index == context - 8 and run.times, config.family
 
 
 def test_train(tmp_path: Path) -> None:

@@ -79,8 +79,9 @@ def test_one_pass_draws_from_the_exact_joint(family, form, nucleus, graphs, requ
     assert agree(law, out.tokens) > 1e-3
 
 
-def test_a_pass_beside_an_anchor_draws_from_the_exact_joint():
-    model, prompt = edge_model(), prompt_of(7, vocab=5)  # the first position of the block is known
+@pytest.mark.parametrize("form", ["bilinear", "second"])
+def test_a_pass_beside_an_anchor_draws_from_the_exact_joint(form):
+    model, prompt = edge_model(form=form), prompt_of(7, vocab=5)  # the first position of the block is known
     settings = DecodeSettings(max_new_tokens=2, sampler="random", steps=1, top_p=1.0)
     out = generate(model, [prompt] * SAMPLES, seed=0, batch_size=2000, settings=settings)
     law = {text[1:]: p for text, p in joint(model, prompt[:6], {0: prompt[6]}).items()}

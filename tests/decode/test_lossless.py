@@ -336,6 +336,8 @@ def test_refusals():
         generate(target, [[1]], draft=tiny("bd3lm"))
     with pytest.raises(ConfigError, match="tree belongs to mode lossless"):
         DecodeSettings(tree=4)
+    with pytest.raises(ConfigError, match="drawn belongs to mode lossless"):
+        DecodeSettings(drawn=True)
     with pytest.raises(ConfigError, match="give its size"):
         DecodeSettings(mode="lossless", drawn=True)
     with pytest.raises(ConfigError, match="drawn must be"):

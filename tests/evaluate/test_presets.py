@@ -7,6 +7,7 @@ from dadlm import ModelConfig
 from dadlm.decode import DecodeSettings
 from dadlm.errors import ConfigError
 from dadlm.evaluate.presets import Configuration, configurations_for, default_prompt_tokens, parse
+from dadlm.evaluate.report import subjects
 
 
 def model(block: int, family: str = "dadlm") -> ModelConfig:
@@ -32,6 +33,11 @@ def test_labels_are_short_and_tell_apart() -> None:
     assert labels[:5] == ["FH", "FH infill 2 0.5", "FH infill 2 0", "FH infill 3 0.5", "T=16"]
     for word, label, settings in (
         ("conf=0.9", "conf 0.9", {"sampler": "confidence", "threshold": 0.9}),
+        (
+            "D=4/nucleus=position",
+            "D=4 nucleus position",
+            {"sampler": "dilated", "steps": 4, "nucleus": "position"},
+        ),
         ("H=0.25", "H=0.25", {"sampler": "entropy", "bound": 0.25}),
         ("T=8/infill=2,0.5", "T=8 infill 2 0.5", {"sampler": "random", "steps": 8, "infill": (2, 0.5)}),
         ("FH/path=viterbi", "FH path viterbi", {"path": "viterbi"}),
@@ -79,7 +85,7 @@ def test_each_configuration_comes_once_in_the_order_asked_for() -> None:
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("slow", "unknown configuration 'slow'.*paper-16.*T=8"),
+        ("slow", "unknown configuration 'slow'.*paper-16.*T=8, D=8"),
         ("T", "'' is not a whole number"),
         ("T=x", "'x' is not a whole number"),
         ("T=0", "steps must be .*at least 1"),
@@ -110,3 +116,9 @@ def test_no_grid_for_other_block_sizes() -> None:
 
 def test_prompts_are_the_papers_or_half_of_a_small_context() -> None:
     assert [default_prompt_tokens(context) for context in (1024, 128, 127, 32)] == [64, 64, 63, 16]
+
+
+def test_ways_to_denoise_stand_from_many_steps_to_few() -> None:
+    words = ["FH", "T=16", "T=8", "T=2", "D=16", "D=8", "D=2", "H=0.5"]
+    keys = [subjects.read_key(parse(word).label) for word in words]
+    assert sorted({*keys}, key=subjects.rank_key) == keys

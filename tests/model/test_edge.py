@@ -114,8 +114,9 @@ def test_fresh_edges_change_nothing_and_learn_from_the_first_step(form, family):
     assert ("head.edge.outer" if form == "mlp" else "head.edge.right") in learned
 
 
-def test_the_vocabulary_head_in_pieces_is_the_same(monkeypatch):
-    model, whole = edge_model("bilinear"), None
+@pytest.mark.parametrize("form", FORMS)
+def test_the_vocabulary_head_in_pieces_is_the_same(form, monkeypatch):
+    model, whole = edge_model(form), None
     ids, noise = random_ids(model.config), random_noise(model)
     for chunk in (1 << 28, 100):
         monkeypatch.setattr("dadlm.model.emission._CHUNK", chunk)

@@ -99,6 +99,16 @@ def test_chains_are_right_in_expectation(family, form, mask):
     assert_close(found[:, after_known], truth[:, after_known], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["bd3lm", "dadlm"])
+def test_a_run_looks_no_further_back_than_its_start(family, monkeypatch):
+    """Two runs in a block: the second does not know what the chains drew in the first."""
+    monkeypatch.setattr(f"{__name__}.N", 5)
+    model, mask = toy(family, "second"), torch.tensor([True, True, False, True, True])
+    ids, masked = rows_of(model, 1), in_second_block(mask, 1)
+    found = measured(model, ids, masked, chains=4096)
+    assert_close(found, enumerated(model, ids, masked), atol=4 * 0.5 / 64, rtol=0)
+
+
 def test_a_place_alone_needs_only_what_stands_left_of_it():
     model, mask = toy(), torch.ones(N, dtype=torch.bool)
     ids, masked = rows_of(model), in_second_block(mask, 3)
@@ -207,5 +217,5 @@ def test_messages_where_they_cost_little_more():
 
 def test_edges_of_second_order_have_chains_alone():
     assert exact_or(8, toy(form="second")) == 8
-    with pytest.raises(ConfigError, match="with edges of second order there are no exact marginals"):
+    with pytest.raises(ConfigError, match="no exact marginals: take a multiple of 4"):
         exact_or(0, toy(form="second"))

@@ -17,8 +17,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from tests.decode.test_turn_end import speaker
+from tests.decode.tiny import tiny
 from tests.serve.running import WAIT, Running, letter_model, running, settings
 
+from dadlm.decode import settings_for
 from dadlm.decode.samplers import SAMPLERS
 from dadlm.serve.service import Service
 
@@ -92,7 +94,9 @@ def test_everything_is_described(server: Running) -> None:
     fields = schema["components"]["schemas"]["CompletionBody"]
     assert fields["additionalProperties"] is False
     assert {"prompt", "max_tokens", "sampler", "infill", "trace"} <= set(fields["properties"])
-    assert all(name in fields["properties"]["sampler"]["description"] for name in SAMPLERS)
+    told = fields["properties"]["sampler"]["description"]
+    assert all(name in told for name in SAMPLERS)
+    assert told.endswith(f". Default: {settings_for(tiny('bd3lm').config, {}).sampler}")
     assert fields["properties"]["max_tokens"]["anyOf"][0]["maximum"] == 31, "what the context leaves"
     old = [path for path, methods in schema["paths"].items() if methods.get("post", {}).get("deprecated")]
     assert old == ["/v1/infill"]

@@ -109,6 +109,10 @@ def test_another_network_is_refused_by_name(
         ({}, r"has edge bilinear \(this model none\): leave --model.edge out"),
         ({"edge": "mlp"}, r"has edge bilinear \(this model mlp\): leave --model.edge out"),
         (
+            {"edge": "bilinear", "edge_rank": 4, "edge_second_rank": 2},
+            r"has edge_second_rank 0 \(this model 2\): leave --model.edge-second-rank out",
+        ),
+        (
             {"edge": "bilinear", "edge_rank": 2},
             r"has edge_rank 4 \(this model 2\): leave --model.edge-rank out, and dadlm train RECIPE",
         ),

@@ -90,6 +90,8 @@ class DecodeSettings:
             raise ConfigError(f"tree must be a whole number from 0 to {MOST_NODES}, got {self.tree!r}")
         if not isinstance(self.drawn, bool):
             raise ConfigError(f"drawn must be true or false, got {self.drawn!r}")
+        if self.drawn and self.mode != "lossless":
+            raise ConfigError(f"drawn belongs to mode lossless, and the mode is {self.mode}: leave it out")
         if self.drawn and self.tree is None:
             raise ConfigError("drawn says how the tree of mode lossless is made: give its size too (tree)")
         for owner in SAMPLERS.values():

@@ -59,9 +59,9 @@ def perplexity(
 
     `draws` masks are drawn for each row and form. With `passes` 1 it is the exact likelihood of whole blocks
     written in one pass each. `chains` sum out the open left neighbours of a token where there are token edges
-    and a large vocabulary (`objective.exact_or`; 0: exactly, at any cost). `data` is what `rows_of` says of
-    the rows. In mode ar a model with `causal_context` is scored exactly, as the AR model that it is
-    too.
+    and a large vocabulary (`objective.exact_or`; 0: exactly, at any cost, but not of
+    second order). `data` is what `rows_of` says of the rows. In mode ar a model with `causal_context` is
+    scored exactly, as the AR model that it is too.
     """
     model = in_mode(model, mode)
     check_length(model, rows.context)

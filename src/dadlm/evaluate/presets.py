@@ -1,8 +1,8 @@
 """How to decode in a comparison: the paper's three grids, a quick one, and configurations as words.
 
-A word is a way to denoise, `FH` (first-hitting), `T=8` (random remasking in 8 steps a block), `conf=0.9`
-(keep what is at least that sure) or `H=0.5` (keep so many nats), and further settings: `T=8/infill=2,0.5`,
-`FH/path=viterbi`.
+A word is a way to denoise, `FH` (first-hitting), `T=8` (random remasking in 8 steps a block), `D=8` (dilated
+steps), `conf=0.9` (keep what is at least that sure) or `H=0.5` (keep so many nats), and further settings:
+`T=8/infill=2,0.5`, `FH/path=viterbi`.
 """
 
 import hashlib
@@ -94,7 +94,7 @@ def configurations_for(config: ModelConfig, wanted: Iterable[str | Configuration
             found.setdefault(configuration.label, configuration)
     if not found:
         raise ConfigError(
-            f"no configurations: name a preset ({', '.join(PRESETS)}) or give FH, T=8, conf=0.9, H=0.5"
+            f"no configurations: name a preset ({', '.join(PRESETS)}) or give FH, T=8, D=8, conf=0.9, H=0.5"
         )
     return list(found.values())
 
@@ -127,8 +127,8 @@ def parse(word: str) -> Configuration:
         elif at == 0 or name not in _READ or name in ("steps", "threshold", "bound"):
             raise ConfigError(
                 f"unknown configuration {word!r}: name a preset ({', '.join(PRESETS)}), or give FH, T=8, "
-                "conf=0.9 or H=0.5, each with /infill=2,0.5, /path=viterbi, /path=lookahead, /top_p=0.9, "
-                "/nucleus=position, /temperature=1, /transition_weight=0.5, /padded=1 or "
+                "D=8, conf=0.9 or H=0.5, each with /infill=2,0.5, /path=viterbi, /path=lookahead, "
+                "/top_p=0.9, /nucleus=position, /temperature=1, /transition_weight=0.5, /padded=1 or "
                 "/shortlist=1024"
             )
         try:

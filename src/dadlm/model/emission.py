@@ -126,7 +126,7 @@ class Head(nn.Module):
         for first in range(0, len(hidden), rows):
             part = slice(first, first + rows)
             which = candidate[part] if isinstance(candidate, Tensor) else candidate
-            near = None if left is None else Left(left.token[part], left.is_open[part])
+            near = None if left is None else left.map(lambda x, part=part: x[part])
             inputs = (hidden[part], target[part], which, near)
             # Nothing inside is random, so no generator state needs keeping.
             pieces.append(

@@ -68,7 +68,10 @@ def exact_or(chains: int, model: Model) -> int:
     if edge is None or edge.second is None:
         return 0 if model.config.mask_id <= _DEARER * chains else chains
     if not chains:
-        raise ConfigError("chains is 0, but with edges of second order there are no exact marginals")
+        raise ConfigError(
+            "chains is 0 (exact), but with edges of second order there are no exact marginals: take a "
+            "multiple of 4, such as 64"
+        )
     return chains
 
 

@@ -81,7 +81,7 @@ class Decoding(Body):
     sampler: SamplerName | None = Field(
         None,
         description="; ".join(f"{name}: {sampler.summary}" for name, sampler in SAMPLERS.items())
-        + ". Default: random",
+        + ". Default: dilated",
     )
     steps: Count | None = None
     """Denoising steps per block. Default: half as many as the block has tokens."""
@@ -106,8 +106,8 @@ class Decoding(Body):
     tree: Annotated[int, Field(ge=0, le=MOST_NODES)] | None = None
     """Mode lossless: nodes of the drafts' trees; 0: drawn chains. Default: what is fastest."""
     drawn: bool | None = None
-    """Such trees are drawn: above temperature 0 more tokens a cycle, and a text as likely as in mode ar, but
-    not the same. Default false."""
+    """Mode lossless: the tokens of the trees are drawn: above temperature 0 more tokens a cycle, and a text
+    as likely as in mode ar, but not the same; needs `tree`. Default false."""
     stream: bool | None = None
     """Send each block as it is committed, as server-sent events."""
     trace: bool | None = None

@@ -57,7 +57,7 @@ class Perplexity(OnText, OneModel):
     """1: the exact likelihood of whole blocks written in one pass each (bd3lm, dadlm), by place."""
     chains: int = 64
     """Sampled chains that sum out open left neighbours, for token edges with a vocabulary above 16 times as
-    many; a multiple of 4; 0: always exactly."""
+    many or edges of second order; a multiple of 4; 0: always exactly (not with edges of second order)."""
 
     def measure(self, folder: Path) -> dict[str, Any]:
         model = load_model(self.model, self)
@@ -76,8 +76,8 @@ class Generation(OnText, GenerationSettings):
     mode: Mode = "diffusion"
     """ar: models with `causal_context` as the AR models that they are too."""
     configurations: tuple[str, ...] = ("quick",)
-    """Presets (quick, paper, paper-16, paper-8, paper-4) or single ones: FH T=8 T=8/infill=2,0.5 conf=0.9
-    H=0.5."""
+    """Presets (quick, paper, paper-16, paper-8, paper-4) or single ones: FH T=8 D=8 T=8/infill=2,0.5
+    conf=0.9 H=0.5."""
 
     embedder: str = "smollm2"
     """Features for MAUVE: smollm2, minilm, gpt2-large, a Hugging Face name or folder; none: no MAUVE."""

@@ -89,10 +89,11 @@ def read_key(label: str) -> Key:
 
 
 def rank_key(key: Key) -> tuple[Any, ...]:
-    """The paper's order: first-hitting, then from many steps to few; short gaps first."""
+    """The paper's order: first-hitting, then from many steps to few, random before dilated; short gaps
+    first."""
     denoising, infill = key
-    steps = re.fullmatch(r"T=(\d+)", denoising)
-    order = (0, 0) if denoising == "FH" else (1, -int(steps[1])) if steps else (2, 0)
+    steps = re.fullmatch(r"([TD])=(\d+)", denoising)
+    order = (0, 0) if denoising == "FH" else ("_TD".index(steps[1]), -int(steps[2])) if steps else (3, 0)
     return *order, denoising, infill is not None, *((infill[0], -infill[1]) if infill else ())
 
 
