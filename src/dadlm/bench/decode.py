@@ -167,7 +167,8 @@ def _work(model: Model, batch: int, prefix: int) -> tuple[float, float]:
     few, many = config.block + start, config.block * config.nodes_per_mask + start
     late = config.expand_at if config.family == "dadlm" else 0
     nodes = late * few + (config.layers - late) * many  # summed over layers
-    head = config.vocab_size * config.width
+    ranks = config.edge_rank + config.edge_second_rank if config.edge == "bilinear" else 0
+    head = config.vocab_size * (config.width + ranks)
     pairs = late * few * (prefix + few) + (config.layers - late) * many * (prefix + many)
     attention = 4 * pairs * config.width
     flops = batch * (2 * nodes * layer + attention + 2 * head)

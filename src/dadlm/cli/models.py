@@ -33,12 +33,14 @@ def run(words: list[str]) -> int:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("what for")
     for one in found:
-        numbers = (str(one[key] or "") for key in ("block_size", "candidates", "edge_rank"))
+        edges = " + ".join(str(rank) for rank in (one["edge_rank"], one["edge_second_rank"]) if rank)
+        numbers = *(str(one[key] or "") for key in ("block_size", "candidates")), edges
         size = f"{one['bytes'] / 1e6:.1f}" if one["bytes"] else ""
         table.add_row(one["name"], one["family"], *numbers, f"{one['parameters']:,}", size, one["about"])
     Console(highlight=False).print(table)
     print(
-        "N: tokens of a block; K: candidates of a position; edges: their rank. All that ship are in 8 bits."
+        "N: tokens of a block; K: candidates of a position; edges: their ranks, of first and second order. "
+        "All that ship are in 8 bits."
     )
     for name in PACKAGED:
         if source_of(name) is None:
@@ -64,6 +66,7 @@ def _describe(name: str) -> dict[str, Any]:
         "block_size": config.block_size if config.denoises_blocks else None,
         "candidates": config.candidates if config.family == "dadlm" else None,
         "edge_rank": config.edge_rank if config.edge != "none" else None,
+        "edge_second_rank": config.edge_second_rank or None,
         "context": config.context,
         "parameters": count_parameters(config)["total"],
         "bytes": sum(file.stat().st_size for file in weight_files(folder)),
@@ -74,7 +77,7 @@ def _describe(name: str) -> dict[str, Any]:
 def _packaged(name: str) -> dict[str, Any]:
     """A model that a package of somebody else carries, which may not be installed."""
     source = source_of(name)
-    return dict.fromkeys(("block_size", "candidates", "edge_rank")) | {
+    return dict.fromkeys(("block_size", "candidates", "edge_rank", "edge_second_rank")) | {
         "name": name,
         "family": "ar",
         "context": PACKAGED[name].context,

@@ -25,7 +25,10 @@ def target_and_draft(model: Model, draft: Model | str | Path | None) -> tuple[Mo
     draft = model if draft is None else draft
     assert isinstance(draft, Model)
     if not draft.config.denoises_blocks:
-        raise ConfigError(f"a {draft.config.family} model cannot draft: name a bd3lm or dadlm model")
+        raise ConfigError(
+            f"a {draft.config.family} model with blocks of {draft.config.block} cannot draft: name a bd3lm "
+            "or dadlm model with blocks of several tokens"
+        )
     if draft.config.vocab_size != target.config.vocab_size or draft.tokenizer != target.tokenizer:
         raise ConfigError("the draft model has another tokenizer than the model whose text is wanted")
     if (longest := longest_text(draft.config)) < target.config.context:
