@@ -48,7 +48,7 @@ def bench_decode(
 ) -> dict[str, Any]:
     """Milliseconds per step for each system and batch; whole texts at the smallest and the largest batch."""
     machine = Machine(device)
-    models = {
+    models: dict[str, Model] = {
         name: _Endless(config).to(machine.device, machine.dtype).eval()
         for name, config in _systems(scale, block_sizes).items()
     }
