@@ -107,7 +107,7 @@ def test_long_prompts_are_read_in_parts(family: str, monkeypatch: pytest.MonkeyP
 
 
 MODELS = {family: tiny(family, layers=1) for family in FAMILIES}
-ASKED = requests()[4:12]  # every sampler and path, and the nucleus of the position
+ASKED = requests()[4:18]  # every sampler and path, and the nucleus of the position
 
 
 @cache

@@ -59,7 +59,7 @@ def test_nothing_is_denoised_behind_the_end_of_a_turn(family: str, options: dict
     assert model.tokenizer is not None
     options = {"top_p": 1.0} | options
     naive, settings = Naive(model), DecodeSettings(**options)
-    prompts = [model.tokenizer.encode(text) for text in (*PROMPTS, *PROMPTS)]
+    prompts = [model.tokenizer.encode(text) for text in (*PROMPTS, *PROMPTS, *PROMPTS)]
     told = generate(model, prompts, seed=5, max_new_tokens=13, **options)
     for row, prompt in enumerate(prompts):
         text = naive.complete(prompt, 5 + row, settings, 13)

@@ -65,17 +65,19 @@ def test_tokenizer_type_and_version_are_told():
 
 def test_what_came_later_and_changes_nothing_is_not_part_of_a_subject():
     """An evaluation that was begun before there were such settings can go on."""
-    later = ("mode", "bound", "shortlist", "top_k", "tree")
+    later = ("mode", "bound", "shortlist", "top_k", "tree", "drawn")
     plain = described(DecodeSettings(max_new_tokens=4))
     assert not plain.keys() & {*later} and plain["max_new_tokens"] == 4
     asked = described(
-        DecodeSettings(mode="lossless", sampler="entropy", bound=0.1, shortlist=7, top_k=5, tree=9)
+        DecodeSettings(
+            mode="lossless", sampler="entropy", bound=0.1, shortlist=7, top_k=5, tree=9, drawn=True
+        )
     )
-    assert [asked[name] for name in later] == ["lossless", 0.1, 7, 5, 9]
+    assert [asked[name] for name in later] == ["lossless", 0.1, 7, 5, 9, True]
 
     model = tiny_model()
     shape = asdict(model.config)
-    for name in ("edge", "edge_rank", "causal_context", "lora_gated"):
+    for name in ("edge", "edge_rank", "edge_second_rank", "causal_context", "lora_gated"):
         del shape[name]
     as_before = hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
     assert describe(model)["config"] == as_before
