@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dadlm.bench import decode
+from dadlm.bench.decode import _own_peak_mib
 from dadlm.bench.machine import Machine
 from dadlm.bench.train import step_flops
 from dadlm.cli import main
@@ -50,6 +51,17 @@ def test_texts_of_random_weights_do_not_end() -> None:
         run = decode._Run(decode._Endless(config).eval(), 1, 8, 32, machine)
         run.time(100)
         assert run.index == context - 8 and run.times, config.family
+
+
+def test_a_peak_is_of_one_model_though_all_are_there() -> None:
+    """On a GPU: 100 MiB were held, half a MiB of them this model's, and 150 when it worked."""
+
+    class Gpu:
+        def peak_mib(self) -> float:
+            return 150.0
+
+    model = torch.nn.Linear(256, 512, bias=False)
+    assert _own_peak_mib(model, 100.0, Gpu()) == 50.5  # type: ignore[arg-type]
 
 
 def test_train(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from dadlm.bench.machine import Machine, log
-from dadlm.bench.train import systems
+from dadlm.bench.train import head_weights, systems
 from dadlm.decode import DecodeSettings, release_engine
 from dadlm.decode.engine import Engine
 from dadlm.decode.generate import completions, decode_steps
@@ -100,16 +100,14 @@ class _Run:
         self.block, self.machine, self.times, self.index = N, machine, list[float](), 0
         release_engine(model)
         machine.reset_peak()
-        others = machine.held_mib()
+        held = machine.held_mib()
         warmup = max(20, 2 * N + 1)
         tokens = min(model.config.context - prefix, (warmup + 2 * count + 2 * _ROUNDS) // N * N + 2 * N)
         settings = DecodeSettings(max_new_tokens=tokens)
         self.steps = decode_steps(model, completions(model, _prompts(model, batch, prefix), settings, seed=0))
         for _ in zip(range(min(warmup, tokens // 2)), self.steps, strict=False):
             self.index += 1
-        weights = sum(one.numel() * one.element_size() for one in model.parameters()) / 2**20
-        peak = machine.peak_mib()
-        self.peak_mib = None if peak is None or others is None else peak - others + weights
+        self.peak_mib = _own_peak_mib(model, held, machine)
 
     def time(self, count: int) -> None:
         """Time so many steps, or what is left; not the first, which finds another model in the caches."""
@@ -126,6 +124,14 @@ class _Run:
             if len(self.times) >= wanted:
                 break
             start = time.perf_counter()
+
+
+def _own_peak_mib(model: Model, held: float | None, machine: Machine) -> float | None:
+    """The peak without the other models: `held` was taken by the weights of all before this one worked."""
+    peak = machine.peak_mib()
+    if peak is None or held is None:
+        return None
+    return peak - held + sum(one.numel() * one.element_size() for one in model.parameters()) / 2**20
 
 
 def _launches(model: Model, batch: int, prefix: int, machine: Machine) -> int | None:
@@ -167,8 +173,7 @@ def _work(model: Model, batch: int, prefix: int) -> tuple[float, float]:
     few, many = config.block + start, config.block * config.nodes_per_mask + start
     late = config.expand_at if config.family == "dadlm" else 0
     nodes = late * few + (config.layers - late) * many  # summed over layers
-    ranks = config.edge_rank + config.edge_second_rank if config.edge == "bilinear" else 0
-    head = config.vocab_size * (config.width + ranks)
+    head = head_weights(config)
     pairs = late * few * (prefix + few) + (config.layers - late) * many * (prefix + many)
     attention = 4 * pairs * config.width
     flops = batch * (2 * nodes * layer + attention + 2 * head)
@@ -201,6 +206,8 @@ def _text(
     """Complete texts after a prompt of a sixteenth of the context (64 tokens in the paper)."""
     length = model.config.context // 16
     most = model.config.context - length
+    machine.reset_peak()
+    held = machine.held_mib()
     prompts, engine = _prompts(model, batch, length), Engine(model, lockstep=lockstep)
 
     def write(seed: int, tokens: int) -> list[Row]:
@@ -213,6 +220,7 @@ def _text(
     machine.reset_peak()
     texts: list[list[Row]] = []
     seconds = machine.timed_ms(lambda: texts.append(write(0, most))) / 1e3
+    peak = _own_peak_mib(model, held, machine)
     engine.release()
     tokens = sum(len(row.tokens) for row in texts[0])
     return {
@@ -220,7 +228,7 @@ def _text(
         "tokens": tokens,
         "tokens_per_second": tokens / seconds,
         "tokens_per_forward": tokens / sum(row.forward_passes for row in texts[0]),
-        "peak_mib": machine.peak_mib(),
+        "peak_mib": peak,
     }
 
 

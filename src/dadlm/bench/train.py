@@ -85,12 +85,17 @@ def _step_ms(run: RunConfig, machine: Machine) -> float:
         return statistics.median(machine.timed_ms(together) / _TOGETHER for _ in range(_GROUPS))
 
 
+def head_weights(config: ModelConfig) -> int:
+    """Of the vocabulary head, with the columns that token edges add."""
+    columns = config.edge_rank + config.edge_second_rank if config.edge == "bilinear" else 0
+    return (config.width + columns) * config.vocab_size
+
+
 def step_flops(config: ModelConfig, rows: int) -> float:
     """FLOPs of a step's matrix products; half of the tokens are masked on average."""
     tokens, D = rows * config.context, config.width
     layer = 12 * D * D
-    columns = config.edge_rank + config.edge_second_rank if config.edge == "bilinear" else 0
-    head = (D + columns) * config.vocab_size
+    head = head_weights(config)
     if config.family in ("ar", "mdlm"):
         seen = config.context / (2 if config.family == "ar" else 1)
         nodes = config.layers * tokens

@@ -22,6 +22,7 @@ from dadlm.cli.options import (
 )
 from dadlm.decode import DecodeSettings, generate, stream
 from dadlm.decode.picture import check_name, draw_step
+from dadlm.decode.settings import SUITED_SAMPLER
 from dadlm.decode.show import show_step
 from dadlm.errors import ConfigError, DataError
 from dadlm.model import Model
@@ -51,7 +52,7 @@ class Options(ModelOptions):
     picture_step: int = 0
     """Which step to draw, counted from 0 over all blocks."""
     decoding: Annotated[DecodeSettings, tyro.conf.arg(name="")] = field(
-        default_factory=lambda: DecodeSettings(sampler="dilated")
+        default_factory=lambda: DecodeSettings(sampler=SUITED_SAMPLER)
     )
 
 

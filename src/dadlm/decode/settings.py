@@ -12,6 +12,10 @@ MOST_NODES = 128
 """Of a draft's tree."""
 
 
+SUITED_SAMPLER: SamplerName = "dilated"
+"""Of block models on the command line, the server and the page, where nothing is named."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecodeSettings:
     """Options shared by `generate`, `stream` and the command line. The defaults are the paper's; the command
@@ -197,8 +201,9 @@ def settings_for(config: ModelConfig, named: Mapping[str, Any]) -> DecodeSetting
     many dilated steps as it has tokens, and DA-DLM without edges with the nucleus of the position."""
     suited: dict[str, Any] = {}
     if config.denoises_blocks and named.get("mode", "diffusion") == "diffusion":
-        suited["sampler"] = named.get("sampler", "dilated")
-        if suited["sampler"] in ("random", "dilated"):
+        suited["sampler"] = named.get("sampler", SUITED_SAMPLER)
+        sampler = SAMPLERS.get(suited["sampler"])
+        if sampler is not None and "steps" in sampler.options:
             suited["steps"] = max(1, config.block // 2)
         if config.nodes_per_mask > 1 and config.edge == "none":  # with edges it takes twice the time
             suited["nucleus"] = "position"

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from dadlm.decode import DecodeSettings
 from dadlm.decode.samplers import SAMPLERS, SamplerName
-from dadlm.decode.settings import MOST_NODES
+from dadlm.decode.settings import MOST_NODES, SUITED_SAMPLER
 from dadlm.model import Mode
 
 MAX_CHARACTERS = 100_000
@@ -81,7 +81,7 @@ class Decoding(Body):
     sampler: SamplerName | None = Field(
         None,
         description="; ".join(f"{name}: {sampler.summary}" for name, sampler in SAMPLERS.items())
-        + ". Default: dilated",
+        + f". Default: {SUITED_SAMPLER}",
     )
     steps: Count | None = None
     """Denoising steps per block. Default: half as many as the block has tokens."""
