@@ -14,7 +14,7 @@ from tests.decode.tiny import force_eot, prompt_of, silence_eot, tiny
 from dadlm import DecodeSettings, Model, dag, generate, stream
 from dadlm.decode.draft import Draft, Filter, draft_tree, look_up
 from dadlm.decode.lossless import LosslessEngine
-from dadlm.decode.pace import Pace
+from dadlm.decode.pace import ALONE, ONE_PASS, TREES, Pace, Way
 from dadlm.decode.predict import predict_blocks
 from dadlm.decode.request import Request, Row
 from dadlm.errors import ConfigError
@@ -179,7 +179,7 @@ def test_trees_keep_to_the_room_of_their_rows(monkeypatch: pytest.MonkeyPatch, a
         seen.append(int(real.sum()))
         return tree
 
-    monkeypatch.setattr("dadlm.decode.lossless.draft_tree", checked)
+    monkeypatch.setattr("dadlm.decode.drafter.draft_tree", checked)
     for vocab, context in ((6, 63), (12, 64)):
         target = silence_eot(tiny("ar", vocab=vocab, context=context))
         draft = tiny("dadlm", vocab=vocab, block=8, context=64, seed=1)
@@ -209,7 +209,7 @@ def test_what_was_verified_is_not_lost_when_another_tree_fails(monkeypatch: pyte
             raise RuntimeError("no memory")
         return drafted(ahead, last, nodes, room)
 
-    monkeypatch.setattr("dadlm.decode.lossless.draft_tree", sometimes)
+    monkeypatch.setattr("dadlm.decode.drafter.draft_tree", sometimes)
     with pytest.raises(RuntimeError, match="no memory"):
         engine.step()
     assert [row.first for row in rows] == [2, 2]
@@ -260,7 +260,11 @@ def test_a_tree_is_read_as_its_paths():
 
 @pytest.mark.parametrize("settings", [{"top_p": 1.0}, {"top_p": 0.7, "temperature": 1.3}])
 @pytest.mark.parametrize(
-    "draft", [{"tree": 0}, {"tree": 3}, *({"tree": n, "drawn": True} for n in (1, 3, 9))]
+    "draft",
+    [
+        *({"tree": 0}, {"tree": 3}, *({"tree": n, "drawn": True} for n in (1, 3, 9))),
+        *({"tree": 0, "one_pass": True}, {"tree": 3, "drawn": True, "one_pass": True}),
+    ],
 )
 def test_texts_of_the_engine_have_the_distribution_of_mode_ar(settings: dict, draft: dict):
     """Three tokens after a prompt, 6,000 seeds, against the product of the target's conditionals."""
@@ -298,26 +302,30 @@ def test_looking_up():
     assert look_up([1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
 
 
-def run_pace(cost: dict[int, float], gain: dict[int, float], cycles: int) -> tuple[float, float, Pace]:
-    pace, seconds, tokens = Pace(), 0.0, 0.0
+def run_pace(cost: dict[Way, float], gain: dict[Way, float], cycles: int) -> tuple[float, float, Pace]:
+    pace, seconds, tokens = Pace(one_pass=any(way.one_pass for way in cost)), 0.0, 0.0
     for _ in range(cycles):
-        nodes = pace.nodes(1)
-        pace.record(1, nodes, cost[nodes], int(gain[nodes] * 100))
-        seconds, tokens = seconds + cost[nodes], tokens + gain[nodes]
+        way = pace.way(1)
+        pace.record(1, way, cost[way], int(gain[way] * 100))
+        seconds, tokens = seconds + cost[way], tokens + gain[way]
     return seconds, tokens, pace
 
 
-def test_drafts_are_left_out_where_they_do_not_pay():
-    cost = {size: 1.0 if size == 0 else 3.0 + size / 8 for size in (0, 4, 8, 16, 32, 64)}
-    seconds, tokens, pace = run_pace(cost, {size: 1 + (size > 0) for size in cost}, 3000)
-    assert pace.best(1) == 0 and tokens / seconds > 0.95
+@pytest.mark.parametrize("ways", [TREES, TREES + ONE_PASS])
+def test_drafts_are_left_out_where_they_do_not_pay(ways: tuple[Way, ...]):
+    cost = {ALONE: 1.0} | {way: 3.0 + (way.nodes or 0) / 8 for way in ways}
+    seconds, tokens, pace = run_pace(cost, {way: 1.0 if way == ALONE else 2.0 for way in cost}, 3000)
+    assert pace.best(1) == ALONE and tokens / seconds > 0.95
 
 
 def test_the_fastest_size_is_found():
-    cost = {0: 1.0, 4: 1.5, 8: 1.6, 16: 1.7, 32: 2.6, 64: 5.0}
-    gain = {0: 1.0, 4: 2.0, 8: 2.3, 16: 3.0, 32: 3.2, 64: 3.3}
+    cost = dict(zip((ALONE, *TREES), (1.0, 1.5, 1.6, 1.7, 2.6, 5.0), strict=True))
+    gain = dict(zip((ALONE, *TREES), (1.0, 2.0, 2.3, 3.0, 3.2, 3.3), strict=True))
     seconds, tokens, pace = run_pace(cost, gain, 3000)
-    assert pace.best(1) == 16 and tokens / seconds > 1.6
+    assert pace.best(1) == Way(16) and tokens / seconds > 1.6
+    cost |= dict(zip(ONE_PASS, (1.1, 1.15, 1.3), strict=True))
+    seconds, tokens, pace = run_pace(cost, gain | dict(zip(ONE_PASS, (1.9, 2.2, 2.3), strict=True)), 3000)
+    assert pace.best(1) == Way(8, one_pass=True) and tokens / seconds > 1.75
 
 
 def test_refusals():

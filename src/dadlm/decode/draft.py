@@ -9,6 +9,7 @@ V vocabulary without the mask, D width.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,8 @@ class Draft:
     None: the tree is a function of the text."""
     source: Tensor | None = None
     """[B, C]: which of these the children of each node were drawn from."""
+    passes: Sequence[int] | None = None
+    """Denoising passes that the draft of each row took; None: none."""
 
     @classmethod
     def chain(cls, tokens: Tensor, exists: Tensor) -> "Draft":
@@ -85,19 +88,31 @@ class Filter:
         self.start = F.one_hot(torch.zeros(B, dtype=torch.int64, device=masked.device), K).log()
         self.candidate = torch.arange(K, device=masked.device)
         self.columns = None if self.head.edge is None else self.head.edge_columns()[: self.head.mask_id]
+        self.given = 0
+        """Tokens at open positions that are known by now."""
+
+    def after(self, before: Tensor, token: Tensor) -> "Filter":
+        """Given that the first open position has `token` [B, 1], which follows `before` [B, 1]: what is said
+        of the positions behind it."""
+        _, joint = self(0, self.start[:, None], before)
+        found, where = copy(self), token[:, :, None, None].expand(-1, 1, joint.shape[2], 1)
+        found.start = joint.gather(3, where)[:, 0, :, 0].log_softmax(-1)
+        found.hidden, found.links, found.exists = (x[:, 1:] for x in (self.hidden, self.links, self.exists))
+        found.given = self.given + 1
+        return found
 
     def __call__(
         self, depth: int, reached: Tensor, token: Tensor, second: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities [B, M, V] of the token `depth` positions ahead, and together with each candidate
         [B, M, K, V], where candidates before it were `reached` [B, M, K] with the last `token` [B, M], and
-        the `second` last, which counts from depth 2 on: those before are known."""
+        the `second` last, which counts where both stand at open positions."""
         prior = (reached[..., None] + self.links[:, depth, None]).logsumexp(2)
         hidden = self.hidden[:, depth]
         logits = self.head.token_logits(hidden, self.candidate)[:, None]  # [B, 1, K, V]
         if self.columns is not None and self.head.edge is not None:
-            is_open = torch.full_like(token, depth > 0, dtype=torch.bool)
-            left = Left(token, is_open, second if depth > 1 else None)
+            is_open = torch.full_like(token, depth + self.given > 0, dtype=torch.bool)
+            left = Left(token, is_open, second if depth + self.given > 1 else None)
             left = left.map(lambda x: x[..., None].expand(*x.shape, len(self.candidate)))
             inputs = self.head.inputs(hidden, self.candidate)[:, None].expand(*left.token.shape, -1)
             logits = logits + (self.head.edge.factors(inputs, left) @ self.columns.T).to(logits.dtype)

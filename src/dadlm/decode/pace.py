@@ -1,13 +1,29 @@
 """How much to draft: what has given most tokens a second, for batches of about this size.
 
-Trees of any size, and none at all, give the same text (`verify`), so time may decide. Sizes are tried only
-while all that trying has cost stays within a small share of the time spent.
+Trees of any size, made in a pass of their own or in the verifying one, and none at all, give the same text
+(`verify`), so time may decide. Ways are tried only while all that trying has cost stays within a small share
+of the time spent.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-SIZES = (0, 4, 8, 16, 32, 64)
-"""Nodes of a tree; 0: no draft, the target alone."""
+
+class Way(NamedTuple):
+    """How a cycle drafts."""
+
+    nodes: int | None
+    """Of a tree; 0: a chain; None: no draft, the target goes on by itself."""
+    drawn: bool = False
+    """Tokens are drawn; else they are the likeliest."""
+    one_pass: bool = False
+    """The verifying pass makes the next draft as well."""
+
+
+ALONE = Way(None)
+TREES = tuple(Way(nodes) for nodes in (4, 8, 16, 32, 64))
+ONE_PASS = tuple(Way(nodes, one_pass=True) for nodes in (4, 8, 16))
+"""Each node carries a block along: large trees cost too much to be tried."""
 _SHARE = 0.04  # of the time may go into trying
 _GUESS = 4.0  # times a step of the target that a cycle may take which was not tried yet
 _KEEP = 0.95  # of what was measured, with every new measurement: texts and machines change
@@ -15,7 +31,7 @@ _KEEP = 0.95  # of what was measured, with every new measurement: texts and mach
 
 @dataclass
 class _Rate:
-    """Of the cycles with one size; recent ones count more."""
+    """Of the cycles of one way; recent ones count more."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -36,41 +52,44 @@ class _Rate:
 
 @dataclass
 class _Batch:
-    rates: dict[int, _Rate] = field(default_factory=lambda: {size: _Rate() for size in SIZES})
+    rates: dict[Way, _Rate] = field(default_factory=dict)
     seconds: float = 0.0
     lost: float = 0.0
 
 
 class Pace:
-    def __init__(self) -> None:
+    def __init__(self, one_pass: bool = False) -> None:
+        """`one_pass`: whether drafts may be made in the verifying pass."""
+        self._ways = (ALONE, *TREES, *(ONE_PASS if one_pass else ()))
         self._batches: dict[int, _Batch] = {}
 
     def _of(self, rows: int) -> _Batch:
-        return self._batches.setdefault(rows.bit_length(), _Batch())
+        new = _Batch({way: _Rate() for way in self._ways})
+        return self._batches.setdefault(rows.bit_length(), new)
 
-    def best(self, rows: int) -> int:
-        """The size that has been fastest."""
+    def best(self, rows: int) -> Way:
+        """What has been fastest."""
         rates = self._of(rows).rates
-        return max(SIZES, key=lambda size: rates[size].value)
+        return max(self._ways, key=lambda way: rates[way].value)
 
-    def nodes(self, rows: int) -> int:
-        """The size for the next cycle of so many rows."""
+    def way(self, rows: int) -> Way:
+        """For the next cycle of so many rows."""
         batch = self._of(rows)
-        alone, best = batch.rates[0], self.best(rows)
+        alone, best = batch.rates[ALONE], self.best(rows)
         if alone.tried < 3:
-            return 0
+            return ALONE
         enough = 2 + max(rate.tried for rate in batch.rates.values()) // 64
-        for size in SIZES:
-            rate = batch.rates[size]
+        for way in self._ways:
+            rate = batch.rates[way]
             cost = rate.seconds / rate.cycles if rate.cycles else _GUESS * alone.seconds / alone.cycles
             if rate.tried < enough and batch.lost + cost <= _SHARE * batch.seconds:
-                return size
+                return way
         return best
 
-    def record(self, rows: int, nodes: int, seconds: float, tokens: int) -> None:
+    def record(self, rows: int, way: Way, seconds: float, tokens: int) -> None:
         batch, best = self._of(rows), self.best(rows)
         rate = batch.rates[best].value
         batch.seconds += seconds
-        if nodes != best and rate:
+        if way != best and rate:
             batch.lost += max(0.0, seconds - tokens / rate)
-        batch.rates[nodes].add(seconds, tokens)
+        batch.rates[way].add(seconds, tokens)

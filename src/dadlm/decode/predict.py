@@ -6,6 +6,7 @@ as its window.
 B rows, N block size, K candidates, V vocabulary, D width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from dadlm.decode.samplers import Block
 from dadlm.model import Context, Model
+from dadlm.model.scores import Denoised
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,19 @@ class Prediction:
     def __getitem__(self, rows: Tensor | slice) -> "Prediction":
         before = None if self.before is None else self.before[rows]
         return Prediction(self.hidden[rows], self.active[rows], self.transition_logp[rows], before)
+
+    @classmethod
+    def together(cls, parts: Sequence["Prediction"]) -> "Prediction":
+        """The rows of all parts."""
+        if len(parts) == 1:
+            return parts[0]
+        before = [part.before for part in parts if part.before is not None]
+        return cls(
+            torch.cat([part.hidden for part in parts]),
+            torch.cat([part.active for part in parts]),
+            torch.cat([part.transition_logp for part in parts]),
+            torch.cat(before) if before else None,
+        )
 
     def logits_of(self, model: Model, row: int, where: Tensor) -> Tensor:
         """Logits [n, K, V] of all nodes at some positions (`where` [N]) of a row."""
@@ -84,6 +99,11 @@ def predict_blocks(
     """The graphs of blocks ids [B, N] that begin at positions first [B, 1] (bd3lm, dadlm)."""
     # On CUDA one block fills less than a tile: packing would make it larger and wait for a count.
     denoised = model.denoise(ids[:, None], masked[:, None], first, context, packed=not ids.is_cuda)
+    return prediction_of(model, denoised)
+
+
+def prediction_of(model: Model, denoised: Denoised) -> Prediction:
+    """The graphs of blocks, one in each row."""
     nodes = denoised.nodes
     hidden = nodes.groups(nodes.to_slots(denoised.hidden))[:, 0]
     before = None if model.head.edge is None else denoised.before[:, 0]

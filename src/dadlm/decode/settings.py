@@ -72,6 +72,10 @@ class DecodeSettings:
     drawn: bool = False
     """Mode lossless: the tree's tokens are drawn and accepted like those of such a chain: above temperature 0
     more tokens a cycle, and a text as likely as in mode ar. At temperature 0 it changes nothing."""
+    one_pass: bool = False
+    """Mode lossless, for models that draft for themselves (`causal_context`): the pass that verifies a draft
+    makes the next one as well, so that a cycle is one pass instead of two. The drafts are a little worse, and
+    the pass is larger: it has a block for each node of the tree."""
 
     def __post_init__(self) -> None:
         _choice("mode", self.mode, get_args(Mode))
@@ -92,12 +96,18 @@ class DecodeSettings:
             raise ConfigError(f"tree belongs to mode lossless, and the mode is {self.mode}: leave it out")
         if self.tree is not None and (not _is_whole(self.tree) or not 0 <= self.tree <= MOST_NODES):
             raise ConfigError(f"tree must be a whole number from 0 to {MOST_NODES}, got {self.tree!r}")
-        if not isinstance(self.drawn, bool):
-            raise ConfigError(f"drawn must be true or false, got {self.drawn!r}")
-        if self.drawn and self.mode != "lossless":
-            raise ConfigError(f"drawn belongs to mode lossless, and the mode is {self.mode}: leave it out")
-        if self.drawn and self.tree is None:
-            raise ConfigError("drawn says how the tree of mode lossless is made: give its size too (tree)")
+        for name in ("drawn", "one_pass"):
+            wanted = getattr(self, name)
+            if not isinstance(wanted, bool):
+                raise ConfigError(f"{name} must be true or false, got {wanted!r}")
+            if wanted and self.mode != "lossless":
+                raise ConfigError(
+                    f"{name} belongs to mode lossless, and the mode is {self.mode}: leave it out"
+                )
+            if wanted and self.tree is None:
+                raise ConfigError(
+                    f"{name} says how the tree of mode lossless is made: give its size too (tree)"
+                )
         for owner in SAMPLERS.values():
             for name in set(owner.options) - set(SAMPLERS[self.sampler].options):
                 if getattr(self, name) != type(self).__dataclass_fields__[name].default:
@@ -194,6 +204,7 @@ class DecodeOptions(TypedDict, total=False):
     shortlist: int | None
     tree: int | None
     drawn: bool
+    one_pass: bool
 
 
 def settings_for(config: ModelConfig, named: Mapping[str, Any]) -> DecodeSettings:

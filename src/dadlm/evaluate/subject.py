@@ -47,6 +47,7 @@ def described(settings: DecodeSettings) -> dict[str, Any]:
         "top_k": settings.top_k is None,
         "tree": settings.tree is None,
         "drawn": not settings.drawn,
+        "one_pass": not settings.one_pass,
     }
     return {name: value for name, value in asdict(settings).items() if not idle.get(name)}
 

@@ -113,15 +113,32 @@ def attend_tree(
 ) -> Tensor:
     """Queries [B, C, H, E] of nodes of trees over the first visible [B, C] positions of their prefix and over
     the nodes that `sees` [B, C, C] allows, each itself among them. Without gradients."""
-    if kernels.attends(q, False):
-        from dadlm.model.kernels.attend import attend
+    return merge(_seen(q, *prefix, visible, False), _inside_tree(q, k, v, sees))
 
-        before = attend(q, *prefix, visible, normaliser=True)
-    else:
-        before = _over_prefix(q, *prefix, visible)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out, lse = softmax_average(q, k, v, sees[:, None])
-    return merge(before, (out.transpose(1, 2), lse.transpose(1, 2)))  # type: ignore[arg-type]
+
+def attend_ahead(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    prefix: tuple[Tensor, Tensor],
+    visible: Tensor,
+    sees: Tensor,
+    blocks: Nodes,
+    follows: Tensor,
+) -> Tensor:
+    """`attend_tree` of the first C of the queries. Behind them come the nodes of `blocks`, which see the same
+    prefix, the nodes of the tree that `follows` [B, G, C] allows their block, and the inside of the block."""
+    C = sees.shape[1]
+    tree = _inside_tree(q[:, :C], k[:, :C], v[:, :C], sees)
+    q_in, k_in, v_in = (blocks.to_slots(x[:, C:]).transpose(2, 3) for x in (q, k, v))  # [B, G, H, M, E]
+    k_in, v_in = (
+        torch.cat([x[:, :C].transpose(1, 2)[:, None].expand(-1, own.shape[1], -1, -1, -1), own], 3)
+        for x, own in ((k, k_in), (v, v_in))
+    )
+    allowed = torch.cat([follows, blocks.is_key], 2)[:, :, None, None]
+    inside = (blocks.from_slots(x.transpose(2, 3)) for x in softmax_average(q_in, k_in, v_in, allowed))
+    out, lse = (torch.cat(both, 1) for both in zip(tree, inside, strict=True))
+    return merge(_seen(q, *prefix, visible, False), (out, lse))
 
 
 def merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
@@ -172,17 +189,25 @@ def _prefix(q: Tensor, k: Tensor, v: Tensor, nodes: Nodes, grad: bool) -> tuple[
                 "prefix mask", lambda: attention_flex.prefix_mask(nodes.visible, k.shape[1])
             )
             return attention_flex.prefix_flex(q, *_for_all(q, k, v), mask)
+    return _seen(q, k, v, nodes.visible, grad)
+
+
+def _seen(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, grad: bool) -> tuple[Tensor, Tensor]:
+    """Queries [B, C, H, E] over the first visible [B, C] of the keys: out and log normaliser."""
     if kernels.attends(q, grad):
         from dadlm.model.kernels.attend import attend
 
-        return attend(q, k, v, nodes.visible, normaliser=True)  # type: ignore[return-value]
-    return _over_prefix(q, k, v, nodes.visible)
-
-
-def _over_prefix(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+        return attend(q, k, v, visible, normaliser=True)  # type: ignore[return-value]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     allowed = torch.arange(k.shape[2], device=k.device) < visible[:, None, :, None]
     out, lse = softmax_average(q, k, v, allowed)
+    return out.transpose(1, 2), lse.transpose(1, 2)
+
+
+def _inside_tree(q: Tensor, k: Tensor, v: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes of trees over the nodes that they see: out and log normaliser."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out, lse = softmax_average(q, k, v, sees[:, None])
     return out.transpose(1, 2), lse.transpose(1, 2)
 
 

@@ -85,7 +85,7 @@ class Backbone(nn.Module):
             visible = visible.clamp(max=ids.shape[1]) if whole else visible  # the last block may be short
         if self.config.asks_before:
             context.remember(ids, position)
-        shared = self._shared(position, clean=True)
+        shared = self.shared(position, adapted=not self.config.lora_gated)
 
         def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             seen = context.store(index, k, v, position)
@@ -99,9 +99,9 @@ class Backbone(nn.Module):
             return attend_and_write(q, k, v, held, position, shared.rotation)
 
         last = len(self.layers) - int(only_context)
-        x = self._through(self._embed(ids), shared, range(last), attend, at_once)
+        x = self._through(self.embed(ids), shared, range(last), attend, at_once)
         if only_context:
-            _, k, v = self._layers()[-1].project(x, shared)
+            _, k, v = self.layer_list()[-1].project(x, shared)
             context.store(last, k, v, position)
         return x
 
@@ -114,12 +114,13 @@ class Backbone(nn.Module):
         nodes that `sees` [B, C, C] allows: its ancestors and itself. Returns the final hidden states
         [B, C, D], and the keys and values [B, C, H', E] of each layer, for `Context.store`.
         """
-        shared, x, kept = self._shared(position, clean=True), self._embed(ids), list[tuple[Tensor, Tensor]]()
-        for index, layer in enumerate(self._layers()):
+        shared = self.shared(position, adapted=not self.config.lora_gated)
+        x, kept = self.embed(ids), list[tuple[Tensor, Tensor]]()
+        for index, layer in enumerate(self.layer_list()):
             q, k, v = layer.project(x, shared)
             kept.append((k, v))
             x = layer.finish(x, attend_tree(q, k, v, context[index], visible, sees), shared)
-        return self._finish(x, shared.condition, shared.grad), kept
+        return self.finish(x, shared.condition, shared.grad), kept
 
     def denoise(
         self,
@@ -134,7 +135,7 @@ class Backbone(nn.Module):
         The first `expand_at` layers see one node per position, as BD3LM's do; the others K per masked one and
         the start node. `start` [D] and `candidate` [K, D] are the embeddings that only DA-DLM has.
         """
-        x, late = nodes.collapsed.from_slots(self._embed(ids)), 0
+        x, late = nodes.collapsed.from_slots(self.embed(ids)), 0
         if start is not None and candidate is not None:
             late = self.config.expand_at
             if late:
@@ -170,10 +171,10 @@ class Backbone(nn.Module):
         """Fuse the pure parts with torch.compile: functions from tensors to tensors, never the layouts and
         caches between them, so that there are no graph breaks."""
         torch._dynamo.config.recompile_limit = 64  # the default of 8 is less than the shapes that occur
-        for layer in self._layers():
+        for layer in self.layer_list():
             layer.project = torch.compile(layer.project, dynamic=False)
             layer.finish = torch.compile(layer.finish, dynamic=False)
-        self._finish = torch.compile(self._finish, dynamic=False)
+        self.finish = torch.compile(self.finish, dynamic=False)
         average = torch.compile(softmax_average, dynamic=False)
         self.attend_nodes = partial(attend_nodes, average=average)
 
@@ -183,7 +184,7 @@ class Backbone(nn.Module):
             position = position - nodes.is_candidate.to(position.dtype)
             # A masked first token stands in the place of the last clean one: that must not be seen twice.
             seen = replace(nodes, first=nodes.first - nodes.masked[..., 0].to(nodes.first.dtype))
-        shared = self._shared(position)
+        shared = self.shared(position)
         direct = self.attend_nodes is attend_nodes and context is not None and seen.is_one_block
 
         def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -205,28 +206,27 @@ class Backbone(nn.Module):
         ends = layers.stop == len(self.layers)
         if layers and fused.usable(self, x, shared):
             following = fused.Following(self.norm, *self.modulation(shared.condition)) if ends else None
-            some = [self._layers()[index] for index in layers]
+            some = [self.layer_list()[index] for index in layers]
             return fused.through(some, layers.start, x, shared, attend, at_once, following)
         for index in layers:
             x = self._pass(self.layers[index], x, shared, partial(attend, index))
-        return self._finish(x, shared.condition, shared.grad) if ends else x
+        return self.finish(x, shared.condition, shared.grad) if ends else x
 
     def _pass(self, layer: nn.Module, x: Tensor, shared: Shared, attend: Attend) -> Tensor:
         if self.checkpointing and shared.grad:
             return checkpoint(layer, x, shared, attend, use_reentrant=False)  # type: ignore[return-value]
         return layer(x, shared, attend)
 
-    def _layers(self) -> list[Layer]:
+    def layer_list(self) -> list[Layer]:
         return [layer for layer in self.layers if isinstance(layer, Layer)]
 
-    def _shared(self, position: Tensor, clean: bool = False) -> Shared:
-        """Here, once for a pass, the gradient mode decides which algorithms are used, and whose text it is
-        whether adapters take part."""
+    def shared(self, position: Tensor, adapted: bool | Tensor = True) -> Shared:
+        """Here, once for a pass, the gradient mode decides which algorithms are used. Gated adapters take no
+        part in clean text."""
         turn = rotation(position, self.config.query_width, self.config.rope_theta, self.kept)
-        adapted = not (clean and self.config.lora_gated)
         return Shared(turn, self._condition(), torch.is_grad_enabled(), adapted)
 
-    def _embed(self, ids: Tensor) -> Tensor:
+    def embed(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)
         if self.mask_change is None:
             return x
@@ -235,7 +235,7 @@ class Backbone(nn.Module):
     def _condition(self) -> Tensor | None:
         return None if self.condition is None or self.modulation.kept is not None else self.condition()
 
-    def _finish(self, x: Tensor, condition: Tensor | None, grad: bool) -> Tensor:
+    def finish(self, x: Tensor, condition: Tensor | None, grad: bool) -> Tensor:
         hidden = self.norm(x, *self.modulation(condition), grad)
         if torch.is_autocast_enabled(x.device.type):  # once, and not in every product that takes it
             hidden = hidden.to(torch.get_autocast_dtype(x.device.type))

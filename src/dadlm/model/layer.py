@@ -62,8 +62,8 @@ class Shared(NamedTuple):
     condition: Tensor | None
     grad: bool
     """Whether gradients are wanted: kernels that have none are left out."""
-    adapted: bool = True
-    """Whether low-rank adapters take part."""
+    adapted: bool | Tensor = True
+    """Whether low-rank adapters take part, or where along the nodes [C]."""
 
 
 class Norm(nn.Module):

@@ -23,13 +23,19 @@ class LoraLinear(nn.Linear):
         self.lora_b = nn.Parameter(torch.zeros(outputs, rank))
 
     def forward(self, input: Tensor) -> Tensor:
-        change = F.linear(F.linear(input, self.lora_a), self.lora_b)
-        return super().forward(input) + _SCALE * change
+        return super().forward(input) + self.change(input)
+
+    def change(self, input: Tensor) -> Tensor:
+        return _SCALE * F.linear(F.linear(input, self.lora_a), self.lora_b)
 
 
-def apply(layer: nn.Linear, x: Tensor, adapted: bool) -> Tensor:
-    """A linear layer with its adapter, if it has one, or as it was before."""
-    return layer(x) if adapted or not isinstance(layer, LoraLinear) else F.linear(x, layer.weight, layer.bias)
+def apply(layer: nn.Linear, x: Tensor, adapted: bool | Tensor) -> Tensor:
+    """A linear layer of x [B, C, D] with its adapter, if it has one, or as it was before; a tensor [C] says
+    where along C the adapter takes part."""
+    if adapted is True or not isinstance(layer, LoraLinear):
+        return layer(x)
+    plain = F.linear(x, layer.weight, layer.bias)
+    return plain if adapted is False else torch.where(adapted[:, None], plain + layer.change(x), plain)
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = False, rank: int = 0) -> nn.Linear:
