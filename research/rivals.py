@@ -137,15 +137,15 @@ MODELS |= {"dadlm@position": 'DA-DLM, `nucleus="position"`', "dadlm-edges": "DA-
 SAMPLERS = {
     "ar": "",
     "random": ", T = {}",
-    "even": ", N / T at random, T = {}",
+    "even": ", N / T random positions per step, T = {}",
     "dilated": ", dilated, T = {}",
     "first-hitting": ", first-hitting",
     "entropy": ", entropy {} nats",
     "confidence": ", confidence {}",
     "punt": ", PUNT, ε = {}",
     "dcd": ", DCD, T = {}",
-    "dcd-remask": ", DCD (masked again), T = {}",
-    "dcd-left": ", DCD from the left, T = {}",
+    "dcd-remask": ", DCD with remasked divisor, T = {}",
+    "dcd-left": ", DCD left to right, T = {}",
 }
 
 
@@ -176,8 +176,8 @@ def shown(facts: dict[str, Any]) -> list[str]:
     return [label(facts["way"]), *cells, f"{facts['distinct']:.2f} / {facts['distinct_2']:.2f}"]
 
 
-HEAD = ["", "tokens a step", "tokens a pass", "copula's passes a token", "CPU ms a token", "perplexity, AR"]
-HEAD += ["SmolLM2", "distinct tokens / 2-grams"]
+HEAD = ["", "tokens per step", "tokens per pass", "copula passes per token", "CPU ms per token"]
+HEAD += ["perplexity under AR", "perplexity under SmolLM2", "distinct tokens / 2-grams"]
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ from research.files import Facts, Results, rank
 
 _HEAD = """# Samples
 
-Unselected: how every system, in every configuration of [the study](results.md), continues the same first
-prompt; 600 characters each. Models of 10M parameters learn the look of an encyclopedia, not its facts.
-`python -m research.page` writes this page.
+These samples are not selected: they show how every model, in every configuration of [the study](results.md),
+continues the same first prompt. Each is cut after 600 characters. At 10M parameters, models learn what an
+encyclopedia looks like, but not its facts. `python -m research.page` generates this page.
 """
 
 

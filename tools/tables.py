@@ -191,7 +191,7 @@ def shipped() -> str:
     """Texts of the models that ship with the package, at equal steps."""
     found, steps = _perplexities(), (8, 4, 2, 1)
     rows = [[row, *(found.get((*which, T), "–") for T in steps)] for row, which in SHIPPED.items()]
-    return table(["steps a block (tokens a pass)", "8 (2.3)", "4 (4.0)", "2 (8)", "1 (16)"], rows)
+    return table(["steps per block (tokens per pass)", "8 (2.3)", "4 (4.0)", "2 (8)", "1 (16)"], rows)
 
 
 def short() -> str:
@@ -214,7 +214,8 @@ def short() -> str:
             dilated.get(which[0] + "@position" * (which[1] == "position"), "–"),
         ]
         rows.append([row, valid, *cells, f"{ms[which]:.2f}"])
-    head = ["", "valid, one pass", "perplexity, 4 tokens a pass: random", "dilated", "ms a pass, H200"]
+    head = ["", "valid blocks, one pass", "perplexity at 4 tokens per pass: random steps", "dilated steps"]
+    head += ["ms per pass, H200"]
     return table(head, rows)
 
 
@@ -235,7 +236,7 @@ def per_token() -> str:
     rows += [
         [name, *(f"{found[(*which, batch)]:.2f}" for batch in (1, 32))] for name, which in SHIPPED.items()
     ]
-    return table(["10M parameters, T = 8, H200", "batch 1, ms a token", "batch 32"], rows)
+    return table(["10M parameters, T = 8, H200", "batch 1, ms per token", "batch 32, ms per token"], rows)
 
 
 TABLES = {
