@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.decode.tiny import silence_eot, tiny
 
 from dadlm.bench import decode
 from dadlm.bench.decode import _own_peak_mib
+from dadlm.bench.lossless import bench_lossless
 from dadlm.bench.machine import Machine
 from dadlm.bench.train import step_flops
 from dadlm.cli import main
@@ -86,6 +88,15 @@ def test_lossless(tmp_path: Path) -> None:
     assert rows["ar"]["ratio_to_ar"] == 1 and rows["tree of 4"]["tokens_per_cycle"] > 1.3
     assert all(row["tokens_per_second"] > 0 for row in rows.values())
     assert rows["tree of 4"]["draft_ms"] > 0 < rows["tree of 4"]["verify_ms"]
+
+
+def test_lossless_of_a_model_that_drafts_for_itself() -> None:
+    model = silence_eot(tiny("bd3lm", causal_context=True))
+    result = bench_lossless(model, batches=(1,), trees=(4,), tokens=8, rounds=1)
+    rows = {row["system"]: row for row in result["texts"]}
+    assert list(rows) == ["ar", "tree of 4", "tree of 4, one pass", "chosen"]
+    assert rows["ar"]["tokens_per_pass"] == 1
+    assert rows["tree of 4, one pass"]["tokens_per_pass"] > rows["tree of 4"]["tokens_per_pass"]
 
 
 def test_flops_of_a_step_by_hand() -> None:

@@ -26,6 +26,29 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_model_drafts_for_itself_in_the_verifying_pass(folder: Path) -> None:
+    words = [f"w{number}" for number in range(28)]
+    model = tiny("bd3lm", tokenizer=word_level(words), context=32, causal_context=True)
+    rows, data = rows_of(model, str(folder / "text.txt"), cache=str(folder / "cache"), quiet=True)
+    how = {"trees": (4,), "samples": 6, "prompt_tokens": 8, "new_tokens": 12, "temperatures": (1.0,)}
+    drafts = {"itself": model, "draft": dadlm.load(folder / "draft")}
+    by = {
+        one_pass: {
+            row["draft"]: row
+            for row in acceptance(model, drafts, rows, data=data, **how, one_pass=one_pass)["rows"]
+        }
+        for one_pass in (False, True)
+    }
+    assert [by[True][name]["one_pass"] for name in drafts] == [True, False]
+    assert by[True]["draft"] == by[False]["draft"]
+    passes, cycles = (by[True]["itself"][name]["mean"] for name in ("tokens_per_forward", "tokens_per_cycle"))
+    assert cycles / (1 + cycles / 12) == pytest.approx(passes, rel=0.1)  # one pass more in each text
+    assert (
+        by[False]["itself"]["tokens_per_forward"]["mean"]
+        < 0.7 * by[False]["itself"]["tokens_per_cycle"]["mean"]
+    )
+
+
 @pytest.mark.parametrize("drawn", [False, True])
 def test_tokens_per_cycle_are_counted(folder: Path, drawn: bool) -> None:
     target, draft = dadlm.load(folder / "target"), dadlm.load(folder / "draft")

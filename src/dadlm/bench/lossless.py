@@ -35,9 +35,12 @@ def bench_lossless(
     machine, rows = Machine(model.device, model.backbone.embedding.weight.dtype), list[dict[str, Any]]()
     plain = DecodeSettings(mode="ar", max_new_tokens=tokens, temperature=temperature)
     ways = {"ar": plain}
+    target, drafting = target_and_draft(model, draft)
     for tree in (*trees, None):
         name = {0: "chain", None: "chosen"}.get(tree, f"tree of {tree}")
         ways[name] = replace(plain, mode="lossless", tree=tree)
+        if tree is not None and drafting is not None and drafting.backbone is target.backbone:
+            ways[f"{name}, one pass"] = replace(ways[name], one_pass=True)
     for batch in batches:
         first = generate(model, [[model.config.eot_id]] * batch, seed=1, mode="ar", max_new_tokens=_PROMPT)
         prompts = [ids[:-1] or [model.config.eot_id] for ids in first.tokens]
@@ -77,6 +80,7 @@ def _texts(
             "tokens_per_second": speed[name],
             "ratio_to_ar": speed[name] / speed["ar"],
             "tokens_per_cycle": written[name] / (sum(made[name].cycles) or written[name]),
+            "tokens_per_pass": written[name] / sum(made[name].forward_passes),
             "peak_mib": machine.peak_of(lambda name=name: write(name)),
             **_phases(model, draft, prompts, how, machine),
         }

@@ -31,6 +31,9 @@ class AcceptanceSettings:
     """Nodes of the drafts' trees; 0: a drawn chain."""
     drawn: bool = False
     """Above temperature 0 the trees are drawn."""
+    one_pass: bool = False
+    """Drafts that a model with `causal_context` makes for itself are made in the pass that verifies the one
+    before."""
     temperatures: Sequence[float] = (0.0, 1.0)
     """Of the target and its drafts; 0 is greedy. Nothing is cut off (top_p 1)."""
     samples: int = 64
@@ -90,9 +93,11 @@ def acceptance(
             for one, draft in drafts.items():
                 if draft is None and how.tree != max(settings.trees):
                     continue  # what is looked up is a chain of any length
-                made = _measure(work, prompts, target, one, draft, how, settings.batch_size)
+                one_pass = settings.one_pass and draft is target
+                used = replace(how, one_pass=one_pass)
+                made = _measure(work, prompts, target, one, draft, used, settings.batch_size)
                 drawn = how.drawn and draft is not None
-                way = {"temperature": how.temperature, "tree": how.tree, "drawn": drawn}
+                way = {"temperature": how.temperature, "tree": how.tree, "drawn": drawn, "one_pass": one_pass}
                 lines.append({"draft": one, **way, **made})
         documents = len(set(prompts.documents.tolist()))
         return work.finish({"rows": lines, "notes": caution(documents, "documents")})
@@ -108,8 +113,9 @@ def _measure(
     batch_size: int,
 ) -> dict[str, Any]:
     kind = "chain" if how.tree == 0 else f"{'drawn ' * how.drawn}tree of {how.tree}"
+    kind += ", one pass" * how.one_pass
     label = f"{name}, {kind}, temperature {how.temperature:g}"
-    run = f"{name}|{how.tree}|{how.temperature:g}" + "|drawn" * how.drawn
+    run = f"{name}|{how.tree}|{how.temperature:g}" + "|drawn" * how.drawn + "|one pass" * how.one_pass
     keys = [f"{run}|{index}" for index in prompts.indices]
     for batch in work.batches(keys, batch_size, label):
         indices = [int(key.rpartition("|")[2]) for key in batch]

@@ -42,6 +42,5 @@ def _sentences(result: Json) -> list[str]:
 
 
 def _kind(row: Json) -> str:
-    if row["tree"] == 0:
-        return "chain"
-    return f"{'drawn tree' if row.get('drawn') else 'tree'} of {row['tree']}"
+    tree = f"{'drawn tree' if row.get('drawn') else 'tree'} of {row['tree']}"
+    return ("chain" if row["tree"] == 0 else tree) + ", one pass" * row.get("one_pass", False)
