@@ -14,30 +14,30 @@ from dadlm.errors import ConfigError, DadlmError
 # One module each, imported when its command is called: `dadlm --help` must answer at once.
 GROUPS = {
     "start here": {
-        "demo": "the idea and real text, by models that ship with dadlm, in half a minute",
-        "tour": "train the idea's models: a known language, BD3LM and DA-DLM side by side",
+        "demo": "see the idea and real text from the shipped models, in half a minute",
+        "tour": "train BD3LM and DA-DLM on a small synthetic language and compare them",
         "models": "list the models that ship with dadlm",
     },
     "write": {
-        "generate": "complete prompts, or what is typed at the terminal",
-        "chat": "talk to a model at the terminal: SmolLM2, or any with a chat template",
+        "generate": "complete prompts, given as arguments or typed at the terminal",
+        "chat": "chat at the terminal with SmolLM2 or any model with a chat template",
         "summarize": "summarise documents with a fine-tuned model",
-        "serve": "answer over HTTP as OpenAI's servers do, with a page that draws every step",
+        "serve": "serve an OpenAI-compatible HTTP API and a page that draws every step",
     },
     "train": {
         "train": "train a model by recipe: dadlm train small --data.train FILE",
-        "finetune": "teach a model to summarise, or any other pairs of texts",
-        "edges": "give a model token edges that are counted from text, without training it",
+        "finetune": "fine-tune a model on summaries or other pairs of texts",
+        "edges": "add token edges counted from text to a model, without training it",
         "data": "turn text into token shards, or train a tokenizer",
     },
     "measure": {
-        "evaluate": "reconstruction, perplexity, generation, summarisation, judge, latency, acceptance",
+        "evaluate": "reconstruction, perplexity, generation, judge, summarisation, latency, acceptance",
         "lm-eval": "run the tasks of lm-evaluation-harness on a model",
-        "report": "gather evaluations into one page, the paper's numbers beside ours",
-        "bench": "speed of decoding, training, kernels and the lossless mode here",
+        "report": "collect evaluations on one page, next to the paper's numbers",
+        "bench": "measure decoding, training, kernels and the lossless mode on this machine",
     },
     "exchange": {
-        "convert": "models from elsewhere, or into the form of transformers or the hub",
+        "convert": "import published models, export to transformers or the hub",
     },
 }
 COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}

@@ -19,65 +19,65 @@ from dadlm.recipes import recipe
 @dataclass(frozen=True, kw_only=True)
 class _Common(JsonOption):
     device: str = "auto"
-    """cpu, cuda, or auto: cuda where there is one."""
+    """cpu, cuda, or auto (cuda if available)."""
     out: str = ""
-    """Write the result to this JSON file too."""
+    """Also write the result to this JSON file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Models(_Common):
     scale: str = ""
-    """Size of the models: paper, lab, small or tour; empty: paper on cuda, small on cpu."""
+    """Size of the models: paper, lab, small or tour. Empty: paper on cuda, small on a cpu."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Decode(_Models):
-    """ms per denoising step and whole texts: AR, BD3LM and DA-DLM of one size"""
+    """ms per denoising step, and whole texts, for AR, BD3LM and DA-DLM of one size"""
 
     block_sizes: tuple[int, ...] = ()
-    """Block sizes; empty: 16 8 4, or the recipe's own."""
+    """Block sizes. Empty: 16 8 4, or the recipe's own."""
     batches: tuple[int, ...] = ()
-    """Batch sizes; empty: 32 8 1, on cpu 4 1."""
+    """Batch sizes. Empty: 32 8 1; on a cpu 4 1."""
     texts: bool = True
     """Also time whole texts."""
     plot: str = ""
-    """Draw milliseconds over batch, and their floors, into this file (.svg, .png or .pdf)."""
+    """Plot milliseconds and their theoretical minimum over batch size to this file (.svg, .png or .pdf)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Train(_Models):
-    """ms per optimiser step of every family, and the share of the matrix ceiling"""
+    """ms per optimiser step of every family, and the share of the machine's matrix throughput"""
 
     rows: int = 0
-    """Rows of a batch; 0: 32, on cpu 4."""
+    """Rows of a batch. 0: 32; on a cpu 4."""
     compile: bool = True
     """Use torch.compile (on cuda)."""
     only: tuple[str, ...] = ()
-    """Only the systems whose names contain one of these words."""
+    """Only systems whose names contain one of these words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Kernels(_Common):
-    """the fused pieces beside plain torch"""
+    """fused kernels compared with plain torch"""
 
     rows: int = 32
-    """Rows decoded side by side."""
+    """Rows decoded at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Lossless(_Common):
-    """mode lossless beside mode ar: tokens a second, tokens per cycle, the time of a cycle"""
+    """mode lossless compared with mode ar: tokens per second, tokens per cycle, time of a cycle"""
 
     model: str = "ar"
-    """Whose text it is: an AR model, or one with causal_context, which also drafts."""
+    """The target model: an AR model, or one with causal_context, which also drafts."""
     draft: str = ""
-    """The model that drafts for an AR model; empty: what stood in the text before."""
+    """The model that drafts for an AR model. Empty: prompt lookup."""
     batches: tuple[int, ...] = ()
-    """Batch sizes; empty: 1 32, on cpu 1."""
+    """Batch sizes. Empty: 1 32; on a cpu 1."""
     trees: tuple[int, ...] = (0, 16, 64)
-    """Nodes of trees beside the size that it chooses itself; 0: a drawn chain."""
+    """Tree sizes to measure, in addition to the automatic choice; 0: a sampled chain."""
     tokens: int = 128
-    """Tokens of a text."""
+    """Tokens per text."""
     temperature: float = 0.0
     dtype: Literal["float32", "bfloat16"] = "float32"
 

@@ -36,20 +36,23 @@ TEXT      say it
 
 @dataclass(frozen=True)
 class Options(ModelOptions):
-    """A conversation, at the terminal or line by line from standard input. In mode ar where the model has it,
-    whatever the default below says; an answer has at most 512 tokens unless --max-new-tokens says."""
+    """Chat with a model at the terminal, or line by line from standard input.
+    Uses mode ar if the model supports it, whatever the default below says.
+    An answer has at most 512 tokens unless --max-new-tokens is given."""
 
     model: str = "smollm2"
-    """One with a chat template: smollm2, or the folder of a model converted from one that has it."""
+    """A model with a chat template: smollm2, or the folder
+    of a model converted from one that has a template."""
     system: str = ""
-    """What the model is told to be; empty: what its template says."""
+    """System message. Empty: the template's default."""
     draft: str = ""
-    """Mode lossless: the model that drafts, or lookup (what stood in the text before); empty: the model
-    itself if it can, else lookup."""
+    """Mode lossless: the model that drafts, or lookup (copies
+    what followed the same tokens earlier in the text).
+    Empty: the model itself if it can draft, otherwise lookup."""
     seed: int | None = None
-    """Of every answer; none: a new one each time."""
+    """Seed used for every answer. None: a new one each time."""
     device: str = "auto"
-    """cpu, cuda, or auto: cuda where there is one."""
+    """cpu, cuda, or auto (cuda if available)."""
     decoding: Annotated[DecodeSettings, tyro.conf.arg(name="")] = field(
         default_factory=lambda: DecodeSettings(temperature=TEMPERATURE)
     )

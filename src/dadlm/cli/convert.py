@@ -18,35 +18,39 @@ from dadlm.model import Model
 @dataclass(frozen=True)
 class Options(JsonOption):
     source: tyro.conf.Positional[str]
-    """A folder as BD3LM or MDLM published it, or a model of ours: a folder, a training run, one that ships
-    with dadlm, a Hugging Face name."""
+    """A published BD3LM or MDLM folder, or a dadlm model: a folder, a training run, the name
+    of a shipped model, or a Hugging Face name. With --from-causal, a causal language model."""
     out: str | None = None
     """Folder to write."""
     to: Form | None = None
-    """dadlm (the default); bd3lm or mdlm: their published form; transformers: for AutoModel, with a card."""
+    """Format to write: dadlm (the default); bd3lm or mdlm, the
+    published formats; transformers, for AutoModel, with a card."""
     family: Literal["bd3lm", "mdlm", "ar"] | None = None
-    """What to use the weights as: bd3lm or mdlm of a published model, bd3lm or ar of a causal one."""
+    """What to use the weights as: bd3lm or mdlm for a published model, bd3lm or ar for a causal one."""
     block_size: int | None = None
-    """Tokens per block, if not as published (of a causal model: 16)."""
+    """Tokens per block, if different from the published value (for a causal model, 16)."""
     from_causal: bool = False
-    """SOURCE is a Llama-like causal model: make it a block-diffusion model, to be trained further."""
+    """SOURCE is a causal model of the Llama architecture:
+    make it a block-diffusion model, to be trained further."""
     lora: int = 0
-    """With --from-causal: train only additions of this rank; 0 trains everything."""
+    """With --from-causal: train only adapters of this rank; 0 trains all weights."""
     gated: bool = False
-    """With --lora: the additions act on masked blocks only, and in mode ar the model stays the original, to
-    draft for itself (mode lossless)."""
+    """With --lora: the adapters act on masked blocks only. In mode ar the
+    model remains the original, and it can draft for itself (mode lossless)."""
     adapters: str | None = None
-    """SOURCE has gated adapters: write these alone, and what else was learned, to be opened with this base: a
-    name (smollm2), or the folder of the model that SOURCE was converted from, as family ar."""
+    """SOURCE has gated adapters: write only these and the other trained
+    weights, to be loaded with this base model, given as a name (smollm2) or
+    as the folder of the model, of family ar, that SOURCE was converted from."""
     bits: Literal[32, 8] = 32
-    """With --adapters: of a stored weight."""
+    """With --adapters: bits per stored weight."""
     moments: bool = False
-    """SOURCE is a training run: its optimiser's moments come along in bf16, so that training can go on from
-    the folder elsewhere as it would from the run."""
+    """SOURCE is a training run: include the optimiser's moments in bf16, so that
+    training can continue from the folder elsewhere as it would from the run."""
     push: str | None = None
-    """OWNER/NAME on the Hugging Face hub to upload to, in the form that transformers and dadlm both load."""
+    """OWNER/NAME on the Hugging Face hub to upload to, in
+    the format that both transformers and dadlm load."""
     private: bool = False
-    """With --push: nobody else sees it."""
+    """With --push: make the repository private."""
 
 
 def run(words: list[str]) -> int:

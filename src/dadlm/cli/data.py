@@ -26,17 +26,17 @@ class _Prepare(JsonOption):
     out: str = ".dadlm-cache"
     """Folder for the shards."""
     text_field: str = "text"
-    """Field that holds the text in records."""
+    """Field of a record that holds the text."""
     workers: int = 1
-    """Processes that tokenise; changes speed, not results."""
+    """Processes that tokenise; affects speed, not results."""
 
 
 @dataclass(frozen=True)
 class _Verify(JsonOption):
-    """read every byte of a folder of shards and compare it with its checksums"""
+    """read a folder of shards completely and compare it with its checksums"""
 
     folder: tyro.conf.Positional[str]
-    """A folder that `dadlm data prepare` has made."""
+    """A folder written by `dadlm data prepare`."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class _TrainTokenizer(JsonOption):
     """train a byte-level BPE tokenizer on text"""
 
     source: tyro.conf.Positional[str]
-    """Text to learn from: what `dadlm data prepare` takes."""
+    """Text to train on, in any form that `dadlm data prepare` accepts."""
     size: int = 8192
-    """Number of ids, at least 257: every byte, and end-of-text."""
+    """Number of ids, at least 257 (256 bytes and end-of-text)."""
     out: str = "tokenizer"
     """Folder for tokenizer.json."""
     text_field: str = "text"
-    """Field that holds the text in records."""
+    """Field of a record that holds the text."""
 
 
 def run(words: list[str]) -> int:

@@ -10,11 +10,11 @@ from dadlm.cli.options import JsonOption, parse, wide_seed
 @dataclass(frozen=True)
 class Options(JsonOption):
     prompt: str = "The history of"
-    """What the models of real text complete."""
+    """Prompt that the models of real text complete."""
     out: str = "demo"
     """Folder for pictures and demo.json."""
     seed: int = 0
-    """Decides what is drawn."""
+    """Seed of everything that is sampled."""
 
 
 def run(words: list[str]) -> int:

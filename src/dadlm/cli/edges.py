@@ -28,7 +28,7 @@ from dadlm.train.edges import (
 
 _USAGE = """usage: dadlm edges count TEXT --out FOLDER [options]
 
-  count    count which tokens follow which in a text, and save the model with edges that say so
+  count    count which tokens follow each other in a text, and save the model with edges fitted to that
 
 dadlm edges count --help lists the options."""
 _SCALES = (0.0, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
@@ -37,34 +37,36 @@ _SECOND_SCALES = (0.0, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 @dataclass(frozen=True)
 class _Count(JsonOption):
-    """Count pairs of neighbouring tokens, and of tokens two places apart, fit edges of a low rank to them,
-    and save the model with these. Their weights are chosen by the likelihood of masked blocks in the end of
-    the text, which is not counted."""
+    """Add token edges to a model without training it.
+    Counts pairs of neighbouring tokens, and of tokens two
+    positions apart, and fits low-rank edges to the counts.
+    The weights of the edges are chosen by the likelihood of
+    masked blocks at the end of the text, which is not counted."""
 
     text: tyro.conf.Positional[str]
     """A .txt, .jsonl, .jsonl.zst or .parquet file, a folder or pattern of these, or hf:NAME."""
     out: str
     """Folder for the model with edges."""
     model: str = "dadlm"
-    """A bd3lm or dadlm model without edges, or with bilinear edges to which those of second order are added:
-    its name or folder."""
+    """Name or folder of a bd3lm or dadlm model without edges, or
+    with bilinear edges, to which second-order edges are added."""
     rank: int = 128
-    """Rank of the edges, if the model has none; each doubling says a little more and costs as many parameters
-    again."""
+    """Rank of the edges, if the model has none; doubling it
+    improves them a little and doubles their parameters."""
     second_rank: int = 128
-    """Rank of the edges of second order, from the token two places to the left; 0: none."""
+    """Rank of the second-order edges, from the token two positions to the left; 0: none."""
     tokens: int = 20_000_000
-    """Tokens to count at most."""
+    """Maximum number of tokens to count."""
     steps: int = 200
     """Steps of the fit."""
     seed: int = 0
-    """Of the fit."""
+    """Seed of the fit."""
     bits: int = 32
-    """Bits of a stored weight: 32, or 8 for a folder of a quarter the size."""
+    """Bits per stored weight: 32, or 8 for a folder a quarter of the size."""
     text_field: str = "text"
-    """Field that holds the text in records."""
+    """Field of a record that holds the text."""
     cache: str = ".dadlm-cache"
-    """Folder for the tokenised text."""
+    """Folder for tokenised shards."""
 
 
 def run(words: list[str]) -> int:

@@ -32,23 +32,25 @@ from dadlm.model.pretrained import DEFAULT
 @dataclass(frozen=True)
 class Options(ModelOptions):
     prompts: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Prompts to complete ("": the empty one); none: a loop at the terminal, or lines of standard input."""
+    """Prompts to complete ("" is the empty prompt).
+    If none: an interactive loop at a terminal, otherwise one prompt per line of standard input."""
     model: str = DEFAULT
-    """One that ships with dadlm (`dadlm models` lists them), a folder of a model or of a training run (its
-    best checkpoint), or a Hugging Face name."""
+    """Name of a shipped model (see `dadlm models`), folder of a model or
+    of a training run (uses its best checkpoint), or Hugging Face name."""
     draft: str = ""
-    """Mode lossless: the model that drafts, or lookup (what stood in the text before); empty: the model
-    itself if it can, bd3lm-edges for the shipped ar, else lookup."""
+    """Mode lossless: the model that drafts, or lookup (copies
+    what followed the same tokens earlier in the text).
+    Empty: the model itself if it can draft, bd3lm-edges for the shipped ar, otherwise lookup."""
     seed: tuple[int, ...] = ()
-    """One number s gives prompt i the seed s + i; several give each prompt its own; none: new ones."""
+    """A single seed s gives prompt i the seed s + i; several give each prompt its own. If none: random."""
     batch_size: int = 32
-    """Prompts decoded side by side; changes speed, not texts."""
+    """Prompts decoded at once; affects speed, not the texts."""
     device: str = "auto"
-    """cpu, cuda, or auto: cuda where there is one."""
+    """cpu, cuda, or auto (cuda if available)."""
     show: bool = False
     """Print every denoising step of the first prompt with its graph."""
     picture: str | None = None
-    """Save the graph of one step of the first prompt as .svg, .png or .pdf."""
+    """Save the graph of one step of the first prompt to this file (.svg, .png or .pdf)."""
     picture_step: int = 0
     """Which step to draw, counted from 0 over all blocks."""
     decoding: Annotated[DecodeSettings, tyro.conf.arg(name="")] = field(

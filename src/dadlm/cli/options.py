@@ -35,18 +35,18 @@ class JsonOption:
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(JsonOption):
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 is several times faster on a GPU; only float32 gives the same text in every batch."""
+    """bfloat16 is several times faster on a GPU; only float32 gives the same text at every batch size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions(JsonOption):
-    """Of commands that are about speed on a GPU."""
+    """For commands that care about speed on a GPU."""
 
     device: str = "auto"
-    """cpu, cuda, or auto: cuda where there is one."""
+    """cpu, cuda, or auto (cuda if available)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on cuda, several times faster there, and float32 on a cpu; only float32 gives the same
-    text in every batch."""
+    """auto: bfloat16 on cuda (several times faster there), float32 on a cpu.
+    Only float32 gives the same text at every batch size."""
 
 
 def parse(kind: type[T], words: list[str], command: str, **more: Any) -> T:

@@ -14,7 +14,7 @@ from dadlm.evaluate import report
 @dataclass(frozen=True, kw_only=True)
 class _Options(JsonOption):
     folders: tyro.conf.Positional[list[str]] = field(default_factory=list)
-    """Folders (searched with all below them) or JSON files that `dadlm evaluate` wrote."""
+    """Folders (searched recursively) or JSON files written by `dadlm evaluate`."""
     out: str = "report"
     """Folder for index.html and report.md."""
 

@@ -22,13 +22,16 @@ from dadlm.serve.settings import ServeSettings
 @dataclass(frozen=True)
 class Options(DeviceOptions):
     model: tuple[str, ...] = NAMES
-    """Models to serve: names of models that ship with dadlm, folders, Hugging Face names, or NAME=FOLDER to
-    choose the name. The first is the default of requests."""
+    """Models to serve: names of shipped models, folders,
+    Hugging Face names, or NAME=FOLDER to choose the name.
+    The first one is the default for requests."""
     draft: str = ""
-    """Which of these models drafts for the AR models among them in mode lossless; empty: bd3lm-edges if it is
-    among them, else what stood in the text before."""
+    """Which of these models drafts for the AR models among them in mode lossless.
+    Empty: bd3lm-edges if the shipped ar is served with it,
+    otherwise lookup (copies from earlier in the text)."""
     api_key_file: Path | None = None
-    """File with the API key that clients must send; else the variable DADLM_API_KEY; neither: no key."""
+    """File with the API key that clients must send. None: the
+    environment variable DADLM_API_KEY; if unset, no key."""
     replicas: int = 1
     """Copies of the server behind one address, on Ray Serve."""
     settings: Annotated[ServeSettings, tyro.conf.arg(name="")] = field(default_factory=ServeSettings)

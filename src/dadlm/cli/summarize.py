@@ -28,31 +28,34 @@ _STDIN, _LINES = "-", (".jsonl", ".jsonl.zst")
 @dataclass(frozen=True, kw_only=True)
 class Options(DeviceOptions):
     files: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Texts, one document each; .jsonl (also .zst), a "document" (or "prompt") in each line; - or none:
-    standard input, one document."""
+    """Text files with one document each, or .jsonl files (also
+    .zst) with a "document" (or "prompt") in each line.
+    - or none: standard input, one document."""
     model: str = ""
-    """A model that was fine-tuned on summaries: its folder, or that of its run (`dadlm finetune`)."""
+    """A model fine-tuned on summaries: its folder, or that of its run (`dadlm finetune`)."""
     mode: Mode = "diffusion"
     """ar: token by token, for models with `causal_context`."""
     document_tokens: int | None = None
-    """Tokens of a document that are read, the end-of-text after it included; none: as many as in fine-tuning,
-    or 3/4 of the context."""
+    """Tokens of a document that are read, including the end-of-text after it.
+    None: as in fine-tuning, otherwise 3/4 of the context."""
     summary_tokens: int | None = None
-    """Tokens of a summary at most; none: as many as in fine-tuning, or the rest of the context."""
+    """Maximum number of tokens of a summary. None: as in fine-tuning, otherwise the rest of the context."""
     paper: bool = False
-    """Decode as the paper does: DA-DLM along the best path of a block, end-of-text like any other token. Such
-    summaries are short."""
+    """Decode as in the paper: DA-DLM along the best path of a
+    block, with end-of-text treated like any other token.
+    Such summaries are short."""
     threshold: float = 0.9
-    """Confidence from which on diffusion models keep a token; AR decodes greedily."""
+    """Minimum confidence at which diffusion models keep a token; AR decodes greedily."""
     infill: tuple[int, float] | None = None
     """k r: fill gaps of at most k tokens once a share r of the block is known; faster."""
     batch_size: int = 8
-    """Documents side by side; changes speed, not summaries."""
+    """Documents decoded at once; affects speed, not summaries."""
     strict: bool = False
-    """Stop at the first document that cannot be read, instead of leaving it out."""
+    """Stop at the first document that cannot be read, instead of skipping it."""
     pairs: str | None = None
-    """A .jsonl file: documents and summaries go there instead, a pair a line, for `dadlm finetune` to learn
-    from. Summaries that are empty or were cut off are left out."""
+    """Write documents and summaries to this .jsonl file instead,
+    one pair per line, as training data for `dadlm finetune`.
+    Empty and truncated summaries are left out."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

@@ -12,9 +12,9 @@ class Options(JsonOption):
     out: str = "tour"
     """Folder for models, pictures and tour.json."""
     edges: bool = False
-    """The second tour: all phrases share a word, and token edges stand beside the graph."""
+    """The second tour: all phrases share a word, and token edges are compared with the graph."""
     seed: int = 0
-    """Decides the language, the weights and the samples."""
+    """Seed of the language, the weights and the samples."""
 
 
 def run(words: list[str]) -> int:

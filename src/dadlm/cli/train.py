@@ -23,8 +23,8 @@ def run(words: list[str]) -> int:
     flags = {flag: flag in words for flag in ("--plan", "--json")}
     words = [word for word in words if word not in flags]
     if words and words[0] in ("-h", "--help"):
-        print(_usage() + "\n\n--plan prints what would be trained, --json the result for programs.")
-        print("dadlm train RECIPE --help lists the options with the recipe's values.")
+        print(_usage() + "\n\n--plan prints what would be trained, --json prints the result as JSON.")
+        print("dadlm train RECIPE --help lists the options with the recipe's defaults.")
         return 0
     if not words or words[0].startswith("-"):
         raise ConfigError("name a route or a recipe first\n" + _usage())

@@ -18,64 +18,77 @@ SUITED_SAMPLER: SamplerName = "dilated"
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSettings:
-    """Options shared by `generate`, `stream` and the command line. The defaults are the paper's; the command
-    line and the server take what suits the model where an option is not named (`settings_for`)."""
+    """Options shared by `generate`, `stream` and the command line.
+    The defaults are the paper's. For options that are not given, the command
+    line and the server choose what suits the model (`settings_for`)."""
 
     max_new_tokens: int | None = None
-    """Tokens to write after the prompt; None: 128, or what the context leaves if that is less."""
+    """Tokens to generate after the prompt. None: 128, or what the context leaves if that is less."""
     mode: Mode = "diffusion"
-    """diffusion: block by block, as the options below say. ar: token by token, which AR models always do, and
-    models with `causal_context` can; of the options below path, top_p, top_k, temperature and nucleus are
-    read. lossless: the text of mode ar in fewer passes, tokens drafted by diffusion and verified."""
+    """diffusion: block by block, controlled by the options below.
+    ar: token by token, for AR models (always) and models with `causal_context`. Of
+    the options below, it reads only path, top_p, top_k, temperature and nucleus.
+    lossless: the text of mode ar in fewer passes;
+    tokens are drafted by diffusion and then verified."""
     sampler: SamplerName = "first-hitting"
-    """Which predictions a step keeps: one at random, a random share, all that are sure enough, as many as an
-    entropy bound allows, or every so many-th position."""
+    """Which predictions a step keeps: one random position (first-hitting), a
+    random share (random), all that are confident enough (confidence), as many
+    as an entropy bound allows (entropy), or every n-th position (dilated)."""
     steps: int | None = None
-    """Denoising steps per block of the random and dilated samplers; None: as many as the block has tokens, on
-    the command line half as many."""
+    """Denoising steps per block, for the random and dilated samplers.
+    None: as many as a block has tokens; on the command line and the server, half as many."""
     threshold: float = 0.9
-    """Confidence from which on the confidence sampler keeps a token."""
+    """Minimum confidence at which the confidence sampler keeps a token."""
     transition_weight: float = 0.5
-    """Share of the transition probabilities in that confidence (DA-DLM)."""
+    """Weight of the transition probabilities in that confidence (DA-DLM)."""
     bound: float = 0.5
-    """Entropy, in nats, that the entropy sampler keeps in one step: 0 keeps one token, or those that are
-    certain; the larger, the more."""
+    """Entropy in nats that the entropy sampler may keep in one step; more keeps more tokens.
+    0 keeps one token, or all that are certain."""
     path: Literal["sample", "viterbi", "lookahead"] = "sample"
-    """Draw a path and its tokens, or take the most probable ones: those of the best path of the block
-    (viterbi), or the best node after each node (lookahead). Both are greedy for one node per position."""
+    """sample: draw a path and its tokens.
+    viterbi: the most probable path of the block with its most probable tokens.
+    lookahead: the best next node after each node, from left to right.
+    With one node per position, viterbi and lookahead are both greedy decoding."""
     infill: tuple[int, float] | None = None
-    """(k, r): fill gaps of at most k tokens between known ones once a share r of the block is known."""
+    """(k, r): once a share r of the block is known, fill gaps
+    of at most k tokens between known ones in the same pass."""
     padded: bool = False
-    """For models tuned on pairs, which are padded with end-of-text: all that is open after one is one too,
-    and an end is the last that the confidence sampler keeps for being surest."""
+    """For models fine-tuned on pairs, whose targets are padded with end-of-text.
+    After an end-of-text, all remaining positions are filled with it, and the confidence
+    sampler prefers any other token to an end-of-text as the one token that it always keeps."""
     top_p: float = 0.9
-    """Nucleus: draw from the smallest set of tokens whose probability reaches top_p."""
+    """Nucleus sampling: draw from the smallest set of tokens whose probability reaches top_p."""
     top_k: int | None = None
-    """Draw from the k likeliest tokens only, cut off before top_p is; None: from all."""
+    """Draw only from the k most probable tokens; applied before top_p. None: no limit."""
     temperature: float = 1.0
-    """Divides the logits before drawing a token; 0 takes the most probable one. The order of the tokens, and
-    DA-DLM's path, are drawn all the same: the same seed repeats them."""
+    """Divides the logits before a token is drawn; 0 takes the most probable token.
+    Even at 0, the order of the tokens and DA-DLM's path
+    are random (but repeatable with the same seed)."""
     nucleus: Literal["standard", "bd3lm", "position"] = "standard"
-    """Whose tokens top_p and top_k cut off: those of the candidate on the path (standard, as in the paper) or
-    those of all candidates of the position together (position; DA-DLM; at temperature 0 as standard). bd3lm
-    leaves out the token that crosses top_p too, as that project's code does."""
+    """The distribution that top_p and top_k are applied to.
+    standard: the candidate on the path, as in the paper.
+    position: all candidates of the position together (DA-DLM; standard at temperature 0).
+    bd3lm: as standard, but also drops the token that crosses top_p, as BD3LM's code does.
+    Unless given, the command line and the server use position for DA-DLM without edges."""
 
     shortlist: int | None = None
-    """M, for models with token edges: draw a token from the M likeliest without the edges and the likeliest
-    successors of the token to its left. None: from the whole vocabulary. Best paths and nucleus="position"
-    look at all of it in any case."""
+    """M, for models with token edges: draw a token only from the M most probable ones without
+    edges and the most probable successors of the token to its left. None: the whole vocabulary.
+    The paths viterbi and lookahead, and nucleus="position", always use the whole vocabulary."""
 
     tree: int | None = None
-    """Mode lossless: nodes of the tree of drafted tokens that a cycle verifies; the text is then that of mode
-    ar with the same seed. 0: a chain that is drawn, and accepted with min(1, p/q): a text as likely as in
-    mode ar. None: as many nodes as are fastest here, none where drafting does not pay."""
+    """Mode lossless: number of nodes in the tree of drafted tokens that one cycle verifies.
+    The text is that of mode ar with the same seed.
+    0: a sampled chain, accepted with min(1, p/q), whose text is distributed as in mode ar.
+    None: the size that proves fastest, or no drafts if drafting does not pay off."""
     drawn: bool = False
-    """Mode lossless: the tree's tokens are drawn and accepted like those of such a chain: above temperature 0
-    more tokens a cycle, and a text as likely as in mode ar. At temperature 0 it changes nothing."""
+    """Mode lossless: sample the tokens of the tree and accept them as in a
+    sampled chain. Above temperature 0 this gives more tokens per cycle, and a
+    text with the same distribution as in mode ar. No effect at temperature 0."""
     one_pass: bool = False
-    """Mode lossless, for models that draft for themselves (`causal_context`): the pass that verifies a draft
-    makes the next one as well, so that a cycle is one pass instead of two. The drafts are a little worse, and
-    the pass is larger: it has a block for each node of the tree."""
+    """Mode lossless, for models that draft for themselves (`causal_context`).
+    The pass that verifies a draft also makes the next one, so a cycle takes one pass instead of two.
+    Drafts are slightly worse and the pass is larger: one block per node of the tree."""
 
     def __post_init__(self) -> None:
         _choice("mode", self.mode, get_args(Mode))

@@ -25,23 +25,22 @@ from dadlm.tokens import Rows
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceSettings:
-    """What is written, and how it is drafted."""
+    """What is generated, and how it is drafted."""
 
     trees: Sequence[int] = (0, 16, 64)
-    """Nodes of the drafts' trees; 0: a drawn chain."""
+    """Tree sizes (nodes) of the drafts; 0: a sampled chain."""
     drawn: bool = False
-    """Above temperature 0 the trees are drawn."""
+    """Sample the trees at temperatures above 0."""
     one_pass: bool = False
-    """Drafts that a model with `causal_context` makes for itself are made in the pass that verifies the one
-    before."""
+    """Where the target drafts for itself, make each draft in the pass that verifies the one before."""
     temperatures: Sequence[float] = (0.0, 1.0)
-    """Of the target and its drafts; 0 is greedy. Nothing is cut off (top_p 1)."""
+    """Temperatures of the target and its drafts; 0 is greedy. top_p is 1."""
     samples: int = 64
     """Prompts for each draft."""
     prompt_tokens: int | None = None
-    """Tokens of a row that are given; None: 64, or half a context below 128."""
+    """Tokens of each row used as the prompt. None: 64, or half of a context below 128."""
     new_tokens: int | None = 64
-    """Tokens to write; None: to the end of the context."""
+    """Tokens to generate. None: up to the end of the context."""
     seed: int = 0
     batch_size: int = 32
 

@@ -36,20 +36,21 @@ ENOUGH = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationSettings:
-    """What is generated, and who reads it."""
+    """What is generated, and which models score it."""
 
     configurations: Sequence[str | Configuration] = ("quick",)
-    """Names of presets, words such as T=8/infill=2,0.5, or configurations (`presets.py`)."""
+    """Names of presets, single configurations such as
+    T=8/infill=2,0.5, or `Configuration` objects (`presets.py`)."""
     samples: int = 200
-    """Texts for each model and configuration; the paper has 5,000."""
+    """Texts for each model and configuration; 5,000 in the paper."""
     prompt_tokens: int | None = None
-    """Tokens of a row that are given; None: 64, or half a context below 128."""
+    """Tokens of each row used as the prompt. None: 64, or half of a context below 128."""
     new_tokens: int | None = None
-    """Tokens to generate; None: to the end of the context."""
+    """Tokens to generate. None: up to the end of the context."""
     embedder: str | None = "smollm2"
-    """Language model whose features MAUVE compares; None: no MAUVE."""
+    """Language model whose features MAUVE compares. None: no MAUVE."""
     judge_lm: str | None = "smollm2"
-    """Language model that gives the perplexity; None: none."""
+    """Language model that computes the perplexity. None: no perplexity."""
     seed: int = 0
     batch_size: int = 32
 

@@ -39,15 +39,15 @@ class LatencySettings:
     """What is timed."""
 
     prompt_tokens: int | None = None
-    """Tokens of the random prompts; None: 64, or half a context below 128."""
+    """Tokens of the random prompts. None: 64, or half of a context below 128."""
     new_tokens: int | None = None
-    """Length of the text whose memory is watched; None: to the end of the context."""
+    """Length of the text whose memory use is measured. None: up to the end of the context."""
     batch_size: int = 32
-    """Texts side by side."""
+    """Texts decoded at once."""
     steps: int = 10
     """Denoising steps that are measured."""
     warmup: int = 10
-    """Denoising steps before them."""
+    """Denoising steps before them, for warm-up."""
     seed: int = 0
 
 

@@ -40,16 +40,16 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a model of any family; fields a family does not use are ignored by it."""
+    """The shape of a model of any family. Fields that a family does not use are ignored."""
 
     family: Family = "dadlm"
     """ar, mdlm (one block as long as the context), bd3lm, or dadlm."""
     vocab_size: int = 50258
-    """Token ids including the mask; the mask is the last one."""
+    """Number of token ids, including the mask token, which is the last one."""
     eot_id: int = 50256
-    """End-of-text: joins documents, ends a completion, and stands for an empty prompt."""
+    """End-of-text token: separates documents, ends a completion, and stands for an empty prompt."""
     context: int = 1024
-    """Longest sequence, prompt included."""
+    """Maximum sequence length, including the prompt."""
     block_size: int = 16
     """N, tokens per diffusion block (bd3lm, dadlm)."""
     layers: int = 12
@@ -59,53 +59,55 @@ class ModelConfig:
     heads: int = 12
     """Attention heads."""
     architecture: ArchitectureName = "lean"
-    """lean: RMSNorm, no biases, no conditioning. bd3lm: exactly the published network, adaLN included.
-    bd3lm-ar: its authors' AR model, the same without adaLN. llama: that of pretrained causal language models,
-    to start from one (docs/causal.md)."""
+    """lean: RMSNorm, no biases, no conditioning.
+    bd3lm: exactly the published network, including adaLN.
+    bd3lm-ar: the AR model of its authors, the same without adaLN.
+    llama: that of pretrained causal language models, for starting from one (docs/causal.md)."""
     tie_embedding: bool = True
-    """Use the embedding as vocabulary head (the published network, bd3lm, keeps them apart)."""
+    """Use the embedding as the vocabulary head (the published network, bd3lm, does not)."""
     kv_heads: int | None = None
-    """Heads of keys and values, each shared by heads / kv_heads queries (llama); None: as many as heads."""
+    """Key and value heads, each shared by heads / kv_heads query heads (llama). None: as many as heads."""
     head_width: int | None = None
-    """Size of an attention head (llama); None: width / heads."""
+    """Size of an attention head (llama). None: width / heads."""
     mlp_width: int | None = None
-    """Size of the MLP's inside (llama); None: 4·width."""
+    """Hidden size of the MLP (llama). None: 4·width."""
     rope_theta: float = 10000.0
-    """Base of the rotary positions."""
+    """Base of the rotary position embedding."""
     norm_eps: float = 1e-5
-    """What the norms of llama add under the root."""
+    """Epsilon of the norms (llama)."""
     lora: int = 0
-    """Rank of the adapters that learn in place of the backbone's frozen weights; 0: no adapters."""
+    """Rank of the adapters that are trained while the backbone's weights stay frozen; 0: no adapters."""
     lora_gated: bool = False
-    """The adapters act on masked blocks only: clean text is read as before, and with `causal_context` mode ar
-    stays the model that it was, bit for bit."""
+    """Apply the adapters to masked blocks only. Clean text is processed as in the
+    original, so with `causal_context` mode ar remains the original model, bit for bit."""
     dropout: float = 0.0
     """Dropout on both residual branches."""
     candidates: int = 4
     """K, candidate nodes of a masked position (dadlm)."""
     expand_at: int = 0
-    """Layer before which masked positions become K nodes; 0 is the paper."""
+    """Layer before which masked positions become K nodes; 0 as in the paper."""
     transition: TransitionName = "single"
-    """single: the paper's equation. gated: several heads mixed by a gate from the source node."""
+    """single: the paper's equation. gated: several heads mixed by a gate computed from the source node."""
     track_bias: float | None = 3.0
-    """Start of the learned bias towards keeping the candidate index; None leaves it out."""
+    """Initial value of the learned bias towards keeping the candidate index. None: no bias."""
     candidate_scale: float = 0.02
-    """Standard deviation of the candidate embeddings at initialisation (late expansion wants about 0.3)."""
+    """Standard deviation of the candidate embeddings at initialisation (about 0.3 for late expansion)."""
     candidate_offset: float | None = None
-    """Standard deviation, at initialisation, of learned offsets of the candidates before the vocabulary head;
-    None leaves them out."""
+    """Initial standard deviation of learned candidate
+    offsets before the vocabulary head. None: no offsets."""
     edge: EdgeName = "none"
-    """How a token's score depends on the token to its left (bd3lm, dadlm). none: not at all, as in the paper.
-    bilinear: by a product of rank `edge_rank`, which can be taken from counts. mlp: by a layer of that size
-    before the vocabulary head."""
+    """How a token's score depends on the token to its left (bd3lm, dadlm).
+    none: not at all, as in the paper.
+    bilinear: through a product of rank `edge_rank`, which can be initialised from counts.
+    mlp: through a layer of that size before the vocabulary head."""
     edge_rank: int = 128
     """Rank of the token edges."""
     edge_second_rank: int = 0
-    """Rank of what the token two places to the left adds where both tokens there are open (bilinear); 0: it
-    adds nothing."""
+    """Rank of second-order edges, from the token two positions to the
+    left, used if both tokens there are masked (bilinear); 0: none."""
     causal_context: bool = False
-    """Read clean text token by token (bd3lm, dadlm): a token of it does not see the rest of its block, and
-    the model is also an AR model (mode ar of decoding)."""
+    """Read clean text token by token (bd3lm, dadlm): a clean token does not see
+    the rest of its block, and the model is also an AR model (decoding mode ar)."""
 
     def __post_init__(self) -> None:
         self._check_types()

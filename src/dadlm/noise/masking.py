@@ -45,19 +45,20 @@ class NoiseConfig:
     """How training text is masked."""
 
     schedule: str = "loglinear"
-    """Shape of the masking probability over time: loglinear, cosine, square, square-root."""
+    """Masking probability as a function of time: loglinear, cosine, square or square-root."""
     low: float = FLOOR
     """Smallest time drawn."""
     high: float = 1.0
     """Largest time drawn."""
     clip_search: bool = False
-    """Search, at each validation, the interval (low, high) in which the loss varies least."""
+    """At each validation, search the interval (low, high) in
+    which the loss varies least, and draw times from it."""
     full_share: float = 0.0
-    """Share of the blocks that are masked whole, whatever the schedule says: what is decoded in one pass, and
-    what token edges are for. Uniform times show such a block once in N + 1."""
+    """Share of blocks masked completely whatever the schedule says, as in one-pass decoding;
+    useful for token edges. Uniform times do so for one block in N + 1."""
     even: bool = False
-    """Draw how many tokens of a block are masked, every number from 1 on equally often, instead of a time.
-    The mean of the loss is the same (docs/maths.md §17), its variance smaller."""
+    """Draw the number of masked tokens of a block uniformly from 1 to N, not a time.
+    The loss has the same mean and a smaller variance (docs/maths.md §17)."""
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:

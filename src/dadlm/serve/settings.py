@@ -12,33 +12,36 @@ class ServeSettings:
     """Options of `dadlm serve`, without the API key: settings may be printed, a secret may not."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; others can connect to anything but a loopback address."""
+    """Address to listen on. Any address other than loopback can be reached by other machines."""
     port: int = 8000
     """Port to listen on; 0 takes a free one and prints it."""
     max_rows: int = 64
-    """Texts decoded side by side, per model; bounds the memory."""
+    """Texts decoded at once, per model and mode; limits memory."""
     max_queue: int = 256
-    """Texts that may wait for a row, per model; more are refused with 429."""
+    """Texts that may wait to be decoded, per model; more are refused with 429."""
     deadline: float | None = 600.0
-    """Seconds after which a text is given up, waiting included; None: never."""
+    """Seconds after which a text is abandoned, including waiting. None: no limit."""
     grace: float = 30.0
     """Seconds that running texts have to finish on shutdown."""
     max_body: int = 1 << 20
-    """Bytes of a request's body."""
+    """Maximum size of a request body in bytes."""
     max_choices: int = 64
-    """Texts per request: prompts × n."""
+    """Maximum number of texts per request (prompts × n)."""
     max_connections: int = 1024
-    """Open connections, and requests in progress: idle connections are closed for new ones, and more requests
-    are refused with 503. Health probes are always answered."""
+    """Maximum number of open connections and of requests in progress.
+    Idle connections are closed for new ones; further
+    requests are refused with 503. Health probes always work."""
     max_per_address: int | None = None
-    """Requests in progress from one address; None: three quarters of max_connections. Behind a proxy all
-    requests come from one."""
+    """Requests in progress from one address. None: three quarters of max_connections.
+    Behind a proxy, all requests come from one address."""
     patience: float = 20.0
     """Seconds that a client may take to send its request, or to read a piece of the answer."""
     allowed_host: tuple[str, ...] = ()
-    """Host names of the server, beside its address; needed if there is no API key."""
+    """Host names under which the server may be reached, in
+    addition to its address; needed without an API key."""
     cors_origin: tuple[str, ...] = ()
-    """Origins of web pages that may call this server, e.g. https://example.org; its own page always may."""
+    """Origins of web pages that may call this server, e.g.
+    https://example.org; its own page is always allowed."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:

@@ -14,20 +14,21 @@ class DataConfig:
     """The text to train on."""
 
     train: str = ""
-    """A .txt, .jsonl, .jsonl.zst or .parquet file, a folder or pattern of these, or hf:NAME (a dataset); or a
-    mixture of these, WEIGHT:SOURCE,WEIGHT:SOURCE."""
+    """A .txt, .jsonl, .jsonl.zst or .parquet file, a folder or pattern of these,
+    hf:NAME (a dataset), or a mixture of these, WEIGHT:SOURCE,WEIGHT:SOURCE."""
     valid: str | None = None
-    """Text for validation; None holds out the end of the training text."""
+    """Text for validation. None: hold out the end of the training text."""
     valid_share: float = 0.05
-    """Share of the training text held out when `valid` is None."""
+    """Share of the training text that is held out if `valid` is None."""
     text_field: str = "text"
-    """Field that holds the text in records."""
+    """Field of a record that holds the text."""
     tokenizer: str = "bpe:8192"
-    """bpe:SIZE trains a byte-level BPE on the training text; gpt2; a folder; or a Hugging Face name."""
+    """bpe:SIZE (train a byte-level BPE on the training text), gpt2, a folder, or a Hugging Face name."""
     cache: str = ".dadlm-cache"
     """Folder for tokenised shards."""
     rows: Literal["stream", "documents"] = "stream"
-    """stream: documents run across rows. documents: a row holds one document, filled up with end-of-text."""
+    """stream: concatenate documents and cut the result into rows.
+    documents: one document per row, padded with end-of-text."""
 
     def __post_init__(self) -> None:
         if not 0 < self.valid_share < 1:
@@ -36,37 +37,39 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How to optimise."""
+    """Optimisation settings."""
 
     steps: int = 1000
     """Optimiser steps of this stage."""
     batch_size: int = 32
-    """Rows per step over all micro-batches and processes."""
+    """Rows per step, over all micro-batches and processes."""
     accumulate: int = 1
-    """Micro-batches per step and process; changes memory, not results (with dropout, its draws)."""
+    """Micro-batches per step and process; affects memory, not results (except the draws of dropout)."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """muon: the matrices of the layers by Muon, all else by AdamW, with one learning rate."""
+    """adamw, or muon: Muon for the matrices of the layers
+    and AdamW for everything else, with one learning rate."""
     lr: float = 3e-4
     """Learning rate after warm-up."""
     graph_lr_scale: float = 1.0
     """Factor on the learning rate of what DA-DLM adds (transitions, candidates, start node)."""
     edge_tokens: int = 20_000_000
-    """Tokens of the text that are counted to start fresh bilinear edges; 0 starts them at nothing."""
+    """Tokens of the text that are counted to initialise new bilinear edges; 0 initialises them to zero."""
     warmup: int = 100
     """Steps of linear warm-up."""
     decay: int = 0
-    """Steps of linear decay to zero at the end; 0 keeps the rate constant, as the paper does."""
+    """Steps of linear decay to zero at the end; 0 keeps the rate constant, as in the paper."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's averaging constants."""
+    """AdamW's betas."""
     weight_decay: float = 0.0
     """AdamW's weight decay."""
     clip: float = 1.0
-    """Largest gradient norm."""
+    """Maximum gradient norm."""
     ema: float = 0.9999
-    """Averaging of the weights; the first ones are forgotten faster: min(ema, (1 + n) / (10 + n)) at step n
-    of all stages of a family."""
+    """Decay of the moving average of the weights.
+    At step n, counted over all stages of a family, it is
+    min(ema, (1 + n) / (10 + n)), to forget early weights sooner."""
     seed: int = 0
-    """Decides initial weights, data order, noise and dropout, from the first stage of a route to its last."""
+    """Seed of initial weights, data order, noise and dropout; the same for all stages of a route."""
     valid_every: int = 500
     """Steps between validations."""
     valid_rows: int = 256
@@ -78,21 +81,21 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto: bf16 on CUDA, fp32 elsewhere."""
     device: str = "auto"
-    """auto: CUDA if there is one."""
+    """cpu, cuda, or auto (cuda if available)."""
     compile: bool = False
-    """Fuse the model's parts with torch.compile: slow to start, faster afterwards."""
+    """Use torch.compile on parts of the model: slow to start, faster afterwards."""
     graphs: bool = True
-    """Record a step's work on the GPU once and replay it afterwards (CUDA graphs): faster, but it holds on to
-    memory. Of effect only with one process on CUDA, accumulate 1 and no checkpointing."""
+    """Capture each step as a CUDA graph and replay it: faster, but keeps more memory.
+    Only has an effect on CUDA with one process, accumulate 1 and no checkpointing."""
     checkpointing: bool = False
-    """Recompute each layer in the backward pass instead of keeping it: less memory, a third more time."""
+    """Recompute each layer in the backward pass instead of storing it: less memory, a third more time."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Under torchrun: every process has a copy of everything (ddp) or its share of it (fsdp)."""
+    """Under torchrun: ddp (every process holds a full copy) or fsdp (every process holds a shard)."""
     ar_weight: float = 0.0
-    """Weight of the AR loss on the clean text, added to that of diffusion (models with `causal_context`)."""
+    """Weight of the AR loss on the clean text, added to the diffusion loss (models with `causal_context`)."""
     masks_per_row: int = 1
-    """How many times a step masks a row, each time differently (bd3lm, dadlm): what is not masked is read
-    once for all of them."""
+    """How often a step masks each row, differently each time
+    (bd3lm, dadlm); the clean text is read only once for all."""
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch_size", "accumulate", "masks_per_row")
@@ -134,17 +137,18 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything about one stage of training."""
+    """One stage of training."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     out: str = "runs/run"
-    """Folder of the run; an unfinished run found there is continued."""
+    """Folder of the run; an unfinished run found there is resumed."""
     init_from: str | None = None
-    """Model to start from, whose training goes on: AR or MDLM before BD3LM before DA-DLM. One that ships with
-    dadlm (dadlm, bd3lm, ar), a folder, a training run (its best checkpoint), or a Hugging Face name."""
+    """Model to continue training from: AR or MDLM before BD3LM, BD3LM before DA-DLM.
+    Name of a shipped model (dadlm, bd3lm, ar), folder of a model or of
+    a training run (uses its best checkpoint), or Hugging Face name."""
 
     def __post_init__(self) -> None:
         if self.train.masks_per_row > 1 and not self.model.denoises_blocks:
@@ -161,32 +165,32 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
-    """Everything about one fine-tuning."""
+    """One fine-tuning run."""
 
     model: str = ""
-    """Model to start from: one that ships with dadlm (dadlm, bd3lm, ar), a folder of a model or of a training
-    run (its best checkpoint), or a Hugging Face name."""
+    """Model to start from: name of a shipped model (dadlm, bd3lm, ar), folder of a
+    model or of a training run (uses its best checkpoint), or Hugging Face name."""
     data: tuple[str, ...] = ()
-    """Pairs to learn: JSON Lines (.jsonl, also .zst) of {"document", "summary"} or {"prompt", "completion"},
-    or folders of them."""
+    """Training pairs: JSON Lines (.jsonl, also .zst) of {"document",
+    "summary"} or {"prompt", "completion"}, or folders of such files."""
     valid: tuple[str, ...] = ()
     """Pairs for validation."""
     out: str = "runs/finetuned"
-    """Folder of the run; an unfinished run found there is continued."""
+    """Folder of the run; an unfinished run found there is resumed."""
     document_tokens: int | None = None
-    """Tokens of a document that are read, the end-of-text after it included; none: what the model was
-    fine-tuned on before, or 3/4 of the context."""
+    """Tokens of a document that are read, including the end-of-text after it.
+    None: as in the model's previous fine-tuning, otherwise 3/4 of the context."""
     summary_tokens: int | None = None
-    """Tokens of a summary at most; none: what the model was fine-tuned on before, or the rest of the
-    context."""
+    """Maximum number of tokens of a summary.
+    None: as in the model's previous fine-tuning, otherwise the rest of the context."""
     dropout: float | None = None
-    """Share of each layer's output that training leaves out at random; none: as the model has it."""
+    """Dropout rate of each layer's output. None: that of the model."""
     rouge_pairs: int = 64
     """Validation pairs, spread evenly over all, that are summarised at each validation."""
     patience: int = 3
-    """Stop after so many validations without a better ROUGE; 0: never."""
+    """Stop after this many validations without a better ROUGE; 0: never."""
     strict: bool = False
-    """Stop at the first line that is no pair, instead of leaving it out."""
+    """Stop at the first line that is not a pair, instead of skipping it."""
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 

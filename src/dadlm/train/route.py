@@ -19,30 +19,30 @@ from dadlm.train.trainer import train_stage
 
 @dataclass(frozen=True, kw_only=True)
 class RouteConfig:
-    """What all stages of a route share; for more, train its stages one by one."""
+    """Options shared by all stages of a route. For more options, train the stages one by one."""
 
     data: DataConfig = field(default_factory=DataConfig)
     out: str = "runs/route"
-    """Folder of the route, with one folder for each stage; an unfinished route found there is continued."""
+    """Folder of the route, with a subfolder for each stage; an unfinished route found there is resumed."""
     init_from: str | None = None
-    """Model to start from, whose shape is taken: one that ships with dadlm (dadlm, bd3lm, ar), a folder or a
-    training run. Stages that come before its family are left out."""
+    """Model to start from, which also determines the shape: name of a shipped model (dadlm,
+    bd3lm, ar), folder of a model or training run. Stages before its family are skipped."""
     length: float = 1.0
-    """Factor on the steps of every stage."""
+    """Multiplies the number of steps of every stage."""
     batch_size: int | None = None
-    """Rows per step; none: as the recipe has it."""
+    """Rows per step. None: as in the recipe."""
     accumulate: int | None = None
-    """Micro-batches per step and process; none: as the recipe has it."""
+    """Micro-batches per step and process. None: as in the recipe."""
     seed: int = 0
-    """Decides initial weights, data order, noise and dropout."""
+    """Seed of initial weights, data order, noise and dropout."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto: bf16 on CUDA, fp32 elsewhere."""
     device: str = "auto"
-    """auto: CUDA if there is one."""
+    """cpu, cuda, or auto (cuda if available)."""
     compile: bool = False
-    """Fuse the model's parts with torch.compile: slow to start, faster afterwards."""
+    """Use torch.compile on parts of the model: slow to start, faster afterwards."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Under torchrun: every process has a copy of everything (ddp) or its share of it (fsdp)."""
+    """Under torchrun: ddp (every process holds a full copy) or fsdp (every process holds a shard)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.length < float("inf"):

@@ -23,8 +23,8 @@ USAGE = "\n".join(
     [
         "usage: dadlm evaluate KIND [options]\n",
         *(f"  {name:15s} {kind.__doc__}" for name, kind in OPTIONS.items()),
-        "\ndadlm evaluate KIND --help lists the options. Each writes KIND.json into --out;",
-        "run again, it resumes where it stopped.",
+        "\ndadlm evaluate KIND --help lists the options. Each command writes KIND.json into --out;",
+        "if interrupted, run it again to resume.",
     ]
 )
 

@@ -23,16 +23,16 @@ class Common:
     """Options that decide the result of this kind, and of others only the speed."""
 
     out: str = ""
-    """Folder for the result and the pieces to resume from; empty: evaluation/KIND-MODELS-DATA, followed by
-    the options that are not the default."""
+    """Folder for the result and for the pieces to resume from.
+    Empty: evaluation/KIND-MODELS-DATA, followed by the options that are not the default."""
     seed: int = 0
     """Seed of everything random."""
     batch_size: int = 16
-    """Rows side by side; changes speed, not results."""
+    """Rows processed at once; affects speed, not results."""
     device: str = "auto"
-    """cpu, cuda, or auto: cuda where there is one."""
+    """cpu, cuda, or auto (cuda if available)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 is several times faster on a GPU; only float32 gives the same numbers in every batch."""
+    """bfloat16 is several times faster on a GPU; only float32 gives the same numbers at every batch size."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
@@ -49,12 +49,12 @@ class Common:
 
 @dataclass(frozen=True, kw_only=True)
 class OnText(Common):
-    """Options of what reads rows of text."""
+    """Options of kinds that read rows of text."""
 
     data: str = ""
     """A .txt, .jsonl, .jsonl.zst or .parquet file, a folder or pattern of these, or hf:NAME (a dataset)."""
     text_field: str = "text"
-    """Field that holds the text in records."""
+    """Field of a record that holds the text."""
     cache: str = ".dadlm-cache"
     """Folder for tokenised shards."""
 
@@ -66,8 +66,8 @@ class OnText(Common):
 @dataclass(frozen=True, kw_only=True)
 class OneModel(Common):
     model: str = "dadlm"
-    """One that ships with dadlm (`dadlm models` lists them), a folder of a model or of a training run (its
-    best checkpoint), or a Hugging Face name."""
+    """Name of a shipped model (see `dadlm models`), folder of a model or
+    of a training run (uses its best checkpoint), or Hugging Face name."""
 
 
 # They do not decide the result, or may be secret.

@@ -23,30 +23,30 @@ class Judge(Common):
     """Two sets of samples compared in pairs by a language model."""
 
     samples: tuple[str, ...] = ()
-    """Samples as `dadlm evaluate generation` writes them: one file or folder with both models, or A's and
-    B's."""
+    """Samples written by `dadlm evaluate generation`: one file or folder with both models, or A's and B's."""
     model_a: str = ""
-    """Name of model A in its samples; needed where they are of several models."""
+    """Name of model A in its samples; needed if they contain several models."""
     model_b: str = ""
     """Name of model B in its samples."""
     planted: str = ""
-    """Real text (.txt, .jsonl, ...; long documents) to make pairs of whose better side is known: how they are
-    judged is shown beside the verdicts. Without --samples these alone."""
+    """Real text (.txt, .jsonl, ...; long documents) to build control pairs from, whose better side is
+    known. The judge's verdicts on them are reported too. Without --samples, only these are judged."""
     planted_count: int = 50
-    """Documents of that text to make pairs of."""
+    """Documents of that text to build pairs from."""
     endpoint: str = ""
-    """Judge by this model of an OpenAI-compatible server: address in OPENAI_BASE_URL, key in
-    OPENAI_API_KEY."""
+    """Judge with this model of an OpenAI-compatible server;
+    address in OPENAI_BASE_URL, key in OPENAI_API_KEY."""
     judge: str = ""
-    """Judge by a language model on this machine (smollm2, a folder, a Hugging Face name), which need not be
-    able to answer: the text wins of which the prompt tells it more, log p(text | prompt) − log p(text)."""
+    """Judge with a language model on this machine (smollm2, a folder, a
+    Hugging Face name), which need not be able to answer questions:
+    the text with the higher log p(text prompt) − log p(text) wins."""
     concurrency: int = 4
-    """Requests in flight at once."""
+    """Number of concurrent requests."""
     timeout: float = 60.0
     """Seconds without any data after which a request counts as failed."""
     body: str = "{}"
-    """More fields of the request as JSON, e.g. '{"thinking": {"type": "disabled"}}'; null drops a
-    default (temperature, max_tokens). Files get the names of the fields, not their values."""
+    """Additional fields of the request as JSON, e.g. '{"thinking": {"type": "disabled"}}'; null drops
+    a default (temperature, max_tokens). Files record the names of the fields, not their values."""
     price_in: float | None = None
     """Price of a million prompt tokens, to show the cost."""
     price_out: float | None = None

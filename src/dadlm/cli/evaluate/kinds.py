@@ -19,14 +19,14 @@ from dadlm.train.finetune import learned_lengths, lengths_as_learned
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction(OnText, OneModel):
-    """Conditional block reconstruction, alone or paired against a second model."""
+    """Reconstruction of masked blocks, for one model or paired with a second one."""
 
     against: str = ""
-    """A second model, to be compared row by row; empty: none."""
+    """A second model to compare with, row by row. Empty: none."""
     count: int | None = None
-    """Rows to score, from the start of the text; None: all."""
+    """Rows to score, from the start of the text. None: all."""
     length: int | None = None
-    """Tokens of a row; None: the context, of two models the shorter one."""
+    """Tokens per row. None: the context; with two models, the shorter one."""
 
     def measure(self, folder: Path) -> dict[str, Any]:
         model, against, length = load_model(self.model, self), None, self.length
@@ -42,22 +42,25 @@ class Reconstruction(OnText, OneModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity(OnText, OneModel):
-    """A perplexity: exact for AR, a valid bound for the other families."""
+    """Perplexity: exact for AR, an upper bound for the other families."""
 
     mode: Mode = "diffusion"
-    """ar: score a model with `causal_context` as the AR model that it is too, exactly."""
+    """ar: score a model with `causal_context` as an AR model, exactly."""
 
     count: int | None = None
-    """Rows to score, drawn from all over the text; None: all."""
+    """Rows to score, drawn from all over the text. None: all."""
     length: int | None = None
-    """Tokens of a row; None: the model's context."""
+    """Tokens per row. None: the model's context."""
     draws: int = 1
-    """Masks drawn for each row and form: more narrow the interval (AR draws none)."""
+    """Masks drawn for each row and estimator; more give a narrower interval (AR draws none)."""
     passes: int | None = None
-    """1: the exact likelihood of whole blocks written in one pass each (bd3lm, dadlm), by place."""
+    """1: the exact likelihood of blocks written in a single pass each (bd3lm, dadlm), also by position."""
     chains: int = 64
-    """Sampled chains that sum out open left neighbours, for token edges with a vocabulary above 16 times as
-    many or edges of second order; a multiple of 4; 0: always exactly (not with edges of second order)."""
+    """For models with token edges: sampled chains that
+    sum out masked left neighbours; a multiple of 4.
+    Vocabularies of at most 16 times as many tokens are
+    summed exactly, except with second-order edges.
+    0: always exactly (not with second-order edges)."""
 
     def measure(self, folder: Path) -> dict[str, Any]:
         model = load_model(self.model, self)
@@ -69,18 +72,19 @@ class Perplexity(OnText, OneModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Generation(OnText, GenerationSettings):
-    """Completions over a grid of decoding settings: MAUVE, judge perplexity, TPF, the figure."""
+    """Completions over a grid of decoding settings: MAUVE, judge perplexity, TPF, figure."""
 
     model: tuple[str, ...] = ("bd3lm", "dadlm")
-    """Models to compare, by name or folder; a BD3LM of the same block size makes an adjusted TPF possible."""
+    """Models to compare, by name or folder; adjusted TPF needs a BD3LM of the same block size among them."""
     mode: Mode = "diffusion"
-    """ar: models with `causal_context` as the AR models that they are too."""
+    """ar: use models with `causal_context` as AR models."""
     configurations: tuple[str, ...] = ("quick",)
-    """Presets (quick, paper, paper-16, paper-8, paper-4) or single ones: FH T=8 D=8 T=8/infill=2,0.5
-    conf=0.9 H=0.5."""
+    """Presets (quick, paper, paper-16, paper-8, paper-4) or single configurations:
+    FH T=8 D=8 T=8/infill=2,0.5 conf=0.9 H=0.5."""
 
     embedder: str = "smollm2"
-    """Features for MAUVE: smollm2, minilm, gpt2-large, a Hugging Face name or folder; none: no MAUVE."""
+    """Model for MAUVE features: smollm2, minilm, gpt2-large,
+    a Hugging Face name or folder; none: no MAUVE."""
     judge_lm: str = "smollm2"
     """Language model for perplexity: smollm2, a Hugging Face name or folder; none: no perplexity."""
 
@@ -93,25 +97,26 @@ class Generation(OnText, GenerationSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Summarisation(OneModel):
-    """ROUGE, tokens per forward pass and the lead-sentence baseline."""
+    """ROUGE, tokens per forward pass, and the lead-sentence baseline."""
 
     data: str = ""
-    """JSON Lines (.jsonl, also .zst) of {"document", "summary"} or {"prompt", "completion"}, or a folder of
-    them."""
+    """JSON Lines (.jsonl, also .zst) of {"document", "summary"}
+    or {"prompt", "completion"}, or a folder of such files."""
     pairs: int | None = None
-    """Use the first so many pairs; none: all."""
+    """Use only the first pairs, this many. None: all."""
     document_tokens: int | None = None
-    """Tokens of a document that are read, the end-of-text after it included; none: as many as in fine-tuning,
-    or 3/4 of the context."""
+    """Tokens of a document that are read, including the end-of-text after it.
+    None: as in fine-tuning, otherwise 3/4 of the context."""
     summary_tokens: int | None = None
-    """Tokens of the summary at most; none: as many as in fine-tuning, or the rest of the context."""
+    """Maximum number of tokens of a summary. None: as in fine-tuning, otherwise the rest of the context."""
     strict: bool = False
-    """Stop at the first line that is no pair, instead of leaving it out."""
+    """Stop at the first line that is not a pair, instead of skipping it."""
     paper: bool = False
-    """Decode as the paper does: DA-DLM along the best path of a block, end-of-text like any other token. Such
-    summaries are short."""
+    """Decode as in the paper: DA-DLM along the best path of a
+    block, with end-of-text treated like any other token.
+    Such summaries are short."""
     threshold: float = 0.9
-    """Confidence from which on diffusion models keep a token; AR decodes greedily."""
+    """Minimum confidence at which diffusion models keep a token; AR decodes greedily."""
     infill: tuple[int, float] | None = None
     """k r: fill gaps of at most k tokens once a share r of the block is known."""
 
@@ -141,13 +146,13 @@ class Latency(Common, LatencySettings):
 
     decides = ("batch_size",)
     model: tuple[str, ...] = ("bd3lm", "dadlm")
-    """Models to measure, by name or folder; one BD3LM among them makes ratios possible."""
+    """Models to measure, by name or folder; ratios need a BD3LM among them."""
     mode: Mode = "diffusion"
-    """ar: models with `causal_context` as the AR models that they are too."""
+    """ar: use models with `causal_context` as AR models."""
     batch_size: int = 32
-    """Texts side by side; the paper has 32."""
+    """Texts decoded at once; 32 in the paper."""
     new_tokens: int | None = None
-    """Length of the text whose memory is watched; None: to the end of the context, on a CPU 64."""
+    """Length of the text whose memory use is measured. None: up to the end of the context; on a cpu, 64."""
 
     def measure(self, folder: Path) -> dict[str, Any]:
         models = load_models(self.model, self, self.mode)
@@ -163,12 +168,13 @@ class Acceptance(OnText, OneModel, AcceptanceSettings):
     """Tokens per cycle of the lossless mode, for each draft model."""
 
     model: str = "ar"
-    """Whose text it is: an AR model, or one with `causal_context`, which also drafts for itself."""
+    """The target model: an AR model, or one with `causal_context`, which also drafts for itself."""
     draft: tuple[str, ...] = ()
-    """Models that draft, by name or folder, and lookup (no model: what stood in the text before); none: the
-    model itself, or bd3lm, dadlm and lookup for an AR model."""
+    """Models that draft, by name or folder, or lookup (no
+    model: copies what followed the same tokens earlier).
+    If none: the model itself and lookup; for an AR model, bd3lm, dadlm and lookup."""
     batch_size: int = 32
-    """Texts side by side; changes speed, not results."""
+    """Texts decoded at once; affects speed, not results."""
 
     def measure(self, folder: Path) -> dict[str, Any]:
         model = load_model(self.model, self)
