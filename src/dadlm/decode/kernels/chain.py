@@ -79,7 +79,7 @@ def _score(
         logits = tl.where(is_near, others, logits)
         for start in range(0, R + F, COLUMNS):
             r = start + tl.arange(0, COLUMNS)
-            two = (r >= R) & (r < R + F) & (two_open != 0)
+            two = (r >= R) & (r < R + F * two_open)
             factor = tl.load(left + token * R + r, mask=r < R, other=0.0).to(tl.float32)
             factor *= tl.load(scale + is_open * R + r, mask=r < R, other=0.0).to(tl.float32)
             factor += tl.load(second + further * F + r - R, mask=two, other=0.0).to(tl.float32)
