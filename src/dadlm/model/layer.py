@@ -154,6 +154,12 @@ class Layer(nn.Module):
         self.down = linear(inside, width, bias=kind.biases, rank=rank)
         self.modulation = Modulation(config, 6)
 
+    def stacked(self) -> dict[nn.Parameter, list[int]]:
+        """The weights that are several matrices on top of each other, and how many rows each has."""
+        head, inside = self.qkv.out_features // sum(self.heads), self.down.in_features
+        projections = [heads * head for heads in self.heads]
+        return {self.qkv.weight: projections, self.up.weight: [inside] * (self.up.out_features // inside)}
+
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [B, C, H, E] and keys, and values [B, C, H', E], of the layer's input x
         [B, C, D]."""

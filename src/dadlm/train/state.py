@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dadlm import counter
 from dadlm.model import Model
+from dadlm.model.layer import Layer
 from dadlm.noise import NoiseConfig
 from dadlm.train.config import TrainConfig
 from dadlm.train.muon import Muon
@@ -104,14 +105,14 @@ def start_optimizer(model: Model, train: TrainConfig) -> torch.optim.AdamW:
         {"params": new, "scale": train.graph_lr_scale},
         {"params": matrices, "scale": 1.0, "matrices": True},
     ]
-    return (Muon if matrices else torch.optim.AdamW)(
-        [group for group in groups if group["params"]],
-        lr=train.lr,
-        betas=train.betas,
-        eps=1e-8,
-        weight_decay=train.weight_decay,
-        fused=model.device.type == "cuda",
-    )
+    settings: dict[str, Any] = {"lr": train.lr, "betas": train.betas, "eps": 1e-8}
+    settings |= {"weight_decay": train.weight_decay, "fused": model.device.type == "cuda"}
+    groups = [group for group in groups if group["params"]]
+    if not matrices:
+        return torch.optim.AdamW(groups, **settings)
+    layers = [module for module in model.backbone.layers if isinstance(module, Layer)]
+    stacked = {weight: rows for layer in layers for weight, rows in layer.stacked().items()}
+    return Muon(groups, stacked, **settings)
 
 
 class NanWatch:
