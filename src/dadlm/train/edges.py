@@ -23,7 +23,7 @@ from dadlm.model.checkpoint import set_weights, weights
 from dadlm.model.edge import Bilinear
 from dadlm.noise import Noise
 from dadlm.objective import losses
-from dadlm.tokens import Rows
+from dadlm.tokens import Mixture, Rows
 
 OPEN_SCALE = 0.9
 """Weight of fitted edges beside a model that has not seen the neighbour: less than one, since it says part of
@@ -55,14 +55,16 @@ class Pairs:
 
 
 def count_pairs(rows: Rows, vocabulary: int, tokens: int, apart: int = 1) -> Pairs:
-    """Count the pairs, so many places apart, in the first rows that hold so many tokens."""
+    """Count the pairs, so many places apart, in the first rows that hold so many tokens; of a mixture in the
+    rows that training sees first, so that every source has its share."""
     if tokens < 2:
         raise ConfigError(f"edges need at least 2 tokens to count, got {tokens}")
-    wanted = min(len(rows), -(-tokens // rows.context))
+    chosen = torch.arange(min(len(rows), -(-tokens // rows.context)))
+    chosen = rows.order(chosen, 0) if isinstance(rows, Mixture) else chosen
     at_once = max(1, _AT_ONCE // rows.context)
     codes, counts, single = np.empty(0, np.int64), np.empty(0, np.int64), np.full(vocabulary, 0.5)
-    for first in range(0, wanted, at_once):
-        ids = rows.batch(range(first, min(first + at_once, wanted))).numpy()
+    for some in chosen.split(at_once):
+        ids = rows.batch(some).numpy()
         if ids.max() >= vocabulary:
             raise DataError(f"the text holds id {ids.max()}, but the model knows {vocabulary} tokens")
         single += np.bincount(ids.reshape(-1), minlength=vocabulary)
@@ -104,18 +106,21 @@ def fit(
 ) -> tuple[Tensor, Tensor]:
     """Fit left and right [V, R] to the pairs: Σ c(x, y)·log softmax_y(log p(y) + ⟨left(x), right(y)⟩).
 
-    A step takes some of the tokens x, frequent ones more often but not as often as they occur.
+    A step takes some of the tokens x that begin a pair, frequent ones more often but not as often as they
+    occur.
     """
     left, right = (factor.clone().requires_grad_() for factor in factors)
     optimizer = torch.optim.Adam([left, right], lr=_LR, betas=(0.9, 0.95))
     share, V, generator = pairs.share, len(pairs.share), torch.Generator().manual_seed(seed)
-    taken = share.sqrt() / share.sqrt().sum()
     row_ends = torch.searchsorted(pairs.first, torch.arange(V + 1))
     total = torch.zeros(V).index_add_(0, pairs.first, pairs.count)
+    # In a large vocabulary and a short text hardly any token has pairs: a step of others would learn nothing.
+    begins = total.nonzero().squeeze(1)
+    often = share[begins].sqrt()
     for step in track(range(steps), "fitting token edges", disable=quiet, transient=True):
         optimizer.param_groups[0]["lr"] = _LR * min(1.0, (step + 1) / 10) * (1 - step / steps)
-        x = torch.multinomial(taken, max(1, 2 * _AT_ONCE // V), True, generator=generator).unique()
-        weight = share[x] / taken[x] * (total[x] > 0)
+        place = torch.multinomial(often, max(1, 2 * _AT_ONCE // V), True, generator=generator).unique()
+        x, weight = begins[place], often[place]
         logits = left[x] @ right.t() + share.log()
         row, pair = _ranges(row_ends[x], row_ends[x + 1])
         said = (pairs.count[pair] / total[x][row]) * logits[row, pairs.second[pair]]
