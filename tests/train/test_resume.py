@@ -115,7 +115,10 @@ def test_another_runs_folder_is_refused_with_the_settings_that_differ(tmp_path: 
     assert_same_bits(state_tensors(tmp_path / "last"), before)
 
 
-CONTENTS = ("", "{", "[]", "{}", '{"step": 2}', '{"step": 2, "best": 1.0, "noise": {"shape": 1}, "run": {}}')
+SOUND = '{"step": 2, "best": 1.0, "noise": {}, "run": {}'
+CONTENTS = ("", "{", "[]", "{}", '{"step": 2}', SOUND.replace('"noise": {}', '"noise": {"shape": 1}') + "}")
+CONTENTS += (SOUND.replace('"run": {}', '"run": {"train": 5}') + "}", SOUND + ', "data": 5}')
+CONTENTS += (SOUND + ', "averaged": "many"}', SOUND + ', "summary_tokens": "few"}')
 STATE, TENSORS = "training/state.json", "training/state.safetensors"
 
 
@@ -132,7 +135,7 @@ def narrower(last: Path) -> bytes:
 
 
 DAMAGES: dict[str, tuple[str, Callable[[Path], bytes | None], str]] = {
-    **{text: (STATE, lambda _, text=text: text.encode(), r"state\.json") for text in CONTENTS},
+    **{text: (STATE, lambda _, text=text: text.encode(), r"state\.json is not") for text in CONTENTS},
     "truncated": (TENSORS, lambda last: (last / TENSORS).read_bytes()[:-100], "truncated or damaged"),
     "missing": (TENSORS, lambda _: None, "does not exist"),
     "of another shape": (TENSORS, narrower, "shape"),

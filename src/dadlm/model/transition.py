@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dadlm.errors import ConfigError
 from dadlm.model import kernels
 from dadlm.nodes import Nodes
 
@@ -75,6 +76,11 @@ class GatedTransition(nn.Module):
     def __init__(self, config: "ModelConfig") -> None:
         super().__init__()
         width, self.heads = config.width, config.heads
+        if width % self.heads:  # attention need not divide the width: head_width may be given
+            raise ConfigError(
+                f"width {width} must be a multiple of heads {self.heads}, among which gated transitions divide "
+                "it: choose another width, or transition single"
+            )
         self.position = nn.Embedding(config.block_size + 1, width)
         self.query = nn.Linear(2 * width, width)
         self.key = nn.Linear(2 * width, width)

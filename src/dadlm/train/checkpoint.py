@@ -32,7 +32,9 @@ _RENAMED = {"masks": "masks_per_row"}
 
 
 MANY_STEPS = 1 << 31
-"""In the place of a count that is not known: an average of so many is not forgotten fast."""
+"""Stands for an unknown number of averaged steps: an average of so many is not forgotten fast."""
+LENGTHS = ("document_tokens", "summary_tokens")
+"""Which lengths a fine-tuning has learned, as its `TrainState.metadata` calls them."""
 
 
 def save_state(state: TrainState, run: RunConfig, out: Path, is_best: bool, ranks: Ranks = ALONE) -> Path:
@@ -82,7 +84,7 @@ def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks = A
         if (then := progress.get(name, now)) != now:
             what = f"{name} {then}, now it is {now}"
             raise ConfigError(f"{out} holds a run with {what}: choose another --out or keep it")
-    if progress.get("data") != state.data:
+    if progress["data"] != state.data:
         raise ConfigError(f"the text is not the one that the run in {out} began with; choose another --out")
     with TensorFiles(folder / "training") as files:
         expected = _tensors(state).keys()
@@ -101,19 +103,23 @@ def read_progress(folder: Path) -> dict[str, Any]:
         NoiseConfig(**progress["noise"])
         if not (isinstance(progress["step"], int) and progress["step"] >= 0):
             raise ValueError(f"step is {progress['step']!r}")
-        progress["best"], progress["run"] = float(progress["best"]), dict(progress["run"])
+        run = progress["run"] = {"model": {}, "data": {}, "train": {}} | progress["run"]
+        if not all(isinstance(run[part], dict) for part in ("model", "data", "train")):
+            raise ValueError("run has a part that is no object")
+        progress["best"], progress["data"] = float(progress["best"]), list(progress.get("data", []))
         # Before streams were counted over stages, each began at nothing.
-        batch_size = progress["run"].get("train", {}).get("batch_size", 0)
+        batch_size = run["train"].get("batch_size", 0)
         counted = Stream().after(progress["step"], batch_size)._asdict()
         progress["stream"] = Stream(**progress.get("stream", counted))
         # Before averages were counted by themselves, they went on with the stream; after a model of which
         # nothing was known they had no fast start.
         before = progress["stream"].after(-progress["step"], batch_size).steps
-        unknown = progress["run"].get("init_from") is not None and not before
+        unknown = run.get("init_from") is not None and not before
         progress.setdefault("averaged", MANY_STEPS if unknown else before)
-        counts = (*progress["stream"], progress["averaged"])
-        if not all(isinstance(count, int) and count >= 0 for count in counts):
-            raise ValueError(f"stream is {progress['stream']}, averaged {progress['averaged']}")
+        counts = {name: progress[name] for name in ("averaged", *LENGTHS) if name in progress}
+        for name, count in (counts | progress["stream"]._asdict()).items():
+            if not (isinstance(count, int) and count >= 0):
+                raise ValueError(f"{name} is {count!r}")
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{file} is not a training state: {error!r}") from error
     return progress

@@ -15,7 +15,7 @@ from dadlm.model import Model, eval_mode, load
 from dadlm.model.checkpoint import locate, set_weights, weights
 from dadlm.objective import losses
 from dadlm.train.batches import Batches, noise_of
-from dadlm.train.checkpoint import read_progress
+from dadlm.train.checkpoint import LENGTHS, read_progress
 from dadlm.train.config import DataConfig, FinetuneConfig, RunConfig
 from dadlm.train.log import Log
 from dadlm.train.loop import Loop
@@ -54,7 +54,7 @@ class Finetuner(Loop):
     ) -> None:
         train, self.name, self.patience = config.train, f"fine-tuning {model.config.family}", config.patience
         sizes = lengths(model, config.document_tokens, config.summary_tokens)
-        self.lengths = dict(zip(("document_tokens", "summary_tokens"), sizes, strict=True))
+        self.lengths = dict(zip(LENGTHS, sizes, strict=True))
         rows = PairRows(encoded.rows, model.config, train.batch_size)
         valid_rows = encode_pairs(model, valid, **self.lengths).rows[: train.valid_rows]
         self.valid_rows = PairRows(valid_rows, model.config, train.batch_size)
@@ -159,8 +159,8 @@ def learned_lengths(model: str) -> tuple[int, int] | None:
     folder = locate(model)
     if not (folder / "training" / "state.json").is_file():
         return None
-    found = [read_progress(folder).get(name) for name in ("document_tokens", "summary_tokens")]
-    return None if None in found else (int(found[0]), int(found[1]))  # type: ignore[arg-type]
+    document, summary = (read_progress(folder).get(name) for name in LENGTHS)
+    return None if document is None or summary is None else (document, summary)
 
 
 def lengths_as_learned(

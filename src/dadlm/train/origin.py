@@ -102,9 +102,9 @@ def warn_of_other_text(run: RunConfig, rows: Rows) -> None:
     if folder is None:
         return
     progress = read_progress(folder.parent)
-    then, now = progress["run"].get("data", {}).get("train", ""), run.data.train
-    if progress["run"].get("model", {}).get("context") == rows.context:
-        is_other = progress.get("data", [])[:1] != [rows.fingerprint()]
+    then, now = progress["run"]["data"].get("train", ""), run.data.train
+    if progress["run"]["model"].get("context") == rows.context:
+        is_other = progress["data"][:1] != [rows.fingerprint()]
     else:  # rows of another length tell nothing
         is_other = then != now
     if is_other:
