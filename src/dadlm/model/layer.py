@@ -154,7 +154,7 @@ class Layer(nn.Module):
         self.down = linear(inside, width, bias=kind.biases, rank=rank)
         self.modulation = Modulation(config, 6)
 
-    def stacked(self) -> dict[nn.Parameter, list[int]]:
+    def stacked(self) -> dict[Tensor, list[int]]:
         """The weights that are several matrices on top of each other, and how many rows each has."""
         head, inside = self.qkv.out_features // sum(self.heads), self.down.in_features
         projections = [heads * head for heads in self.heads]

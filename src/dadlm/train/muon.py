@@ -25,7 +25,7 @@ class Muon(torch.optim.AdamW):
     def __init__(
         self,
         groups: Iterable[dict[str, Any]],
-        stacked: Mapping[nn.Parameter, Sequence[int]] | None = None,
+        stacked: Mapping[Tensor, Sequence[int]] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(groups, **settings)
