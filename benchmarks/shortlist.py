@@ -43,7 +43,7 @@ def places_of(model: Model, rows: Tensor, blocks: int) -> tuple[Tensor, Tensor, 
     if scores.transition_logp is not None:
         path = dag.sample_path(scores.transition_logp, generator=torch.Generator().manual_seed(0))
     tokens = rows.view(path.shape)
-    left = left_of(tokens, torch.ones_like(tokens, dtype=torch.bool), scores.before)
+    left = left_of(tokens, torch.ones_like(tokens, dtype=torch.bool), scores.before, model.config.mask_id)
     chosen = torch.randperm(tokens[:, 1:].numel() // N, generator=torch.Generator().manual_seed(0))[:blocks]
     at = [place for place in PLACES if place < N]
 

@@ -34,16 +34,16 @@ class Left(NamedTuple):
         return Left(*(None if x is None else change(x) for x in self))  # type: ignore[arg-type]
 
 
-def left_of(ids: Tensor, masked: Tensor, before: Tensor, mask_id: int) -> Left:
-    """The left neighbours in blocks ids [..., N], masked where `masked`, with tokens before them [...]."""
-    N, known = ids.shape[-1], torch.zeros_like(masked[..., :1])
+def left_of(ids: Tensor, masked: Tensor, before: Tensor, mask_id: int, second: bool = True) -> Left:
+    """The left neighbours in blocks ids [..., N], masked where `masked`, with tokens before them [...]; those
+    two places to the left too if `second`, which edges of first order do not look at."""
+    known = torch.zeros_like(masked[..., :1])
+    left = Left(torch.cat([before[..., None], ids[..., :-1]], -1), torch.cat([known, masked[..., :-1]], -1))
+    if not second:
+        return left
     both_open = masked[..., :-2] & masked[..., 1:-1]
-    second = F.pad(ids[..., :-2].masked_fill(~both_open, mask_id), (2, 0), value=mask_id)
-    return Left(
-        torch.cat([before[..., None], ids[..., :-1]], -1),
-        torch.cat([known, masked[..., :-1]], -1),
-        second[..., :N],
-    )
+    tokens = F.pad(ids[..., :-2].masked_fill(~both_open, mask_id), (2, 0), value=mask_id)
+    return left._replace(second=tokens[..., : ids.shape[-1]])
 
 
 def on_the_way(masked: Tensor, wanted: Tensor) -> Tensor:
