@@ -78,8 +78,8 @@ class GatedTransition(nn.Module):
         width, self.heads = config.width, config.heads
         if width % self.heads:  # attention need not divide the width: head_width may be given
             raise ConfigError(
-                f"width {width} must be a multiple of heads {self.heads} for gated transitions: choose another "
-                "width, or transition single"
+                f"gated transitions need a width that is a multiple of heads, got {width} and {self.heads}: "
+                "choose others, or transition single"
             )
         self.position = nn.Embedding(config.block_size + 1, width)
         self.query = nn.Linear(2 * width, width)

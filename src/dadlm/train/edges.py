@@ -26,10 +26,10 @@ from dadlm.objective import losses
 from dadlm.tokens import Mixture, Rows
 
 OPEN_SCALE = 0.9
-"""Weight of fitted edges beside a model that has not seen the neighbour: less than one, since it says part of
-the same."""
+"""Weight of fitted edges in a model that has not seen the neighbour: less than one, since the model says part
+of the same."""
 SECOND_SCALE = 0.6
-"""The same of edges of second order, which the token between says part of, too."""
+"""The same for edges of second order: the token in between says part of it, too."""
 _SMOOTHING = 100.0  # α, in tokens
 _AT_ONCE = 1 << 22  # pairs counted, and logits held, at once
 _LR = 0.01
@@ -55,7 +55,7 @@ class Pairs:
 
 
 def count_pairs(rows: Rows, vocabulary: int, tokens: int, apart: int = 1) -> Pairs:
-    """Count the pairs, so many places apart, in the first rows that hold so many tokens; of a mixture in the
+    """Count the pairs that stand `apart` places apart, in the first `tokens` tokens; of a mixture, in the
     rows that training sees first, so that every source has its share."""
     if tokens < 2:
         raise ConfigError(f"edges need at least 2 tokens to count, got {tokens}")
@@ -82,8 +82,8 @@ def count_pairs(rows: Rows, vocabulary: int, tokens: int, apart: int = 1) -> Pai
 
 
 def decompose(pairs: Pairs, rank: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Factors [V, R] of the log ratios, truncated where it costs least in pairs weighted by their tokens'
-    shares."""
+    """Factors [V, R] of the log ratios: the best of this rank when pairs are weighted by the shares of their
+    tokens."""
     root, V = pairs.share.sqrt(), len(pairs.share)
     if rank > V:
         raise ConfigError(f"the rank of the edges is {rank}, but there are only {V} tokens")
@@ -157,7 +157,7 @@ def is_fresh(model: Model) -> bool:
 
 @torch.no_grad()
 def set_edges(model: Model, left: Tensor, right: Tensor, scale: float = OPEN_SCALE) -> None:
-    """Put fitted factors into a model, with so much weight after an open neighbour and none after a known
+    """Put fitted factors into a model, with weight `scale` after an open neighbour and none after a known
     one."""
     edge, (V, R) = model.head.edge, left.shape
     assert isinstance(edge, Bilinear)
@@ -169,7 +169,7 @@ def set_edges(model: Model, left: Tensor, right: Tensor, scale: float = OPEN_SCA
 
 @torch.no_grad()
 def set_second(model: Model, left: Tensor, right: Tensor, scale: float = SECOND_SCALE) -> None:
-    """Put fitted factors of second order into a model, with so much weight."""
+    """Put fitted factors of second order into a model, with weight `scale`."""
     edge = model.head.edge
     assert isinstance(edge, Bilinear) and edge.second is not None
     edge.second.weight.copy_(scale * left)
@@ -177,7 +177,7 @@ def set_second(model: Model, left: Tensor, right: Tensor, scale: float = SECOND_
 
 
 def start_edges(model: Model, rows: Rows, tokens: int, seed: int = 0, quiet: bool = True) -> None:
-    """Give a model's fresh edges what so many tokens of a text tell about neighbours."""
+    """Start a model's fresh edges from the pairs of this many tokens of a text."""
     config = model.config
     for rank, put, apart in ((config.edge_rank, set_edges, 1), (config.edge_second_rank, set_second, 2)):
         if rank:
@@ -193,15 +193,15 @@ def with_edges(plain: Model, rank: int, second_rank: int = 0) -> Model:
     own = {name: tensor for name, tensor in weights(model).items() if name.startswith("head.edge.")}
     there = weights(plain)
     for name, dim in (("head.edge.right", 1), ("head.edge.context", 0)):
-        if name in there:  # what is new stands behind it
+        if name in there:  # the new columns come after those that are there
             there[name] = torch.cat([there[name], own[name].narrow(dim, rank, second_rank)], dim)
     set_weights(model, own | there, "the model before")
     return model.to(plain.device)
 
 
 def choose_scale(model: Model, rows: Rows, scales: Sequence[float]) -> dict[float, float]:
-    """Give the edges the weight that suits the model best, by the likelihood of whole masked blocks of text;
-    with the nats a token for each weight."""
+    """Give the edges the weight under which fully masked blocks of a text are likeliest; returns the nats per
+    token for each weight."""
     edge = model.head.edge
     assert isinstance(edge, Bilinear)
 
@@ -214,7 +214,7 @@ def choose_scale(model: Model, rows: Rows, scales: Sequence[float]) -> dict[floa
 def choose_second_scale(
     model: Model, rows: Rows, scales: Sequence[float], factors: tuple[Tensor, Tensor]
 ) -> dict[float, float]:
-    """The same of edges of second order with these factors."""
+    """The same for edges of second order with these factors."""
     return _choose(model, rows, scales, lambda scale: set_second(model, *factors, scale))
 
 

@@ -1,7 +1,7 @@
-"""Muon for the matrices of the layers, AdamW for all else, as one optimiser.
+"""Muon for the matrices of the layers, AdamW for everything else, as one optimiser.
 
 Muon moves a matrix by its averaged gradient with all singular values made about one: rare directions count as
-much as common ones. Scaled to the size of AdamW's steps, so that one learning rate serves both.
+much as common ones. The step is scaled to the size of AdamW's, so that one learning rate serves both.
 """
 
 from collections import defaultdict
@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 _MOMENTUM = 0.95
 _ADAMW_SIZE = 0.2  # root mean square of AdamW's steps, in learning rates
 _TURNS = 5
-# A quintic that brings singular values in (0, 1] near one in so few turns (K. Jordan, Muon, 2024).
+# A quintic that brings singular values in (0, 1] near one in few iterations (K. Jordan, Muon, 2024).
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW, but for groups with `matrices`; these keep one average, `exp_avg`, for each weight. `stacked`
-    says which of them are several matrices on top of each other, and how many rows each has."""
+    """AdamW, except for groups with `matrices`, which keep only `exp_avg` for each weight. `stacked` says
+    which weights are several matrices on top of each other, and how many rows each has."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Muon(torch.optim.AdamW):
             self.param_groups = every
 
     def _move(self, group: dict[str, Any]) -> None:
-        """Matrices of one shape together: a single one would not fill a device."""
+        """All matrices of one shape at once: a single one would not fill a device."""
         alike = defaultdict[torch.Size, list[tuple[Tensor, ...]]](list)
         for weight in group["params"]:
             if weight.grad is None:
@@ -54,7 +54,7 @@ class Muon(torch.optim.AdamW):
             rows = list(self.stacked.get(weight, (len(weight),)))
             for parts in zip(*(x.split(rows) for x in (weight, weight.grad, average)), strict=True):
                 alike[parts[0].shape].append(parts)
-        spoilt = getattr(self, "found_inf", None)  # as fused AdamW: then nothing changes
+        spoilt = getattr(self, "found_inf", None)  # if set, nothing changes, as in fused AdamW
         for shape, found in alike.items():
             matrices, gradients, averages = zip(*found, strict=True)
             gradient = torch.stack(gradients)
