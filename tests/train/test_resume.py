@@ -196,6 +196,17 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     assert out.exists() and not (tmp_path / "nothing").exists()
 
 
+def test_a_run_that_is_refused_leaves_the_folder_that_another_has_just_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    with alone_in(out, Ranks()):
+        monkeypatch.setattr(Path, "exists", lambda _: False)  # as it was when the second one looked
+        with pytest.raises(ConfigError, match="another process trains in"), alone_in(out, Ranks()):
+            pass
+        assert out.is_dir()
+
+
 @pytest.mark.parametrize(
     ("setting", "refused"),
     [

@@ -30,7 +30,7 @@ def _sources(x: Tensor, nodes: Nodes) -> Tensor:
 
 def _scores(q: Tensor, k: Tensor, nodes: Nodes, heads: int) -> Tensor:
     """Packed q and k [B, C, D] → q·k / sqrt(E) of adjacent groups, [B, G, N, H, K, K]. In fp32 even under
-    autocast: errors would add up along a path."""
+    autocast: errors add up along a path."""
     if kernels.takes(q):
         from dadlm.model.kernels import links
 
@@ -112,8 +112,8 @@ class GatedTransition(nn.Module):
         if not grad:  # fewer kernels
             hidden = torch.cat([hidden, self.position(place).to(hidden.dtype)], -1)
             return [linear(hidden) for linear in parts]
-        # As the sum of both halves: half the arithmetic, and the few positions, which are projected once, get
-        # their gradient by a product instead of one by one.
+        # As the sum of both halves: half the arithmetic. The few positions are projected once, and their
+        # gradient is a product instead of a sum node by node.
         chosen, found = F.one_hot(place, len(self.position.weight)).to(hidden.dtype), []
         for linear in parts:
             first, second = linear.weight.chunk(2, -1)

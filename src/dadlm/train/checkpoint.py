@@ -139,8 +139,7 @@ def compare_runs(run: RunConfig, folder: Path) -> None:
 
 
 def _current_settings(saved: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A saved run in the settings of this release; a setting that was used and no longer exists is
-    refused."""
+    """A saved run in the settings of this release; one that was used and no longer exists is refused."""
     train = dict(saved["train"]) if isinstance(saved.get("train"), dict) else {}
     for name, default in _REMOVED.items():
         if (value := train.pop(name, default)) != default:

@@ -82,8 +82,7 @@ def count_pairs(rows: Rows, vocabulary: int, tokens: int, apart: int = 1) -> Pai
 
 
 def decompose(pairs: Pairs, rank: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Factors [V, R] of the log ratios: the best of this rank when pairs are weighted by the shares of their
-    tokens."""
+    """Factors [V, R] of the log ratios: the best of this rank if a pair weighs as much as its tokens do."""
     root, V = pairs.share.sqrt(), len(pairs.share)
     if rank > V:
         raise ConfigError(f"the rank of the edges is {rank}, but there are only {V} tokens")
@@ -157,7 +156,7 @@ def is_fresh(model: Model) -> bool:
 
 @torch.no_grad()
 def set_edges(model: Model, left: Tensor, right: Tensor, scale: float = OPEN_SCALE) -> None:
-    """Put fitted factors into a model, with weight `scale` after an open neighbour and none after a known
+    """Put fitted factors into a model: with weight `scale` after an open neighbour, none after a known
     one."""
     edge, (V, R) = model.head.edge, left.shape
     assert isinstance(edge, Bilinear)

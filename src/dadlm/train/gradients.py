@@ -1,4 +1,4 @@
-"""The gradients of a step: its rows forward and backward, in micro-batches, over processes, or as a CUDA
+"""The gradients of a step: rows forward and backward, in micro-batches, over processes, or as a CUDA
 graph."""
 
 from collections.abc import Callable
@@ -73,8 +73,7 @@ class StepGraphs:
 
     def _capture(self, inputs: Any, key: Any) -> _Captured | None:
         self._drop_gradients()
-        # Graphs never run at the same time, and each output is read before the next replay: they share
-        # memory.
+        # Graphs share memory: they never run at the same time, and outputs are read before the next replay.
         captured = capture("training", lambda: self.compute(inputs, key), self.pool)
         self.pool = None if captured is None else captured[0].pool()  # a failed capture may never free it
         return None if captured is None else (*captured, [parameter.grad for parameter in self.parameters])

@@ -40,8 +40,7 @@ class Finished:
 
 
 class Loop(ABC):
-    """Steps, logs, validates and saves; a subclass decides on what data, how to validate, and when it is
-    done."""
+    """Steps, logs, validates and saves; a subclass says on what data, how to validate, and when to stop."""
 
     name: str
     """What the progress bar shows."""

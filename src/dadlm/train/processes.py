@@ -68,8 +68,7 @@ class Ranks:
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """The first process of each machine runs the block before the others, which find its files on
-        disk."""
+        """The first process of a machine runs the block before the others, which find its files on disk."""
         if self.local:
             self.wait()
         yield
@@ -102,10 +101,13 @@ def joined(train: TrainConfig) -> Iterator[Ranks]:
 @contextmanager
 def alone_in(out: Path, ranks: Ranks) -> Iterator[None]:
     """Keep other runs out of the folder. The first process locks it for all."""
-    is_new, descriptor = ranks.first and not out.exists(), None
+    is_new, descriptor = False, None
     if ranks.first:
-        out.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(out, os.O_RDONLY) if os.name == "posix" else None
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # of two that come at once one makes it, and only that one removes it
+            out.mkdir()
+            is_new = True
+        descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY) if os.name == "posix" else None
     try:
         if ranks.any(descriptor is not None and not lock(descriptor)):
             raise ConfigError(f"another process trains in {out}: wait until it ends, or choose another --out")

@@ -61,8 +61,7 @@ def stages_of(route: RouteConfig, recipes: Sequence[RunConfig]) -> list[RunConfi
 
 
 def _shaped(route: RouteConfig, origin: str, recipes: Sequence[RunConfig]) -> list[RunConfig]:
-    """The stages that may follow a model, in its shape; if it is gone, in that of the stages already
-    begun."""
+    """The stages that may follow a model, in its shape; if it is gone, in that of those already begun."""
     try:
         theirs = read_config(locate(origin))
     except CheckpointError:
