@@ -50,7 +50,7 @@ def places_of(model: Model, rows: Tensor, blocks: int) -> tuple[Tensor, Tensor, 
     def some(x: Tensor) -> Tensor:
         return x[:, 1:].flatten(0, 1)[chosen][:, at]
 
-    node, near = some(path), type(left)(*map(some, left))
+    node, near = some(path), left.map(some)
     own = some(hidden).gather(2, node[..., None, None].expand(*node.shape, 1, hidden.shape[-1])).squeeze(2)
     candidate = node if K > 1 else 0
     return (
