@@ -127,5 +127,5 @@ def test_families_without_a_graph_have_certain_transitions():
 
 def test_gated_transitions_refuse_heads_that_do_not_divide_the_width():
     shape = {"architecture": "llama", "width": 100, "heads": 3, "head_width": 32, "transition": "gated"}
-    with pytest.raises(ConfigError, match="multiple of heads 3"):
+    with pytest.raises(ConfigError, match="a multiple of heads, got 100 and 3"):
         tiny_model("dadlm", **shape)
