@@ -4,6 +4,7 @@ that is renamed at the end: a folder is either whole or absent."""
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
@@ -66,9 +67,9 @@ def _is_replaceable(target: Path, names: Collection[str], model_types: Collectio
 def whole_file(file: Path) -> Iterator[BinaryIO]:
     """A file that appears whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}")
+    temporary = file.with_name(f".{file.name}-{secrets.token_hex(4)}")  # of this writer alone
     try:
-        with open(temporary, "wb") as handle:
+        with open(temporary, "xb") as handle:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
