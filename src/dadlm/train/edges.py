@@ -203,11 +203,7 @@ def choose_scale(model: Model, rows: Rows, scales: Sequence[float]) -> dict[floa
     token for each weight."""
     edge = model.head.edge
     assert isinstance(edge, Bilinear)
-
-    def put(scale: float) -> None:
-        edge.scale[1] = scale
-
-    return _choose(model, rows, scales, put)
+    return _choose(model, rows, scales, lambda scale: edge.scale[1].fill_(scale))
 
 
 def choose_second_scale(
@@ -219,7 +215,7 @@ def choose_second_scale(
 
 @torch.no_grad()
 def _choose(
-    model: Model, rows: Rows, scales: Sequence[float], put: Callable[[float], None]
+    model: Model, rows: Rows, scales: Sequence[float], put: Callable[[float], object]
 ) -> dict[float, float]:
     N, found = model.config.block_size, dict[float, float]()
     length = min(rows.context, 32 * N)

@@ -17,7 +17,7 @@ from dadlm.train.distributed import COMPACT, TensorFiles, local_part
 from dadlm.train.processes import ALONE, Ranks
 from dadlm.train.state import Stream, TrainState
 
-_KINDS = ("step", "exp_avg", "exp_avg_sq")
+_MOMENTS = ("step.", "exp_avg.", "exp_avg_sq.")  # how the names of their tensors begin
 
 
 def stream_before(out: Path, origin: str | Path | None, batch_size: int) -> Stream:
@@ -85,11 +85,9 @@ def save_compact(run: str | Path, out: str | Path) -> Model:
         (folder / "training").mkdir()
         write_json(folder / "training" / "state.json", read_json(origin / "state.json", "a training state"))
         with TensorFiles(origin) as files:
-            names = [name for name in files.names if name.startswith(tuple(f"{kind}." for kind in _KINDS))]
-            save_tensors({name: _small(files.whole(name)) for name in names}, folder / "training" / COMPACT)
+            small = dict[str, torch.Tensor]()
+            for name in filter(lambda name: name.startswith(_MOMENTS), files.names):
+                moment = files.whole(name)
+                small[name] = moment.bfloat16() if moment.ndim else moment  # the number of steps stays exact
+        save_tensors(small, folder / "training" / COMPACT)
     return model
-
-
-def _small(moment: torch.Tensor) -> torch.Tensor:
-    """In bf16, except for the number of steps."""
-    return moment.to(torch.bfloat16) if moment.ndim else moment
