@@ -1,5 +1,5 @@
-"""Counter-based random numbers: a hash of integers instead of a generator with a state. A number depends only
-on what it is *for* (seed, step, row, block, position, purpose); CPU and CUDA give the same bits."""
+"""Counter-based random numbers: a hash of integers instead of a stateful generator. A number depends only on
+what it is *for* (seed, step, row, block, position, purpose); CPU and CUDA give the same bits."""
 
 import operator
 
@@ -14,7 +14,7 @@ TIME, MASK, SHIFT, ORDER, PATH, TOKEN, REMASK, REVEAL, DROPOUT, FULL, CHAIN, DRA
 
 
 def _wrap(number: int) -> int:
-    """A Python integer as 64 bits would hold it: Python's own do not wrap."""
+    """A Python integer wrapped to 64 bits: Python's own do not overflow."""
     return (number + 2**63) % 2**64 - 2**63
 
 
@@ -40,7 +40,7 @@ def hash_counters(*counters: int | Tensor) -> Tensor:
     for counter in counters:
         if isinstance(counter, Tensor):
             turn = counter.to(device, torch.int64) * _GOLDEN + _GOLDEN
-        else:  # a number needs no tensor, and so no copy to the device
+        else:  # a plain number needs no tensor, so nothing is copied to the device
             turn = _wrap(operator.index(counter) * _GOLDEN + _GOLDEN)
         state = _mix(state * 31 + turn)
     return state
@@ -52,8 +52,8 @@ def uniform(*counters: int | Tensor) -> Tensor:
 
 
 def permute(index: Tensor, size: int, seed: int, epoch: int | Tensor) -> Tensor:
-    """A pseudo-random bijection of range(size), evaluated only where asked. A Feistel network permutes the
-    next power of two; values outside the range walk on along their cycle until they fall inside."""
+    """A pseudo-random permutation of range(size), evaluated only at `index`. A Feistel network permutes the
+    next power of two; values outside the range follow their cycle until they fall inside."""
     bits = max(6, (size - 1).bit_length())  # fewer bits mix too little
     low_bits = bits // 2
     low_mask, high_mask = (1 << low_bits) - 1, (1 << (bits - low_bits)) - 1

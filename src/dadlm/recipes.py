@@ -21,7 +21,7 @@ from dadlm.train import DataConfig, FinetuneConfig, RouteConfig, RunConfig, Trai
 _Fields = dict[str, Any]
 FAMILIES: tuple[Family, ...] = ("ar", "mdlm", "bd3lm", "dadlm")
 
-# What makes the candidates part at once (docs/experiments.md). The paper's equations alone: None and None.
+# What makes the candidates diverge at once (docs/experiments.md). The paper's equations alone: None and None.
 APART: _Fields = {"track_bias": 3.0, "candidate_offset": 1.0}
 _LATE: _Fields = {"candidate_scale": 0.3, **APART}  # where candidates enter at a later layer
 
@@ -32,7 +32,7 @@ def _papers_noise(family: Family) -> NoiseConfig:
 
 
 def _noise(family: Family) -> NoiseConfig:
-    """Blocks with even numbers of masks, which get DA-DLM further in equal steps (docs/experiments.md)."""
+    """Even numbers of masks, with which DA-DLM learns more in as many steps (docs/experiments.md)."""
     return NoiseConfig(even=family in ("bd3lm", "dadlm"))
 
 
@@ -91,7 +91,7 @@ def paper(family: Family) -> RunConfig:
 
 
 def lm1b(family: Family) -> RunConfig:
-    """The paper's other text, by the same procedure: shorter rows, so fewer parts of a batch."""
+    """The paper's other text, by the same procedure: shorter rows, so fewer micro-batches."""
     run = paper(family)
     return replace(
         run,
@@ -103,7 +103,7 @@ def lm1b(family: Family) -> RunConfig:
 
 
 def finetune(**changes: Any) -> FinetuneConfig:
-    """Fifteen passes over 17,000 pairs, at a lower rate than before, falling to zero."""
+    """Fifteen epochs of 17,000 pairs, at a lower learning rate than in training, decaying to zero."""
     every: _Fields = {"valid_every": 500, "save_every": 500}
     rate: _Fields = {"lr": 5e-4, "warmup": 100, "decay": 2000, "ema": 0.99}
     train = TrainConfig(steps=4000, batch_size=64, masks_per_row=4, **rate, **every)
@@ -117,7 +117,7 @@ _SCALES: dict[str, Callable[[Family], RunConfig]] = {
     "paper": paper,
     "lm1b": lm1b,
 }
-_LONGER = {  # BD3LM as DA-DLM's equal in steps, and in compute
+_LONGER = {  # BD3LM with as many steps as DA-DLM, and with as much compute
     "paper-bd3lm-150k": 150_000,
     "paper-bd3lm-300k": 300_000,
     "lm1b-bd3lm-150k": 150_000,
@@ -132,8 +132,8 @@ ABOUT = {
 """What each scale is for."""
 RECIPES: tuple[str, ...] = tuple(f"{scale}-{family}" for scale in _SCALES for family in FAMILIES)
 RECIPES += tuple(_LONGER)
-# What a scale trains one after the other. AR gets a block-diffusion model going much sooner than MDLM does
-# (docs/experiments.md); `paper` stays the paper's.
+# The stages of a scale, in order. A block-diffusion model learns much sooner from AR than from MDLM
+# (docs/experiments.md); `paper` keeps the paper's order.
 ROUTES: dict[str, tuple[Family, ...]] = {
     "small": ("ar", "bd3lm", "dadlm"),
     "lab": ("ar", "bd3lm", "dadlm"),

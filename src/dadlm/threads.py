@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def one_thread(wanted: bool = True) -> Iterator[None]:
-    """One while the body runs, if that is wanted: fine-tunings on one GPU and 16 cores made 2 steps a second
+    """Use one thread inside the block, if `wanted`: fine-tuning on one GPU and 16 cores made 2 steps a second
     with a thread per core, 34 with one."""
     before = torch.get_num_threads()
     if wanted:

@@ -306,6 +306,19 @@ def test_a_rename_that_fails_leaves_the_previous_folder_intact(folder, monkeypat
         save(tiny_model(seed=1), folder)
 
 
+def test_writers_of_one_file_do_not_mix_what_they_write(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    with files.whole_file(file) as slow:
+        slow.write(b"slow" * 2000)
+        with files.whole_file(file) as quick:
+            quick.write(b"quick")
+        assert file.read_bytes() == b"quick"
+        slow.write(b"end")
+        assert file.read_bytes() == b"quick"
+    assert file.read_bytes() == b"slow" * 2000 + b"end"
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
 def test_saving_where_other_things_lie_is_refused_and_deletes_nothing(tmp_path):
     """A mistyped path (the folder of all runs, a text file) must not cost what is there."""
     (tmp_path / "runs" / "precious").mkdir(parents=True)

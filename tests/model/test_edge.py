@@ -9,6 +9,7 @@ from dadlm import dag
 from dadlm.errors import ConfigError
 from dadlm.model import Model
 from dadlm.model.checkpoint import load, save
+from dadlm.model.edge import left_of
 from dadlm.noise import Noise
 from dadlm.objective import losses
 
@@ -61,6 +62,16 @@ def test_emissions_are_the_definition_node_by_node(form, family):
                 logp = edge_score(model, state, int(ids[row, position - 1]), is_open, second)
                 found = scores.emission_logp[row, block, place, k]
                 assert_close(found, logp[ids[row, position]], atol=1e-5, rtol=1e-5)
+
+
+def test_left_neighbours_by_hand():
+    ids, masked = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[True, True, False, True]])
+    left = left_of(ids, masked, torch.tensor([7]), mask_id=9)
+    assert left.token.tolist() == [[7, 1, 2, 3]] and left.is_open.tolist() == [[False, True, True, False]]
+    assert left.second is not None and left.second.tolist() == [[9, 9, 1, 9]]
+    assert left_of(ids[:, :1], masked[:, :1], torch.tensor([7]), 9).second.tolist() == [[9]]
+    first = left_of(ids, masked, torch.tensor([7]), 9, second=False)
+    assert first.second is None and torch.equal(first.token, left.token)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from dadlm import dag
+from dadlm.errors import ConfigError
 from dadlm.model import Context, Denoised, Model
 from dadlm.nodes import layout
 from dadlm.noise import Noise
@@ -122,3 +123,9 @@ def test_gradients_are_finite_for_every_kind_of_block(kind, shape, fill):
 def test_families_without_a_graph_have_certain_transitions():
     model = tiny_model("bd3lm")
     assert torch.equal(model.transition_logp(denoise(model)), torch.zeros(4, 4, 4, 1, 1))
+
+
+def test_gated_transitions_refuse_heads_that_do_not_divide_the_width():
+    shape = {"architecture": "llama", "width": 100, "heads": 3, "head_width": 32, "transition": "gated"}
+    with pytest.raises(ConfigError, match="a multiple of heads, got 100 and 3"):
+        tiny_model("dadlm", **shape)

@@ -11,7 +11,7 @@ from dadlm.errors import ConfigError, DataError
 from dadlm.model import Model, ModelConfig, load, save
 from dadlm.noise import Noise
 from dadlm.objective import losses
-from dadlm.tokens import Rows, train_bpe
+from dadlm.tokens import Mixture, Rows, train_bpe
 from dadlm.train.edges import (
     choose_scale,
     choose_second_scale,
@@ -66,6 +66,21 @@ def test_factors_of_full_rank_are_the_table_and_the_fit_reaches_the_entropy():
     fitted = pair_nll(pairs, *fit(pairs, decompose(pairs, 4), steps=300))
     assert fitted < start < pair_nll(pairs, torch.zeros(V, 1), torch.zeros(V, 1))
     assert fitted < np.log(3) + 0.05
+
+
+def test_every_source_of_a_mixture_is_counted():
+    parts = [Rows.from_ids([word, word + 1] * 500, 10) for word in (0, 4)]
+    pairs = count_pairs(Mixture(parts, [0.75, 0.25]), V, tokens=1000)
+    begun = torch.zeros(V).index_add(0, pairs.first, pairs.count)
+    assert 0.6 < float((begun[0] + begun[1]) / begun.sum()) < 0.9 and bool(begun[4])
+
+
+def test_a_short_text_fits_the_edges_of_a_large_vocabulary(monkeypatch):
+    """A step looks at few of many tokens, of which nearly all occur in no pair."""
+    monkeypatch.setattr("dadlm.train.edges._AT_ONCE", 2000)
+    pairs = count_pairs(Rows.from_ids(chain_text(200), 100), 2000, 200)
+    left, right = fit(pairs, decompose(pairs, 4))
+    assert pair_nll(pairs, left, right) < pair_nll(pairs, *decompose(pairs, 4)) < np.log(2000)
 
 
 def edge_gain(model: Model, rows: Rows) -> float:

@@ -2,11 +2,22 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tests.train.runs import FAMILIES, config, metrics, text, tokenizer, train, trainer, with_noise
+from tests.train.runs import (
+    FAMILIES,
+    before_step,
+    config,
+    metrics,
+    text,
+    tokenizer,
+    train,
+    trainer,
+    with_noise,
+)
 
 from dadlm.evaluate import score_rows
 from dadlm.model import load
@@ -100,6 +111,20 @@ def test_entries_behind_the_checkpoint_and_a_torn_line_are_cut(tmp_path: Path) -
         handle.write('{"step": 6, "loss": 1.0, "lr": 1}\n{"step": 7, "lo')
     Log(tmp_path, "bd3lm", 12, 5, quiet=True)
     assert metrics(tmp_path) == before
+
+
+def test_a_run_that_was_killed_before_its_first_save_logs_the_model_it_began_with_once(
+    tmp_path: Path,
+) -> None:
+    train(config("bd3lm", tmp_path / "first"))
+    run = replace(config("bd3lm", tmp_path / "second"), init_from=str(tmp_path / "first"))
+    one = trainer(run)
+    before_step(one, 3, lambda: (_ for _ in ()).throw(SystemError("killed")))
+    with pytest.raises(SystemError):
+        one.run()
+    assert not (tmp_path / "second" / "last").exists()
+    train(run)
+    assert [entry["step"] for entry in metrics(tmp_path / "second") if "valid_loss" in entry] == [0, 4, 8, 12]
 
 
 def test_the_speed_counts_the_steps_since_the_entry_before(

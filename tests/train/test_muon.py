@@ -47,16 +47,37 @@ def test_steps_are_those_of_torchs_muon() -> None:
         assert (moved - their_move).norm() < 0.03 * their_move.norm()
 
 
-def test_queries_keys_and_values_are_three_matrices() -> None:
+def test_stacked_matrices_are_moved_one_by_one() -> None:
     torch.manual_seed(0)
     whole = torch.nn.Parameter(torch.randn(24, 8))
-    parts = [torch.nn.Parameter(p.clone()) for p in whole.detach().chunk(3)]
+    rows = [12, 8, 4]
+    parts = [torch.nn.Parameter(p.clone()) for p in whole.detach().split(rows)]
     whole.grad = torch.randn(24, 8)
-    for part, gradient in zip(parts, whole.grad.chunk(3), strict=True):
+    for part, gradient in zip(parts, whole.grad.split(rows), strict=True):
         part.grad = gradient.clone()
-    for parameters in ([whole], parts):
-        Muon([{"params": parameters, "matrices": True}], lr=0.1, weight_decay=0.0).step()
+    settings = {"lr": 0.1, "weight_decay": 0.0}
+    Muon([{"params": [whole], "matrices": True}], {whole: rows}, **settings).step()
+    Muon([{"params": parts, "matrices": True}], **settings).step()
     torch.testing.assert_close(whole.detach(), torch.cat([p.detach() for p in parts]))
+
+
+def test_layers_say_which_weights_are_stacked() -> None:
+    """Shapes do not: with keys and values of fewer heads a projection is no longer three times as high as
+    wide, and an MLP may happen to be."""
+    plain = fresh_model(shape("dadlm"), tokenizer(), 0)
+    changes = {"architecture": "llama", "heads": 4, "kv_heads": 2, "head_width": 6, "mlp_width": 24}
+    llama = fresh_model(shape("dadlm", **changes), tokenizer(), 0)
+    published = {"architecture": "bd3lm", "tie_embedding": False, "lora": 2}
+    adapted = fresh_model(shape("bd3lm", **published), tokenizer(), 0)
+    expected = [(plain, [16, 16, 16], [64]), (llama, [24, 12, 12], [24, 24]), (adapted, [], [])]
+    for model, qkv, up in expected:
+        optimizer = start_optimizer(model, TrainConfig(optimizer="muon"))
+        assert isinstance(optimizer, Muon)
+        for layer in model.backbone.layers:
+            moved = {w: rows for w, rows in layer.stacked().items() if w in optimizer.matrices}
+            assert list(moved.values()) == [rows for rows in (qkv, up) if rows]
+            for weight, rows in moved.items():
+                assert optimizer.stacked[weight] == rows and sum(rows) == len(weight)
 
 
 def test_only_matrices_of_layers_are_moved_by_it() -> None:

@@ -115,7 +115,10 @@ def test_another_runs_folder_is_refused_with_the_settings_that_differ(tmp_path: 
     assert_same_bits(state_tensors(tmp_path / "last"), before)
 
 
-CONTENTS = ("", "{", "[]", "{}", '{"step": 2}', '{"step": 2, "best": 1.0, "noise": {"shape": 1}, "run": {}}')
+SOUND = '{"step": 2, "best": 1.0, "noise": {}, "run": {}'
+CONTENTS = ("", "{", "[]", "{}", '{"step": 2}', SOUND.replace('"noise": {}', '"noise": {"shape": 1}') + "}")
+CONTENTS += (SOUND.replace('"run": {}', '"run": {"train": 5}') + "}", SOUND + ', "data": 5}')
+CONTENTS += (SOUND + ', "averaged": "many"}', SOUND + ', "summary_tokens": "few"}')
 STATE, TENSORS = "training/state.json", "training/state.safetensors"
 
 
@@ -132,7 +135,7 @@ def narrower(last: Path) -> bytes:
 
 
 DAMAGES: dict[str, tuple[str, Callable[[Path], bytes | None], str]] = {
-    **{text: (STATE, lambda _, text=text: text.encode(), r"state\.json") for text in CONTENTS},
+    **{text: (STATE, lambda _, text=text: text.encode(), r"state\.json is not") for text in CONTENTS},
     "truncated": (TENSORS, lambda last: (last / TENSORS).read_bytes()[:-100], "truncated or damaged"),
     "missing": (TENSORS, lambda _: None, "does not exist"),
     "of another shape": (TENSORS, narrower, "shape"),
@@ -191,6 +194,17 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     with alone_in(tmp_path / "nothing", Ranks()):
         pass
     assert out.exists() and not (tmp_path / "nothing").exists()
+
+
+def test_a_run_that_is_refused_leaves_the_folder_that_another_has_just_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    with alone_in(out, Ranks()):
+        monkeypatch.setattr(Path, "exists", lambda _: False)  # as it was when the second one looked
+        with pytest.raises(ConfigError, match="another process trains in"), alone_in(out, Ranks()):
+            pass
+        assert out.is_dir()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What all algorithms share: the shape check and the recursions over groups, in log space.
 
-An impossible node has exactly -inf, and neither values nor gradients become NaN because of it; a NaN in the
-input stays visible in the output. docs/maths.md has the derivations.
+An impossible node is exactly -inf, and this makes neither values nor gradients NaN; a NaN in the input stays
+visible in the output. docs/maths.md has the derivations.
 
 Shapes: B any leading batch dimensions (also none), N groups, K candidates.
 """

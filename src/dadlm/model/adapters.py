@@ -1,5 +1,5 @@
-"""Gated adapters without the model they were trained on: a folder of what training has added, and the name
-and a checksum of the base. The base's own files are read where they are (`pretrained.weight_files`)."""
+"""Gated adapters without the model they were trained on: a folder with what training has added, and the name
+and a checksum of the base, whose own files are read where they are (`pretrained.weight_files`)."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -45,7 +45,7 @@ def save_adapters(source: str | Path, base: str | Path, folder: str | Path, *, b
 
 
 def _check_out(out: Path, *read: Path) -> None:
-    """Adapters in the place of what they need would be all that is left of it."""
+    """Refuse to replace what the adapters need with the adapters."""
     places = {file.parent.resolve() for place in read for file in weight_files(place)}
     if out.resolve() in places:
         raise ConfigError(f"{out} is read from, and would be replaced: name another folder")
@@ -54,7 +54,7 @@ def _check_out(out: Path, *read: Path) -> None:
 def _check_base(
     source: str | Path, base: str | Path, own: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]
 ) -> None:
-    """Every weight of the base must be there, unchanged, and none of them be an adapter's."""
+    """Every weight of the base must be there, unchanged, and none may be an adapter's."""
     if any(".lora_" in name for name in theirs):
         raise ConfigError(
             f"{base} has adapters itself: name the model that it was converted from, as family ar"

@@ -1,5 +1,5 @@
-"""The layers a backbone may have. `Lean` is the plain one and says what others may change of it; a new one is
-a class and an entry in the registry at the end."""
+"""The layers a backbone may have. `Lean` is the plain kind, and its attributes and methods are what others
+may change; a new kind is a class and an entry in the registry at the end."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -16,13 +16,13 @@ class Lean:
     """RMSNorm, an MLP with GELU, no biases, no conditioning."""
 
     biases = False
-    """Of the MLP and of the vocabulary head."""
+    """Whether the MLP and the vocabulary head have biases."""
     layer_norm = False
-    """LayerNorm with weight only in place of RMSNorm."""
+    """LayerNorm with weight only, instead of RMSNorm."""
     norm_eps: float | None = 1e-6
     """What a norm adds under the root; None: what the configuration says."""
     mlp_inputs = 1
-    """Parts of the first MLP projection that `activate` takes in."""
+    """How many parts of the first MLP projection `activate` joins."""
     condition_width = 0
     """Size of the vector that scales, shifts and gates every layer (adaLN); 0: there is none."""
     predicts_next = False
@@ -43,14 +43,14 @@ class Lean:
 
     @staticmethod
     def embedding_std(width: int) -> float:
-        """Of random embeddings: that of the vocabulary head, which they may be; much less would be drowned by
-        what the layers add."""
+        """Standard deviation of random embeddings: the vocabulary head's, since they may be that head. With a
+        much smaller one, what the layers add would drown them."""
         return (3 * width) ** -0.5
 
     @staticmethod
     def initialise(linear: nn.Linear, name: str, layers: int) -> None:
-        """Normal, by fan-in (a fixed 0.02 keeps narrow masked models on a plateau for long), residual outputs
-        less with depth. Transitions and edges start small: they add to what is there."""
+        """Normal, scaled by fan-in (a fixed 0.02 keeps narrow masked models on a plateau for long); residual
+        outputs by depth, too. Transitions and edges start small: they add to what is there."""
         depth = (2 * layers) ** -0.5 if name.endswith((".out", ".down")) else 1.0
         std = 0.02 if name.startswith(("graph.", "head.edge.")) else (3 * linear.in_features) ** -0.5
         nn.init.normal_(linear.weight, std=std * depth)
@@ -76,14 +76,14 @@ class Bd3lm(Lean):
 
     @staticmethod
     def initialise(linear: nn.Linear, name: str, layers: int) -> None:
-        """Zero head and modulation; all else as torch has it."""
+        """Zero head and modulation; everything else as torch does it."""
         if name == "head.linear" or ".modulation" in f".{name}":
             nn.init.zeros_(linear.weight)
             nn.init.zeros_(linear.bias)
 
 
 class Bd3lmAr(Bd3lm):
-    """That of the AR model which BD3LM was published beside: the same without adaLN."""
+    """The AR baseline that was published with BD3LM: the same network without adaLN."""
 
     condition_width, is_published = 0, False
 
@@ -97,8 +97,8 @@ class Bd3lmAr(Bd3lm):
 
 
 class Llama(Lean):
-    """That of pretrained causal language models, to start from one (docs/causal.md): a gated MLP, keys and
-    values that several heads may share."""
+    """The network of pretrained causal language models, to start from one (docs/causal.md): a gated MLP, keys
+    and values that several heads may share."""
 
     norm_eps, mlp_inputs, predicts_next = None, 2, True
 

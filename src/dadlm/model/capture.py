@@ -11,12 +11,12 @@ import torch
 
 Result = TypeVar("Result")
 _one_at_a_time = threading.RLock()
-"""Captures share a stream, and waiting for the device or giving memory back would spoil another's."""
+"""Captures share a stream, and waiting for the device or freeing memory would break another one."""
 
 
 class Engines(list):
     """What a model keeps between calls of decoding: engines, and itself in another mode. A copy of the model
-    has none."""
+    starts without them."""
 
     def __deepcopy__(self, memo: dict) -> "Engines":
         return Engines()
@@ -26,8 +26,8 @@ class Engines(list):
 
 
 class Graphs:
-    """Captured functions of one owner by key; those of one kind (`key[0]`) share a pool of memory. Without
-    `enabled` they are only called."""
+    """The captured functions of one owner, by key; those of one kind (`key[0]`) share a memory pool. Unless
+    `enabled`, functions are only called."""
 
     def __init__(self, enabled: bool, device: torch.device) -> None:
         self.enabled, self.device = enabled, device
@@ -45,29 +45,30 @@ class Graphs:
         return graphed(function, partial(self._capture, key[0]))
 
     def _capture(self, kind: str, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any] | None:
-        """Graphs of one kind share memory: what one returned is read before the next of them is replayed."""
+        """Graphs of one kind share memory: the output of one is read before the next is replayed."""
         if kind not in self._pools and self.device.type == "cuda":
             self._pools[kind] = torch.cuda.graph_pool_handle()
         captured = capture("decoding", function, self._pools.get(kind))
         if captured is None:
-            self._pools.pop(kind, None)  # the failed capture may hold it for ever
+            self._pools.pop(kind, None)  # the failed capture may never free it
         return captured
 
     def clear(self) -> None:
-        """Let all graphs and their memory go."""
+        """Free all graphs and their memory."""
         self.callables.clear()
         self._pools.clear()
 
 
 class GraphedCallable:
-    """A function without arguments: launched so many times, then captured as a CUDA graph and replayed."""
+    """A function without arguments: launched `launches` times, then captured as a CUDA graph and replayed."""
 
     def __init__(self, launches: int) -> None:
         self.launches = launches
         self.captured: tuple[torch.cuda.CUDAGraph, Any] | None = None
 
     def __call__(self, function: Callable[[], Result], capture: Callable[..., Any]) -> Result:
-        """The same function every time. It is not kept: a circle would keep the cache until gc finds it."""
+        """`function` must be the same every time. It is not stored: the reference cycle would keep the cache
+        alive until the garbage collector runs."""
         if self.captured is None and self.launches == 0:
             self.captured = capture(function)
         self.launches -= 1  # a capture that failed is not tried again
@@ -83,13 +84,14 @@ def capture(
 ) -> tuple[torch.cuda.CUDAGraph, Result] | None:
     """The graph of a call and what the call returned; None, and a warning, if it cannot be captured.
 
-    The call must have been made before: kernels are compiled then, and memory is measured (`_make_room`).
+    The call must have been made once before, to compile its kernels and to show how much memory it needs
+    (`_make_room`).
     """
     with _one_at_a_time:  # until a failed capture is cleared away
         try:
             with suppress(torch.OutOfMemoryError):
                 return _captured(function, pool)
-            empty_cache()  # a capture cannot do that on its own
+            empty_cache()  # a capture cannot do that itself
             return _captured(function, pool)
         except torch.OutOfMemoryError:
             raise
@@ -116,11 +118,11 @@ def empty_cache() -> None:
 
 @contextmanager
 def _capturing(graph: torch.cuda.CUDAGraph, pool: Any, mode: str = "thread_local") -> Iterator[None]:
-    """As `torch.cuda.graph`, which first hands all cached memory back to the driver: with small graphs, that
-    and asking for it again takes longer than to capture.
+    """Like `torch.cuda.graph`, which however first returns all cached memory to the driver: with small
+    graphs, that and allocating it again takes longer than the capture.
 
-    Only for who has `_one_at_a_time`. Threads that serve other models go on meanwhile, and may ask for
-    memory: only this one is watched.
+    Only for holders of `_one_at_a_time`. Threads that serve other models go on meanwhile and may allocate
+    memory: only this thread is restricted.
     """
     torch.cuda.synchronize()
     _make_room()
@@ -134,22 +136,22 @@ def _capturing(graph: torch.cuda.CUDAGraph, pool: Any, mode: str = "thread_local
 
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
-    """One for all captures: matrix products keep a workspace for each stream they have seen."""
+    """One stream for all captures: matrix products keep a workspace for each stream they have run on."""
     return torch.cuda.Stream(device)
 
 
 def _make_room() -> None:
-    """A graph has memory of its own and cannot use what is cached outside. The call made before has left as
-    much as this one needs: the driver has to have that much, or gets the cache back."""
+    """A graph has its own memory and cannot use what is cached outside. The call before has left as much in
+    the cache as this one needs: unless the driver has that much free, it gets the cache back."""
     cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     if cached > torch.cuda.mem_get_info()[0]:
         torch.cuda.empty_cache()
 
 
 def _end_capture() -> None:
-    """After a failed capture the random generator believes to be captured until another capture succeeds.
+    """After a failed capture the random generator takes itself for captured until another capture succeeds.
 
-    It is not replaced: graphs captured before know it, and would no longer hear of a new seed.
+    It cannot be replaced: graphs captured before refer to it, and would miss a new seed.
     """
     with _capturing(torch.cuda.CUDAGraph(), None, "relaxed"):
         torch.zeros(1, device="cuda")  # an empty graph would warn

@@ -43,7 +43,7 @@ def from_causal(
     lora: int = 0,
     gated: bool = False,
 ) -> Model:
-    """Our model from the model and the tokenizer of `transformers`.
+    """Our model, from a model and a tokenizer of `transformers`.
 
     `context` is cut to what the original was made for; `lora` is the rank of adapters that learn in place of
     its weights, 0 for none; `gated` adapters act on masked blocks only, and the model stays the original in
@@ -70,7 +70,7 @@ def from_causal(
 
 
 def _check_architecture(config: Any) -> None:
-    """Refuse what would load and mean something else."""
+    """Refuse what would load but compute something else."""
     wanted = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     differences = [
         f"{name} is {getattr(config, name, None)!r}, expected {value!r}"
@@ -85,7 +85,7 @@ def _check_architecture(config: Any) -> None:
 
 
 def _rope(config: Any) -> dict[str, Any]:
-    """Rotary settings, which transformers keeps in one field since release 5 and in two before."""
+    """Rotary settings, which transformers keeps in one field since release 5, in two before."""
     if together := getattr(config, "rope_parameters", None):
         return dict(together)
     scaling = getattr(config, "rope_scaling", None) or {}
@@ -120,7 +120,7 @@ def _tensors(theirs: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor
     if len(embedding) < tokens:
         raise CheckpointError(f"the tokenizer has {tokens} ids, the model only {len(embedding)} embeddings")
     embedding = embedding[:tokens]  # some models have spare ones behind the last token
-    # The mask says that some token is there: on average it is the average token.
+    # The mask stands for any token: on average that is the average token.
     tensors = {
         "backbone.embedding.weight": torch.cat([embedding, embedding.mean(0, keepdim=True)]),
         "backbone.norm.weight": theirs["model.norm.weight"].float(),

@@ -20,7 +20,8 @@ from dadlm.model.quantised import dequantise, quantise, without_scales
 from dadlm.model.uninitialised import uninitialised
 from dadlm.tokens import Tokenizer
 
-# What config.json holds beside the shape: ours, and what is added when transformers saves a model.
+# What config.json holds besides the shape: our own keys, and those that transformers adds when it saves a
+# model.
 _METADATA = {"model_type", "format", "weights_sha256", BASE} | {
     *("architectures", "auto_map", "dtype", "transformers_version", "turn_end_id")
 }
@@ -54,7 +55,7 @@ def _compare(
     config: ModelConfig,
     origin: object,
 ) -> None:
-    """Refuse names and shapes that are not those of a model's tensors, and types of whole numbers."""
+    """Refuse names and shapes other than those of a model's tensors, and integer types."""
     own = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     differences = [f"missing: {name} {own[name]}" for name in own.keys() - found.keys()]
     differences += [f"unknown: {name} {found[name]}" for name in found.keys() - own.keys()]
@@ -68,9 +69,9 @@ def _compare(
 
 
 def check_finite(tensors: Mapping[str, Tensor], origin: object) -> None:
-    """Refuse weights with NaN or infinity, which decoding would turn into endless or empty texts."""
+    """Refuse weights with NaN or infinity, with which decoding would write endless or empty texts."""
     for name, tensor in tensors.items():
-        # The extremes show it without a temporary tensor: NaN is carried into both.
+        # The extremes show it without a temporary tensor: a NaN makes both NaN.
         if tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
             raise CheckpointError(
                 f"the weights of {origin} are not finite: {name} holds NaN or infinity; "
@@ -93,15 +94,15 @@ def write_model(
 
 
 def save(model: Model, folder: str | Path, *, bits: int = 32) -> None:
-    """Save a model as a folder, all or nothing; in 8 bits it is a quarter as large and nearly as good. Low-
-    rank adapters become part of the weights, unless they are gated; checkpoints of a run keep all apart."""
+    """Save a model as a folder, all or nothing; with 8 bits it is a quarter the size and nearly as good.
+    Adapters are merged into the weights unless they are gated; the checkpoints of a run keep them apart."""
     with files.whole_folder(Path(folder)) as temporary:
         write_model(temporary, merged(model), bits=bits)
 
 
 def merged(model: Model) -> Model:
-    """The model without low-rank adapters: what they have learned becomes part of its weights. Adapters that
-    act on some of the text only stay apart."""
+    """The model with its adapters merged into the weights. Gated adapters, which act on some of the text
+    only, stay as they are."""
     if not model.config.lora or model.config.lora_gated:
         return model
     plain = Model(replace(model.config, lora=0), model.tokenizer)
@@ -174,7 +175,7 @@ def find_device(name: str | torch.device) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {str(name)!r} cannot be used: {str(error).splitlines()[0]}") from error
     if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
-        # Kernels and captures go to the current device, of every thread.
+        # Kernels and captures run on the current device, in every thread.
         raise ConfigError(f"device {name!s}: choose the GPU by CUDA_VISIBLE_DEVICES, and pass device cuda")
     return device
 
@@ -223,7 +224,7 @@ def load(
 
 
 def _check_base(folder: Path, base: dict[str, Any], files: tuple[Path, ...]) -> None:
-    """Adapters change the weights that they were trained on, and would make noise of any others."""
+    """Refuse another base than the one the adapters were trained on: with that they would give noise."""
     if base.get("weights_sha256") != digest(*files):
         raise CheckpointError(
             f"{folder} holds adapters that were trained on other weights than those of {base['model']} here: "

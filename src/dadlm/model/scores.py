@@ -18,12 +18,12 @@ class Denoised:
     nodes: Nodes
     hidden: Tensor
     before: Tensor
-    """[B, G]: the token before each block; of no meaning where the model does not ask for it."""
+    """[B, G]: the token before each block; meaningless unless `config.asks_before`."""
 
 
 class Scores(NamedTuple):
-    """What a model says of rows of G blocks of N tokens (AR: L - 1 blocks of one, MDLM: one block of L), in
-    natural-log probabilities. (A tuple, because FSDP finds the tensors of no other class.)"""
+    """Natural-log probabilities of rows of G blocks of N tokens (AR: L - 1 blocks of one, MDLM: one block of
+    L). A tuple, because FSDP does not find tensors in other classes."""
 
     hidden: Tensor
     """[B, C, D]: final states of the nodes; of the L positions for AR and MDLM."""
@@ -36,8 +36,8 @@ class Scores(NamedTuple):
     before: Tensor | None = None
     """[B, G]: the token before each block (`Denoised.before`)."""
     next_logp: Tensor | None = None
-    """[B, L - 1]: of each clean token but the first after those before it, as an AR model says it; None if it
-    was not asked for (and of AR models, whose emissions are that)."""
+    """[B, L - 1]: of each clean token but the first, given those before it, as an AR model; None if it was
+    not asked for (and for AR models, whose emissions are that)."""
 
     @property
     def denoised(self) -> Denoised:

@@ -1,7 +1,7 @@
 """The likeliest successors of every token, whatever the text: a constant of a model with token edges.
 
-Far from known text a model knows little more than how frequent tokens are. What its head says there, with a
-token to the left, is which tokens follow that one; decoding looks for the next token among them
+Far from known text a model knows little more than how frequent tokens are. What its head adds there for a
+token to the left is which tokens follow that one; decoding looks for the next token among them
 (`decode.shortlist`).
 
 V vocabulary without the mask, D width, R rank, K candidates, M successors.
@@ -39,8 +39,8 @@ class Successors(NamedTuple):
 
 @torch.inference_mode()
 def keep_successors(model: "Model") -> Successors:
-    """Those of a model in eval mode, found anew only if its weights have changed: V² scores take their time.
-    New values take the place of old ones, where captured graphs look for them."""
+    """The successors of a model in eval mode, found anew only if its weights have changed: V² scores take
+    time. New values are written over the old ones, where captured graphs read them."""
     with _keeping, torch.autocast(model.device.type, enabled=False):
         old, made_of = model.head.successors, _parts(model)
         if old is None or not all(map(_same, old[1:], made_of)):
@@ -51,7 +51,7 @@ def keep_successors(model: "Model") -> Successors:
 
 
 def _parts(model: "Model") -> tuple[Tensor, Tensor, Tensor]:
-    """By the last position of a block that is all masked, with no text before it: as far as can be."""
+    """From the last position of a fully masked block with nothing before it, farthest from known text."""
     head, device = model.head, model.device
     assert head.edge is not None
     ids = torch.zeros(1, 1, model.config.block_size, dtype=torch.int64, device=device)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dadlm.errors import ConfigError
 from dadlm.model import kernels
 from dadlm.nodes import Nodes
 
@@ -29,7 +30,7 @@ def _sources(x: Tensor, nodes: Nodes) -> Tensor:
 
 def _scores(q: Tensor, k: Tensor, nodes: Nodes, heads: int) -> Tensor:
     """Packed q and k [B, C, D] → q·k / sqrt(E) of adjacent groups, [B, G, N, H, K, K]. In fp32 even under
-    autocast: errors would add up along a path."""
+    autocast: errors add up along a path."""
     if kernels.takes(q):
         from dadlm.model.kernels import links
 
@@ -75,6 +76,11 @@ class GatedTransition(nn.Module):
     def __init__(self, config: "ModelConfig") -> None:
         super().__init__()
         width, self.heads = config.width, config.heads
+        if width % self.heads:  # attention need not divide the width: head_width may be given
+            raise ConfigError(
+                f"gated transitions need a width that is a multiple of heads, got {width} and {self.heads}: "
+                "choose others, or transition single"
+            )
         self.position = nn.Embedding(config.block_size + 1, width)
         self.query = nn.Linear(2 * width, width)
         self.key = nn.Linear(2 * width, width)
@@ -106,8 +112,8 @@ class GatedTransition(nn.Module):
         if not grad:  # fewer kernels
             hidden = torch.cat([hidden, self.position(place).to(hidden.dtype)], -1)
             return [linear(hidden) for linear in parts]
-        # As the sum of both halves: half the arithmetic, and the few positions, which are projected once, get
-        # their gradient by a product instead of one by one.
+        # As the sum of both halves: half the arithmetic. The few positions are projected once, and their
+        # gradient is a product instead of a sum node by node.
         chosen, found = F.one_hot(place, len(self.position.weight)).to(hidden.dtype), []
         for linear in parts:
             first, second = linear.weight.chunk(2, -1)

@@ -1,4 +1,4 @@
-"""Models whose weights are about to be replaced, or only looked at: nothing is computed for them."""
+"""Models whose weights are about to be replaced, or of which only shapes are needed: nothing is computed."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _SCALING = (Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
 
 
 class _SkipInit(TorchFunctionMode):
-    """Leaves initial values out: on the meta device they import the compiler, a second and 70 MB."""
+    """Leaves initial values out: on the meta device they would import the compiler, a second and 70 MB."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

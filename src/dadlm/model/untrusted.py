@@ -1,7 +1,7 @@
-"""Model files that others made, checked before a library builds anything from them.
+"""Other people's model files, checked before a library builds anything from them.
 
 Every number is bounded, a header may not claim more than its file holds, and a configuration may not describe
-a network that is larger than the weights beside it. Nothing here runs code of a model folder.
+a network that is larger than its weights. Nothing here runs code of a model folder.
 """
 
 import json
@@ -15,10 +15,10 @@ from dadlm.model.files import read_shapes
 
 _LARGEST_JSON = 4 << 20  # bytes; configurations that list thousands of labels have one
 _DEEPEST = 32
-_LARGEST = 1 << 24  # of a whole number; the longest contexts have 10 million positions
+_LARGEST = 1 << 24  # integer; the longest contexts have 10 million positions
 _MOST_LAYERS = 4096
-_LAYERS = ("layer", "layers", "blocks", "block_count", "depth", "depths")  # how their names end
-_BASES = ("theta", "base")  # of rotary positions: large, and the size of nothing
+_LAYERS = ("layer", "layers", "blocks", "block_count", "depth", "depths")  # endings of their names
+_BASES = ("theta", "base")  # of rotary positions: large, but no sizes
 _MOST_ENTRIES = 100_000  # of a GGUF header: keys, tensors
 _GGUF_SCALARS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}
 _GGUF_STRING, _GGUF_ARRAY = 8, 9
@@ -65,7 +65,7 @@ def refuse_constant(name: str) -> NoReturn:
 def check_stored(described: int, folder: Path) -> None:
     """Refuse a configuration that describes more numbers than its weights can be."""
     shapes = [shape for file in folder.glob("*.safetensors") for _, shape in read_shapes(file).values()]
-    # Else a byte each at least.
+    # In .bin files every number takes at least a byte.
     stored = sum(map(math.prod, shapes)) or sum(file.stat().st_size for file in folder.glob("*.bin"))
     if described > 2 * stored:  # a head may be the embedding, stored once
         raise CheckpointError(
@@ -118,7 +118,7 @@ def _read_gguf(handle: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, l
 
 
 def _value(handle: BinaryIO, size: int, kind: int) -> Any:
-    """A scalar; of arrays and texts only that they fit the file."""
+    """A scalar or a text; arrays are only checked to fit in the file."""
     if kind == _GGUF_STRING:
         return _string(handle, size)
     if kind != _GGUF_ARRAY:

@@ -1,4 +1,4 @@
-"""Where every node lives: in *slots* (regular, one place for every node that could exist) and *packed*.
+"""Where nodes are stored: in *slots* (regular, a place for every node that could exist), or *packed*.
 
 A block of N positions with K candidates has M = (start) + N·K slots: the start-of-block node first, then
 the K slots of each group. A masked position uses all K of them, an anchor only the first. Packed storage
@@ -126,7 +126,7 @@ class Nodes:
         return x[:, :, int(self.start) :].reshape(B, G, N, self.candidates, *x.shape[3:])
 
     def remember(self, name: str, make: Callable[[], Any]) -> Any:
-        """A thing derived from this layout (an attention mask), made once and used by every layer."""
+        """Something derived from this layout, such as an attention mask: made once, used by every layer."""
         if name not in self.__dict__:  # where cached properties are kept too
             self.__dict__[name] = make()
         return self.__dict__[name]
@@ -180,7 +180,7 @@ def _one_node_each(masked: Tensor, first: Tensor, start: bool) -> Nodes:
 
 
 def expand(x: Tensor, embedding: Tensor, start: Tensor, nodes: Nodes) -> Tensor:
-    """Split masked positions into K nodes, and let the start nodes in: collapsed [B, G·N, F] → [B, C, F].
+    """Split masked positions into K nodes and add the start nodes: collapsed [B, G·N, F] → [B, C, F].
 
     Candidate k adds row k of `embedding` [K, F], anchors stay as they are, every start node is `start` [F].
     """
@@ -194,8 +194,8 @@ def expand(x: Tensor, embedding: Tensor, start: Tensor, nodes: Nodes) -> Tensor:
 
 
 class _Expand(torch.autograd.Function):
-    """Straight from positions to packed nodes: torch's own steps would make and read the slots, of which a
-    third is empty, four times over, and again for the gradient."""
+    """Straight from positions to packed nodes: in separate steps torch would write and read the slots, a
+    third of them empty, four times, and again for the gradient."""
 
     @staticmethod
     def forward(ctx, x: Tensor, embedding: Tensor, start: Tensor, nodes: Nodes) -> Tensor:

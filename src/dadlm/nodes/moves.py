@@ -1,4 +1,4 @@
-"""Move rows of tensors by index, with gradients that are moves too; and the padded sizes of what is moved.
+"""Move rows of tensors by index, with gradients that are moves too; and the padded sizes of the result.
 
 B rows, L positions of a row, P and Q places before and after, F features, R capacity.
 """
@@ -42,15 +42,15 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Selection:
-    """Some of n things, taken out in their order and put back; spare capacity stays empty."""
+    """Some of n things, taken out in order and put back; spare capacity stays empty."""
 
     place: Tensor
-    """[1, R]: which thing stands at each place, -1 for none."""
+    """[1, R]: the thing at each place, -1 for none."""
     rank: Tensor
-    """[1, n]: at which place each thing stands, -1 for none."""
+    """[1, n]: the place of each thing, -1 for none."""
 
     def take(self, x: Tensor) -> Tensor:
-        """[n, F...] → [R, F...], zeros in spare places; the gradient goes the way back."""
+        """[n, F...] → [R, F...], zeros in spare places; the gradient is `put`."""
         return Move.apply(x[None], self.place, self.rank)[0]  # type: ignore[index]
 
     def put(self, x: Tensor) -> Tensor:
@@ -59,13 +59,13 @@ class Selection:
 
 
 def select(wanted: Tensor, capacity: int | None = None) -> Selection:
-    """The things for which wanted [n] is true, in `capacity` places (None: as many as they are)."""
+    """The things for which wanted [n] is true, in `capacity` places (None: as many as there are things)."""
     rank, slot = compact(wanted[None], capacity)
     return Selection(slot, rank)
 
 
 def compact(wanted: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
-    """For wanted [B, n]: the place of each wanted thing [B, n], and what stands at each of `capacity`
+    """For wanted [B, n]: the place of each wanted thing [B, n], and the thing at each of `capacity`
     places."""
     rank = wanted.cumsum(1) - 1
     if capacity is None:
@@ -79,7 +79,7 @@ def compact(wanted: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class PaddedSizes:
-    """Left out, the sizes are counted on the device, which has to be waited for."""
+    """Without them the sizes are counted on the device, and the host waits for it."""
 
     nodes: int
     """Packed nodes of a row."""
@@ -93,7 +93,7 @@ def padded_sizes(
     """Sizes for masks [B, L] on the CPU; masked tokens are counted in `steps` steps up to all tokens."""
     B, L = masked.shape
     extra = L // block_size * int(start)
-    counts = masked.numpy().sum(1)  # quicker than torch, which would wake its threads for it
+    counts = masked.numpy().sum(1)  # quicker than torch, which would wake its threads
     step = max(TILE, B * L // steps)
     tokens = max(step, min(-(-int(counts.sum()) // step) * step, B * L))
     most = L + extra + (candidates - 1) * int(counts.max())

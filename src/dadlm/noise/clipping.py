@@ -5,6 +5,8 @@ from torch import Tensor
 
 from dadlm.noise.masking import FLOOR
 
+_LEAST = 16  # blocks in an interval, or its variance is not trusted
+
 
 def candidate_intervals() -> list[tuple[float, float]]:
     """Widths 0.5 to 0.9, slid by 0.05; the lower end is never 0, where the weight diverges."""
@@ -15,14 +17,13 @@ def candidate_intervals() -> list[tuple[float, float]]:
     ]
 
 
-def best_interval(time: Tensor, fraction: Tensor, loss: Tensor, least: int = 16) -> tuple[float, float]:
-    """The clipped schedule: the interval of times in which the weighted loss of blocks varies least, from one
-    entry per block with times over the whole range. One seen fewer than `least` times is not trusted."""
+def best_interval(time: Tensor, fraction: Tensor, loss: Tensor) -> tuple[float, float]:
+    """The interval with the least variance, from one entry per block with times over the whole range."""
     scores = {}
     for low, high in candidate_intervals():
         inside = (time >= low) & (time <= high) & (fraction <= high)
         if low > FLOOR:
             inside &= fraction >= low
-        if int(inside.sum()) >= least:
+        if int(inside.sum()) >= _LEAST:
             scores[low, high] = float(loss[inside].double().var())
     return min(scores, key=lambda interval: scores[interval]) if scores else (FLOOR, 1.0)

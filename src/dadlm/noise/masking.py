@@ -16,7 +16,7 @@ from dadlm import counter
 from dadlm.errors import ConfigError
 
 FLOOR = 1e-3  # smallest time of the whole range; the weight diverges at zero
-_REDRAWS = 64  # after so many draws a block is taken as it is: some intervals fit no number of tokens
+_REDRAWS = 64  # after that many draws a block is kept as it is: some intervals fit no number of tokens
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Noise(NamedTuple):
 
     @classmethod
     def of(cls, masked: Tensor) -> "Noise":
-        """Given masks [B, L], every block with weight 1."""
+        """Noise of given masks [B, L], every block with weight 1."""
         one = torch.ones(len(masked), 1, device=masked.device)
         return cls(masked, one, one)
 
@@ -147,7 +147,7 @@ def sample_time(
 
 def mask_evenly(u: Tensor, lot: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Masks [B, G, N] of m of the n allowed positions of each block, those with the lowest `lot` [B, G, N]; m
-    is even over 1..n for u [B, G] even over [0, 1]. And the times m / n, and the weights n / m."""
+    is uniform on 1..n for u [B, G] uniform on [0, 1]. Also the times m / n and the weights n / m."""
     n = allowed.sum(-1)
     m = (1 + (u.double() * n).long()).minimum(n)  # u may be 1; where nothing is allowed, nothing is masked
     rank = lot.masked_fill(~allowed, 2.0).argsort(stable=True, dim=-1).argsort(-1)
@@ -162,14 +162,14 @@ def _mask_at(
     most: Tensor,
     lot: Callable[[int], Tensor],
 ) -> Tensor:
-    """Masks [B, G, N] of the allowed positions, each with its block's probability; drawn again where the
-    masked share of the `most` falls outside of a clipped interval."""
+    """Masks [B, G, N] of the allowed positions, each with its block's probability. A block is drawn again
+    while the masked share of its `most` maskable positions is outside a clipped interval."""
     probability = SCHEDULES[config.schedule].mask_probability(time)[..., None]
     masked = (lot(0) < probability) & allowed
     for attempt in range(1, _REDRAWS if config.clipped else 1):
-        fraction = (masked.sum(-1) / most)[..., None]  # no number where nothing may be masked: never outside
+        fraction = (masked.sum(-1) / most)[..., None]  # NaN where nothing may be masked: never outside
         outside = fraction > config.high
-        if config.low > FLOOR:  # the end of the whole range is no clipping: blocks may stay unmasked there
+        if config.low > FLOOR:  # from the floor on, blocks may also stay unmasked
             outside |= fraction < config.low
         outside &= ~full[..., None]
         if not outside.any():
@@ -191,14 +191,14 @@ def draw_noise(
     most_blocks: int | None = None,
     masks_per_row: int = 1,
 ) -> Noise:
-    """Mask each position independently with its block's probability, or an even number of them.
+    """Mask each position independently with its block's probability or, with `config.even`, a uniformly drawn
+    number of a block's positions.
 
-    Position 0 of a row is never masked: it has nothing before it. With a clipped interval a block whose
-    masked fraction falls outside is drawn again. With `maskable` [B, L] the other positions stay known, and
-    of each row the blocks that hold maskable ones are learned from: `most_blocks`, which must be enough for
-    every row (None: just enough); a row that needs fewer makes up the number with blocks that cost nothing.
-    With `masks_per_row` every block is masked so many times, at times of its own; the weights are divided by
-    that number.
+    Position 0 of a row is never masked: it has nothing before it. With `maskable` [B, L] all other positions
+    stay known, and only blocks that hold maskable ones are learned from, `most_blocks` of each row: it must
+    be enough for every row (None: just enough), and rows that need fewer are filled up with blocks that cost
+    nothing. With `masks_per_row` every block is masked that many times, each at a time of its own, and the
+    weights are divided by that number.
     """
     blocks = length // block_size * masks_per_row
     low, high = (0.0, 1.0) if config.even else (config.low, config.high)
@@ -241,6 +241,6 @@ def _allowed(length: int, maskable: Tensor | None, device: torch.device) -> Tens
 
 
 def _with_open_blocks(noise: Noise, is_open: Tensor, kept: int) -> Noise:
-    """The open blocks of each row, and closed ones to make up the number: these are without masks."""
+    """The open blocks of each row, filled up with closed ones, which have no masks."""
     chosen = torch.argsort((~is_open).byte(), dim=1, stable=True)[:, :kept].sort(1).values
     return Noise(noise.masked, noise.time.gather(1, chosen), noise.weight.gather(1, chosen), chosen)

@@ -1,4 +1,4 @@
-"""What training minimises, and what is reported beside it, for all families.
+"""What training minimises, and what is reported with it, for all families.
 
 B rows, L tokens, G blocks (L - 1 single tokens for AR, one for MDLM), N block size, K candidates.
 """
@@ -33,14 +33,14 @@ class Losses:
     reconstruction: Tensor
     """Conditional reconstruction: the joint likelihood of the masked tokens, the paper's metric."""
     bound: Tensor
-    """The same through per-token marginals: a valid bound for every family. NaN where none was asked for."""
+    """The same through per-token marginals: a valid bound for every family. NaN if not asked for."""
     graph_gap: Tensor
     """What the graph alone adds: tokens one by one through the node priors, each after its true left
     neighbour where there are token edges, minus all paths. 0 while the K nodes of a group are alike."""
     by_chains: Tensor | None = None
     """[3, B, G]: the bound with a quarter, half and all of the chains, where chains were drawn."""
     next_token: Tensor | None = None
-    """[B, L - 1]: of the clean text as an AR model reads it, if asked for; differentiable, not weighted."""
+    """[B, L - 1]: that of the clean text read by an AR model, if asked for; differentiable, not weighted."""
 
 
 def losses(
@@ -58,9 +58,9 @@ def losses(
     """Losses of rows ids [B, L] under the given noise (none for AR); see `Model.forward`. The model may be
     wrapped by DDP. Without `report` only the training loss is computed.
 
-    `chains` matter to the bound of models with token edges: so many where exact marginals would be much
-    dearer (`exact_or`); 0: exact ones; None: no bound. With `next_tokens` the loss of an AR model is computed
-    too (`ModelConfig.causal_context`).
+    `chains` are for the bound of models with token edges: how many to draw where exact marginals would cost
+    much more (`exact_or`); 0: exact marginals; None: no bound. With `next_tokens` the loss of an AR model is
+    computed too (`ModelConfig.causal_context`).
     """
     scores: Scores = model(ids, noise, sizes=sizes, loss_mask=loss_mask, next_tokens=next_tokens)
     weight = 1.0 if noise is None else noise.weight
@@ -86,7 +86,7 @@ def losses(
 
 @contextmanager
 def _gathered(model: nn.Module) -> Iterator[None]:
-    """FSDP shards weights behind every forward pass, and the vocabulary head is needed once more."""
+    """FSDP shards the weights again after every forward pass, and the vocabulary head is still needed."""
     if not hasattr(model, "unshard"):
         yield
         return

@@ -22,8 +22,8 @@ from dadlm.model.edge import Left, on_the_way
 
 _CHUNK = 1 << 24  # logits held at once (elements)
 _DEARER = 16
-"""Messages go through the head once for each token of the vocabulary, chains once each: messages are taken
-where they cost at most so many times as much."""
+"""Messages run the head once for each token of the vocabulary, chains once each: messages are used where they
+cost at most this many times as much."""
 
 
 class Said(NamedTuple):
@@ -33,7 +33,7 @@ class Said(NamedTuple):
     blocks: Tensor
     """[n]: which of the J."""
     logp: Tensor
-    """[n, C, V]: log-probabilities; C is 1 where they are exact, else a chain each, to be averaged."""
+    """[n, C, V]: log-probabilities; C is 1 where they are exact, else one for each chain, to be averaged."""
 
     @property
     def mean(self) -> Tensor:
@@ -49,7 +49,7 @@ class Blocks(NamedTuple):
     transition_logp: Tensor
     """[J, N, K, K]."""
     ids: Tensor
-    """[J, N]: looked at where they are known."""
+    """[J, N]: only the known ones are looked at."""
     masked: Tensor
     """[J, N]."""
     before: Tensor
@@ -62,8 +62,8 @@ class Blocks(NamedTuple):
 
 
 def exact_or(chains: int, model: Model) -> int:
-    """How many chains to draw: none (0: messages) where that is not much dearer than so many. Edges of second
-    order have no messages: those would be over pairs of tokens."""
+    """How many chains to draw: none (0: messages) where messages do not cost much more. Edges of second order
+    have no messages: those would be over pairs of tokens."""
     edge = model.head.edge
     if edge is None or edge.second is None:
         return 0 if model.config.mask_id <= _DEARER * chains else chains
@@ -111,7 +111,7 @@ def token_marginals(
     model: Model, blocks: Blocks, wanted: Tensor, *, chains: int = 0, seed: int = 0
 ) -> Iterator[Said]:
     """What a pass says of each masked token that is wanted [J, N], place by place, in pieces that fit memory;
-    by so many chains, or exactly (0)."""
+    by `chains` chains, or exactly (0)."""
     J, N, K, _ = blocks.hidden.shape
     needed = on_the_way(blocks.masked, wanted)
     most = max(1, _CHUNK // (K * model.config.mask_id * max(chains, 1)))
@@ -132,8 +132,8 @@ def token_marginals(
 
 
 def _after_known(model: Model, blocks: Blocks, i: int, which: Tensor) -> Tensor:
-    """[n, K, V]: log P(node, token) at place i of some blocks, where the token to the left is known. What
-    stands before it has one node, the first."""
+    """[n, K, V]: log P(node, token) at place i of some blocks, where the token to the left is known: it has
+    one node, the first."""
     token = blocks.before[which] if i == 0 else blocks.ids[which, i - 1]
     n, K = len(which), blocks.hidden.shape[2]
     left = Left(token[:, None].expand(n, K), torch.zeros(n, K, dtype=torch.bool, device=token.device))
@@ -183,7 +183,7 @@ class _Messages:
 
 
 class _Chains:
-    """S draws of each run from left to right, each with the nodes that its tokens make likely."""
+    """S draws of each run from left to right, each with the posterior of the nodes given its tokens."""
 
     def __init__(self, model: Model, blocks: Blocks, chains: int, seed: int) -> None:
         self.model, self.blocks, self.seed = model, blocks, seed
@@ -192,7 +192,7 @@ class _Chains:
         self.number = torch.arange(chains, device=device)
         self.token = torch.zeros(J, chains, dtype=torch.int64, device=device)
         self.second = torch.full_like(self.token, model.config.mask_id)
-        """The token before it where that was open, too, else the mask."""
+        """The token before it where that was open too, else the mask."""
         self.node = torch.zeros(J, chains, K, device=device)
 
     def start(self, i: int, which: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ class _Chains:
 
     def _uniform(self, i: int, which: Tensor) -> Tensor:
         """[n, S]: one number in each of S equal parts of [0, 1), dealt out at random, so that the chains of a
-        block are spread evenly; each alone is uniform, and independent from place to place."""
+        block are spread evenly; each alone is uniform, and independent of those at other places."""
         purpose = self.seed, counter.CHAIN, self.blocks.key[which, None], i
         lot = counter.hash_counters(*purpose, self.number).argsort(-1)
         return (lot + counter.uniform(*purpose, self.number, 1).double()) / len(self.number)

@@ -1,6 +1,7 @@
 """Which rows a step takes and how they are masked: functions of (seed, step, place in the batch), however the
-batch is divided; steps and rows are counted from the first stage of a route on. Everything is drawn on the
-CPU. B rows of a part, L their length."""
+batch is split. Steps and rows are counted from the first stage of a route on; everything is drawn on the CPU.
+
+B rows of a part, L their length."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -26,14 +27,14 @@ class StepInputs(NamedTuple):
     noise: Noise | None
     """None for AR."""
     tokens: Tensor
-    """Tokens that the whole step predicts, over all processes: what its loss is divided by."""
+    """Number of tokens that the whole step predicts, over all processes: its loss is divided by it."""
     loss_mask: Tensor | None = None
     """[B, L]: the positions that are learned; None: all."""
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Of rows of text, all of one length, or of pairs of texts, of which the second is learned."""
+    """Batches of rows of text, all of one length, or of pairs of texts, of which the second is learned."""
 
     run: RunConfig
     rows: Rows | PairRows
@@ -42,8 +43,8 @@ class Batches:
 
     @property
     def size_steps(self) -> int:
-        """Of `nodes.padded_sizes`. The times of texts are evenly distributed, so two or three sizes occur; of
-        pairs more is learned or less, and more sizes would save less than it takes to compile them."""
+        """`steps` of `nodes.padded_sizes`. The times of texts are evenly distributed, so two or three sizes
+        occur; summaries vary in length, and more sizes would save less than it takes to compile them."""
         return 8 if isinstance(self.rows, PairRows) else 64
 
     def tokens_read(self, step: int) -> int:
@@ -70,7 +71,7 @@ class Batches:
 def noise_of(
     model: ModelConfig, noise: NoiseConfig, ids: Tensor, loss_mask: Tensor | None, **how: Any
 ) -> Noise | None:
-    """Masks of rows ids [B, L], where they are learned; None for AR. See `draw_noise` for the rest."""
+    """Masks of rows ids [B, L], within the loss mask; None for AR. See `draw_noise` for the rest."""
     if model.family == "ar":
         return None
     length = ids.shape[1]
@@ -79,7 +80,7 @@ def noise_of(
 
 
 def parts_of(run: RunConfig, ranks: Ranks) -> list[Tensor]:
-    """Places in the batch of each of this process' micro-batches."""
+    """Places in the batch of each of this process's micro-batches."""
     train = run.train
     if train.batch_size % (train.accumulate * ranks.size):
         raise ConfigError(

@@ -21,7 +21,7 @@ from dadlm.train.muon import Muon
 from dadlm.train.processes import ALONE, Ranks
 from dadlm.train.state import Stream, TrainState
 
-# Settings of `train` that may change between two parts of a run without changing what has been done so far.
+# Settings of `train` that may differ when a run is resumed: they change nothing of what has been done so far.
 _FREE = {
     *("steps", "decay", "accumulate", "valid_every", "valid_rows", "save_every", "log_every"),
     *("device", "compile", "graphs", "checkpointing", "parallel"),
@@ -32,23 +32,25 @@ _RENAMED = {"masks": "masks_per_row"}
 
 
 MANY_STEPS = 1 << 31
-"""In the place of a count that is not known: an average of so many is not forgotten fast."""
+"""Stands for an unknown number of averaged steps: an average of this many is not forgotten fast."""
+LENGTHS = ("document_tokens", "summary_tokens")
+"""Which lengths a fine-tuning has learned, as its `TrainState.metadata` calls them."""
 
 
 def save_state(state: TrainState, run: RunConfig, out: Path, is_best: bool, ranks: Ranks = ALONE) -> Path:
-    """Write a checkpoint, then move the links to it, then drop checkpoints that no link needs. All processes
-    of a run call it together; the first one writes, and each its part of what is sharded."""
+    """Write a checkpoint, then move the links to it, then delete checkpoints that no link needs. All
+    processes of a run call it together; the first one writes, and each one its part of what is sharded."""
     target = out / "checkpoints" / f"step-{state.step:08d}"
     is_saved = ranks.first and target.exists() and (out / "last").resolve() == target.resolve()
-    if ranks.any(is_saved):  # it is this very state: do not endanger it
+    if ranks.any(is_saved):  # this very state: do not put it at risk
         return target
-    average = {}  # as a model's file has it; only the first process keeps it, on the CPU
+    average = {}  # as in a model's file; only the first process keeps it, on the CPU
     for name, weight in weights(state.model).items():
         whole = gather_parts(state.ema.average[name], weight)
         if ranks.first:
             average[name] = whole.cpu().reshape(() if name in state.scalars else whole.shape)
     with whole_folder(target) if ranks.first else nullcontext(target) as folder:
-        folder = Path(ranks.broadcast(str(folder)))  # all write to the first one's temporary folder
+        folder = Path(ranks.broadcast(str(folder)))  # all write to the first process's temporary folder
         (folder / "training").mkdir(exist_ok=True)
         if ranks.first:
             write_model(folder, state.model, average)
@@ -62,7 +64,7 @@ def save_state(state: TrainState, run: RunConfig, out: Path, is_best: bool, rank
             save_rows(_tensors(state), folder / "training", ranks.rank, ranks.size if sharded else 1)
         ranks.wait()
     if ranks.first:
-        # `best` before `last`: who dies in between repeats the step that was the best, and links it again.
+        # `best` before `last`: a run killed in between repeats the step that was best, and links it again.
         if is_best:
             _link(out / "best", target)
         _link(out / "last", target)
@@ -70,19 +72,19 @@ def save_state(state: TrainState, run: RunConfig, out: Path, is_best: bool, rank
         for folder in (out / "checkpoints").iterdir():
             if folder.resolve() not in needed:
                 shutil.rmtree(folder, ignore_errors=True)
-    ranks.wait()  # nobody looks for the links before they are moved
+    ranks.wait()  # no process may look at the links before they are moved
     return target
 
 
 def load_state(state: TrainState, run: RunConfig, folder: Path, ranks: Ranks = ALONE) -> None:
-    """Bring a freshly built state to where the checkpoint left off; refuse another run's checkpoint."""
+    """Restore a checkpoint into a freshly built state; refuse another run's checkpoint."""
     compare_runs(run, folder)
     progress, out = read_progress(folder), folder.parent
     for name, now in state.metadata.items():
         if (then := progress.get(name, now)) != now:
             what = f"{name} {then}, now it is {now}"
             raise ConfigError(f"{out} holds a run with {what}: choose another --out or keep it")
-    if progress.get("data") != state.data:
+    if progress["data"] != state.data:
         raise ConfigError(f"the text is not the one that the run in {out} began with; choose another --out")
     with TensorFiles(folder / "training") as files:
         expected = _tensors(state).keys()
@@ -101,28 +103,32 @@ def read_progress(folder: Path) -> dict[str, Any]:
         NoiseConfig(**progress["noise"])
         if not (isinstance(progress["step"], int) and progress["step"] >= 0):
             raise ValueError(f"step is {progress['step']!r}")
-        progress["best"], progress["run"] = float(progress["best"]), dict(progress["run"])
+        run = progress["run"] = {"model": {}, "data": {}, "train": {}} | progress["run"]
+        if not all(isinstance(run[part], dict) for part in ("model", "data", "train")):
+            raise ValueError("run has a part that is no object")
+        progress["best"], progress["data"] = float(progress["best"]), list(progress.get("data", []))
         # Before streams were counted over stages, each began at nothing.
-        batch_size = progress["run"].get("train", {}).get("batch_size", 0)
+        batch_size = run["train"].get("batch_size", 0)
         counted = Stream().after(progress["step"], batch_size)._asdict()
         progress["stream"] = Stream(**progress.get("stream", counted))
         # Before averages were counted by themselves, they went on with the stream; after a model of which
         # nothing was known they had no fast start.
         before = progress["stream"].after(-progress["step"], batch_size).steps
-        unknown = progress["run"].get("init_from") is not None and not before
+        unknown = run.get("init_from") is not None and not before
         progress.setdefault("averaged", MANY_STEPS if unknown else before)
-        counts = (*progress["stream"], progress["averaged"])
-        if not all(isinstance(count, int) and count >= 0 for count in counts):
-            raise ValueError(f"stream is {progress['stream']}, averaged {progress['averaged']}")
+        counts = {name: progress[name] for name in ("averaged", *LENGTHS) if name in progress}
+        for name, count in (counts | progress["stream"]._asdict()).items():
+            if not (isinstance(count, int) and count >= 0):
+                raise ValueError(f"{name} is {count!r}")
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{file} is not a training state: {error!r}") from error
     return progress
 
 
 def compare_runs(run: RunConfig, folder: Path) -> None:
-    """Refuse to resume a checkpoint of other settings, before its weights are looked at."""
+    """Refuse to resume a checkpoint of other settings, before its weights are read."""
     saved = _current_settings(read_progress(folder)["run"], folder)
-    # A setting that did not exist when the run was saved had what is its default now.
+    # A setting that did not exist when the run was saved had the value that is its default now.
     before, after = _flat(asdict(RunConfig())) | _flat(saved), _flat(asdict(run))
     changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
     if changed:
@@ -133,7 +139,7 @@ def compare_runs(run: RunConfig, folder: Path) -> None:
 
 
 def _current_settings(saved: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A saved run in the settings of this release; one that is gone and was in use is refused."""
+    """A saved run in the settings of this release; one that was used and no longer exists is refused."""
     train = dict(saved["train"]) if isinstance(saved.get("train"), dict) else {}
     for name, default in _REMOVED.items():
         if (value := train.pop(name, default)) != default:
@@ -153,7 +159,7 @@ def _flat(run: dict[str, Any]) -> dict[str, str]:
 
 
 def _tensors(state: TrainState) -> dict[str, torch.Tensor]:
-    """Weights, averages and moments, as much as this process holds, under one flat set of names."""
+    """The weights, averages and moments that this process holds, under one flat set of names."""
     tensors = {f"weight.{name}": local_part(tensor) for name, tensor in weights(state.model).items()}
     tensors |= {f"ema.{name}": tensor for name, tensor in state.ema.average.items()}
     for name, parameter in state.model.named_parameters():
@@ -165,8 +171,8 @@ def _tensors(state: TrainState) -> dict[str, torch.Tensor]:
 
 
 def moments_of(optimizer: torch.optim.AdamW, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
-    """The optimiser fills these at its first step; made here so that saving and loading never meet an empty
-    state. Of a matrix Muon keeps one."""
+    """The optimiser creates these at its first step; created here, saving and loading never meet an empty
+    state. Muon keeps only one for a matrix."""
     moments = optimizer.state[parameter]
     if not moments:
         moments["exp_avg"] = torch.zeros_like(parameter)
@@ -178,7 +184,7 @@ def moments_of(optimizer: torch.optim.AdamW, parameter: torch.nn.Parameter) -> d
 
 
 def _set_tensors(state: TrainState, files: TensorFiles, ranks: Ranks) -> None:
-    """Read this process' rows of everything."""
+    """Read this process's rows of everything."""
     whole = weights(state.model)
     with torch.no_grad():
         for name, tensor in _tensors(state).items():
@@ -187,7 +193,7 @@ def _set_tensors(state: TrainState, files: TensorFiles, ranks: Ranks) -> None:
 
 
 def read_rows(files: TensorFiles, name: str, tensor: torch.Tensor, like: torch.Tensor, ranks: Ranks) -> None:
-    """Fill what this process holds of a tensor, sharded as `like` is."""
+    """Read the rows of a tensor that this process holds, sharded as `like` is."""
     saved = files.read(name, *local_rows(like, ranks))
     if saved.shape != (tensor.shape or (1,)):
         raise CheckpointError(f"training state: {name} has rows of shape {tuple(saved.shape[1:])}")
@@ -196,11 +202,11 @@ def read_rows(files: TensorFiles, name: str, tensor: torch.Tensor, like: torch.T
 
 
 def _link(link: Path, target: Path) -> None:
-    """Point a link at a checkpoint in one step: there is always a valid one. (A folder that copying has left
-    in its place is moved away first.)"""
+    """Point a link at a checkpoint in one atomic step: there is always a valid one. (A folder left in its
+    place by copying is moved away first.)"""
     temporary = link.with_name(f".{link.name}-new")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(os.path.relpath(target, link.parent))
     if link.is_dir() and not link.is_symlink():  # a run that was copied with its links followed
-        link.rename(target.with_name(f".{link.name}-copied"))  # to be dropped
+        link.rename(target.with_name(f".{link.name}-copied"))  # among the checkpoints: to be deleted
     os.replace(temporary, link)

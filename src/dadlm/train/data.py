@@ -21,7 +21,7 @@ _MOST_IDS = 2**24
 
 
 def load_tokenizer(data: DataConfig) -> Tokenizer:
-    """Train, build or load the tokenizer that the configuration names."""
+    """Train or load the tokenizer that the configuration names."""
     if not data.tokenizer.startswith("bpe:"):
         return Tokenizer.load(data.tokenizer)
     size = data.tokenizer.removeprefix("bpe:")

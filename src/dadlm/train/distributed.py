@@ -1,8 +1,8 @@
 """A model over several processes: whole copies that add up their gradients (DDP), or shards (FSDP), and their
 files.
 
-Gradients are summed: a loss is already divided by the tokens of the whole batch. All else works on the
-`local_part` of a sharded tensor, some rows of its first dimension (a number counts as one row).
+Gradients are summed: a loss is already divided by the tokens of the whole batch. Everything else works on the
+`local_part` of a sharded tensor, some rows of its first dimension (a scalar counts as one row).
 """
 
 import re
@@ -29,7 +29,7 @@ _PART_NAME = re.compile(r"state-\d{5}-of-(\d{5})\.safetensors")
 def wrap_distributed(
     model: Model, train: TrainConfig, ranks: Ranks, device: torch.device, bf16: bool
 ) -> nn.Module:
-    """Bring a model to its device, or this process' part of it; what comes back is called as the model is."""
+    """Move a model, or this process's part of it, to its device; call what is returned like the model."""
     if ranks.group is None:
         return model.to(device)
     if train.parallel == "fsdp":
@@ -46,20 +46,20 @@ def _sum_gradients(_: object, bucket: dist.GradBucket) -> torch.futures.Future[T
 
 
 def no_sync(wrapped: nn.Module) -> AbstractContextManager[None]:
-    """Keeps the gradients of DDP local: for all but the last micro-batch of a step. FSDP adds them up after
-    each one: a whole set of gradients may not fit a device."""
+    """For all but the last micro-batch of a step: keeps DDP's gradients local. FSDP adds them up after each
+    one, since a whole set of gradients may not fit a device."""
     return wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) else nullcontext()
 
 
 def _shard(model: Model, size: int, device: torch.device, bf16: bool) -> nn.Module:
     """Each layer but the last is a unit that is gathered when it runs (reading a context uses half of the
-    last), all else is one more. In bf16 layers travel as such; gradients are added up in fp32."""
+    last), the rest is one more. With bf16, layers are gathered in bf16; gradients are added up in fp32."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            if parameter.ndim == 0:  # FSDP shards no such tensor; one element in a row behaves the same
+            if parameter.ndim == 0:  # FSDP shards no scalars; a row of one element behaves the same
                 setattr(module, name, nn.Parameter(parameter.detach().reshape(1)))
     mesh = init_device_mesh(device.type, (size,))
     policy = MixedPrecisionPolicy()
@@ -67,12 +67,12 @@ def _shard(model: Model, size: int, device: torch.device, bf16: bool) -> nn.Modu
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for layer in list(model.backbone.layers)[:-1]:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    # Resharded too, or validation would leave the averaged weights to the next step.
+    # Resharded too, or the next step would run on the averaged weights that validation gathered.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # and nothing that only NCCL can do
+            module.set_force_sum_reduction_for_comms(True)  # gloo, unlike NCCL, only sums
     return model
 
 
@@ -87,7 +87,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def local_rows(tensor: Tensor, ranks: Ranks) -> tuple[int, int, int]:
-    """First and last (exclusive) row of the part this process holds, and how many there are in all."""
+    """First and last (exclusive) row that this process holds, and how many there are in all."""
     rows = len(tensor) if tensor.ndim else 1
     if not is_sharded(tensor):
         return 0, rows, rows
@@ -112,7 +112,7 @@ def gather_parts(part: Tensor, like: Tensor) -> Tensor:
 
 
 def save_rows(tensors: Mapping[str, Tensor], folder: Path, number: int, count: int) -> None:
-    """Write this process' rows; what has no rows is the same everywhere, and the first one's to keep."""
+    """Write this process's rows. What has no rows is the same everywhere: the first process keeps it."""
     kept = {name: tensor for name, tensor in tensors.items() if tensor.ndim or number == 0}
     save_tensors(kept, folder / (_WHOLE if count == 1 else _PART.format(number + 1, count)))
 
@@ -135,7 +135,7 @@ class TensorFiles(ExitStack):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def read(self, name: str, first: int, last: int, rows: int) -> Tensor:
-        """Rows first..last-1 of a tensor that must have so many."""
+        """Rows first..last-1 of a tensor that must have `rows` rows."""
         parts, place = [], 0
         for file in (file for file, names in self._files if name in names):
             part = file.get_slice(name)
@@ -150,7 +150,7 @@ class TensorFiles(ExitStack):
 
 
 def _find(folder: Path) -> list[Path]:
-    """The file of all, or those of each process, of which none may be missing, or the compact one."""
+    """The one file, or a file for each process, of which none may be missing, or the compact one."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     counts = [int(match[1]) for match in map(_PART_NAME.fullmatch, names) if match]
     if not counts:

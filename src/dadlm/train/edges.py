@@ -23,13 +23,13 @@ from dadlm.model.checkpoint import set_weights, weights
 from dadlm.model.edge import Bilinear
 from dadlm.noise import Noise
 from dadlm.objective import losses
-from dadlm.tokens import Rows
+from dadlm.tokens import Mixture, Rows
 
 OPEN_SCALE = 0.9
-"""Weight of fitted edges beside a model that has not seen the neighbour: less than one, since it says part of
-the same."""
+"""Weight of fitted edges in a model that has not seen the neighbour: less than one, since the model says part
+of the same."""
 SECOND_SCALE = 0.6
-"""The same of edges of second order, which the token between says part of, too."""
+"""The same for edges of second order: the token in between says part of it, too."""
 _SMOOTHING = 100.0  # α, in tokens
 _AT_ONCE = 1 << 22  # pairs counted, and logits held, at once
 _LR = 0.01
@@ -55,14 +55,16 @@ class Pairs:
 
 
 def count_pairs(rows: Rows, vocabulary: int, tokens: int, apart: int = 1) -> Pairs:
-    """Count the pairs, so many places apart, in the first rows that hold so many tokens."""
+    """Count the pairs that stand `apart` places apart, in the first `tokens` tokens; of a mixture, in the
+    rows that training sees first, so that every source has its share."""
     if tokens < 2:
         raise ConfigError(f"edges need at least 2 tokens to count, got {tokens}")
-    wanted = min(len(rows), -(-tokens // rows.context))
+    chosen = torch.arange(min(len(rows), -(-tokens // rows.context)))
+    chosen = rows.order(chosen, 0) if isinstance(rows, Mixture) else chosen
     at_once = max(1, _AT_ONCE // rows.context)
     codes, counts, single = np.empty(0, np.int64), np.empty(0, np.int64), np.full(vocabulary, 0.5)
-    for first in range(0, wanted, at_once):
-        ids = rows.batch(range(first, min(first + at_once, wanted))).numpy()
+    for some in chosen.split(at_once):
+        ids = rows.batch(some).numpy()
         if ids.max() >= vocabulary:
             raise DataError(f"the text holds id {ids.max()}, but the model knows {vocabulary} tokens")
         single += np.bincount(ids.reshape(-1), minlength=vocabulary)
@@ -80,8 +82,7 @@ def count_pairs(rows: Rows, vocabulary: int, tokens: int, apart: int = 1) -> Pai
 
 
 def decompose(pairs: Pairs, rank: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Factors [V, R] of the log ratios, truncated where it costs least in pairs weighted by their tokens'
-    shares."""
+    """Factors [V, R] of the log ratios: the best of this rank if a pair weighs as much as its tokens do."""
     root, V = pairs.share.sqrt(), len(pairs.share)
     if rank > V:
         raise ConfigError(f"the rank of the edges is {rank}, but there are only {V} tokens")
@@ -104,18 +105,21 @@ def fit(
 ) -> tuple[Tensor, Tensor]:
     """Fit left and right [V, R] to the pairs: Σ c(x, y)·log softmax_y(log p(y) + ⟨left(x), right(y)⟩).
 
-    A step takes some of the tokens x, frequent ones more often but not as often as they occur.
+    A step takes some of the tokens x that begin a pair, frequent ones more often but not as often as they
+    occur.
     """
     left, right = (factor.clone().requires_grad_() for factor in factors)
     optimizer = torch.optim.Adam([left, right], lr=_LR, betas=(0.9, 0.95))
     share, V, generator = pairs.share, len(pairs.share), torch.Generator().manual_seed(seed)
-    taken = share.sqrt() / share.sqrt().sum()
     row_ends = torch.searchsorted(pairs.first, torch.arange(V + 1))
     total = torch.zeros(V).index_add_(0, pairs.first, pairs.count)
+    # In a large vocabulary and a short text hardly any token has pairs: a step of others would learn nothing.
+    begins = total.nonzero().squeeze(1)
+    often = share[begins].sqrt()
     for step in track(range(steps), "fitting token edges", disable=quiet, transient=True):
         optimizer.param_groups[0]["lr"] = _LR * min(1.0, (step + 1) / 10) * (1 - step / steps)
-        x = torch.multinomial(taken, max(1, 2 * _AT_ONCE // V), True, generator=generator).unique()
-        weight = share[x] / taken[x] * (total[x] > 0)
+        place = torch.multinomial(often, max(1, 2 * _AT_ONCE // V), True, generator=generator).unique()
+        x, weight = begins[place], often[place]
         logits = left[x] @ right.t() + share.log()
         row, pair = _ranges(row_ends[x], row_ends[x + 1])
         said = (pairs.count[pair] / total[x][row]) * logits[row, pairs.second[pair]]
@@ -152,7 +156,7 @@ def is_fresh(model: Model) -> bool:
 
 @torch.no_grad()
 def set_edges(model: Model, left: Tensor, right: Tensor, scale: float = OPEN_SCALE) -> None:
-    """Put fitted factors into a model, with so much weight after an open neighbour and none after a known
+    """Put fitted factors into a model: with weight `scale` after an open neighbour, none after a known
     one."""
     edge, (V, R) = model.head.edge, left.shape
     assert isinstance(edge, Bilinear)
@@ -164,7 +168,7 @@ def set_edges(model: Model, left: Tensor, right: Tensor, scale: float = OPEN_SCA
 
 @torch.no_grad()
 def set_second(model: Model, left: Tensor, right: Tensor, scale: float = SECOND_SCALE) -> None:
-    """Put fitted factors of second order into a model, with so much weight."""
+    """Put fitted factors of second order into a model, with weight `scale`."""
     edge = model.head.edge
     assert isinstance(edge, Bilinear) and edge.second is not None
     edge.second.weight.copy_(scale * left)
@@ -172,7 +176,7 @@ def set_second(model: Model, left: Tensor, right: Tensor, scale: float = SECOND_
 
 
 def start_edges(model: Model, rows: Rows, tokens: int, seed: int = 0, quiet: bool = True) -> None:
-    """Give a model's fresh edges what so many tokens of a text tell about neighbours."""
+    """Start a model's fresh edges from the pairs of this many tokens of a text."""
     config = model.config
     for rank, put, apart in ((config.edge_rank, set_edges, 1), (config.edge_second_rank, set_second, 2)):
         if rank:
@@ -188,34 +192,30 @@ def with_edges(plain: Model, rank: int, second_rank: int = 0) -> Model:
     own = {name: tensor for name, tensor in weights(model).items() if name.startswith("head.edge.")}
     there = weights(plain)
     for name, dim in (("head.edge.right", 1), ("head.edge.context", 0)):
-        if name in there:  # what is new stands behind it
+        if name in there:  # the new columns come after those that are there
             there[name] = torch.cat([there[name], own[name].narrow(dim, rank, second_rank)], dim)
     set_weights(model, own | there, "the model before")
     return model.to(plain.device)
 
 
 def choose_scale(model: Model, rows: Rows, scales: Sequence[float]) -> dict[float, float]:
-    """Give the edges the weight that suits the model best, by the likelihood of whole masked blocks of text;
-    with the nats a token for each weight."""
+    """Give the edges the weight under which fully masked blocks of a text are likeliest; returns the nats per
+    token for each weight."""
     edge = model.head.edge
     assert isinstance(edge, Bilinear)
-
-    def put(scale: float) -> None:
-        edge.scale[1] = scale
-
-    return _choose(model, rows, scales, put)
+    return _choose(model, rows, scales, lambda scale: edge.scale[1].fill_(scale))
 
 
 def choose_second_scale(
     model: Model, rows: Rows, scales: Sequence[float], factors: tuple[Tensor, Tensor]
 ) -> dict[float, float]:
-    """The same of edges of second order with these factors."""
+    """The same for edges of second order with these factors."""
     return _choose(model, rows, scales, lambda scale: set_second(model, *factors, scale))
 
 
 @torch.no_grad()
 def _choose(
-    model: Model, rows: Rows, scales: Sequence[float], put: Callable[[float], None]
+    model: Model, rows: Rows, scales: Sequence[float], put: Callable[[float], object]
 ) -> dict[float, float]:
     N, found = model.config.block_size, dict[float, float]()
     length = min(rows.context, 32 * N)

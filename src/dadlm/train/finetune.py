@@ -15,14 +15,14 @@ from dadlm.model import Model, eval_mode, load
 from dadlm.model.checkpoint import locate, set_weights, weights
 from dadlm.objective import losses
 from dadlm.train.batches import Batches, noise_of
-from dadlm.train.checkpoint import read_progress
+from dadlm.train.checkpoint import LENGTHS, read_progress
 from dadlm.train.config import DataConfig, FinetuneConfig, RunConfig
 from dadlm.train.log import Log
 from dadlm.train.loop import Loop
 from dadlm.train.pair_rows import Encoded, PairRows, encode_pairs
 from dadlm.train.processes import ALONE, alone_in
 
-_SHOWN = 5  # lines left out that are named; the result names all
+_SHOWN = 5  # skipped lines that are printed; the result names all of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Finetuned:
     """Documents to learn from that were longer than is read."""
     cut_summaries: int
     skipped_lines: tuple[str, ...]
-    """Lines left out of both files, each with what was wrong."""
+    """Lines that were skipped in both files, each with what was wrong."""
 
 
 class Finetuner(Loop):
@@ -54,12 +54,12 @@ class Finetuner(Loop):
     ) -> None:
         train, self.name, self.patience = config.train, f"fine-tuning {model.config.family}", config.patience
         sizes = lengths(model, config.document_tokens, config.summary_tokens)
-        self.lengths = dict(zip(("document_tokens", "summary_tokens"), sizes, strict=True))
+        self.lengths = dict(zip(LENGTHS, sizes, strict=True))
         rows = PairRows(encoded.rows, model.config, train.batch_size)
         valid_rows = encode_pairs(model, valid, **self.lengths).rows[: train.valid_rows]
         self.valid_rows = PairRows(valid_rows, model.config, train.batch_size)
         self.shown = _evenly(valid, config.rouge_pairs)
-        # What is saved says where the weights come from; the data are known by their fingerprints.
+        # The saved run says where the weights come from; the data are identified by their fingerprints.
         data = DataConfig(train=" ".join(config.data), valid=" ".join(config.valid))
         run = RunConfig(model=model.config, data=data, noise=config.noise, train=train)
         run = replace(run, out=config.out, init_from=config.model)
@@ -68,7 +68,7 @@ class Finetuner(Loop):
         super().__init__(run, model, Batches(run, rows), data=prints, metadata=metadata, quiet=quiet)
 
     def validate(self, log: Log) -> float:
-        """By ROUGE on some pairs; their loss on more is logged with it."""
+        """By ROUGE on some pairs; the loss on more of them is logged too."""
         state, batch_size = self.state, self.config.train.batch_size
         with state.ema.in_place_of(self.weights):
             loss = self._valid_loss()
@@ -107,7 +107,7 @@ class Finetuner(Loop):
 
 
 def _evenly(documents: Documents, count: int) -> Documents:
-    """So many pairs, evenly from all over: files of different kinds follow one another."""
+    """That many pairs, spread evenly over all: files of different kinds follow one another."""
     total = len(documents.pairs)
     count = min(count, total)
     pairs = tuple(documents.pairs[place * total // count] for place in range(count))
@@ -122,10 +122,10 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
             raise ConfigError(f"--{name} is missing, for example: dadlm finetune {example}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("fine-tuning runs in one process: start it without torchrun")
-    rouge_scorer()  # a missing package is reported now, not at the first validation
+    rouge_scorer()  # report a missing package now, not at the first validation
     data, valid = (read_documents(files, strict=config.strict) for files in (config.data, config.valid))
     model = load(config.model)
-    if config.dropout is not None:  # the same weights in layers that leave out another share
+    if config.dropout is not None:  # the same weights with another dropout
         changed = Model(replace(model.config, dropout=config.dropout), model.tokenizer)
         set_weights(changed, weights(model), config.model)
         model = changed
@@ -155,19 +155,19 @@ def finetune(config: FinetuneConfig, *, quiet: bool = False) -> Finetuned:
 
 
 def learned_lengths(model: str) -> tuple[int, int] | None:
-    """Tokens of documents and summaries that a model was fine-tuned on; None: it never was."""
+    """Tokens of documents and summaries that a model was fine-tuned on; None if it never was."""
     folder = locate(model)
     if not (folder / "training" / "state.json").is_file():
         return None
-    found = [read_progress(folder).get(name) for name in ("document_tokens", "summary_tokens")]
-    return None if None in found else (int(found[0]), int(found[1]))  # type: ignore[arg-type]
+    document, summary = (read_progress(folder).get(name) for name in LENGTHS)
+    return None if document is None or summary is None else (document, summary)
 
 
 def lengths_as_learned(
     model: Model, learned: tuple[int, int] | None, document: int | None, summary: int | None
 ) -> tuple[int, int]:
-    """Tokens to read and to write: what was asked for, or what the model has learned from."""
-    if learned is not None:  # what is not asked for, as far as it fits beside what is
+    """Tokens to read and to write: as asked for, or as the model has learned."""
+    if learned is not None:  # what was not asked for, as far as the rest of the context allows
         context = model.config.context
         if document is None:
             document = min(learned[0], context - (summary or learned[1]))

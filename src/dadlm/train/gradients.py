@@ -1,4 +1,4 @@
-"""The gradients of a step: its rows forward and backward, in micro-batches, over processes, or as a CUDA
+"""The gradients of a step: rows forward and backward, in micro-batches, over processes, or as a CUDA
 graph."""
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _MOST = 16  # graphs: each holds a set of gradients
 
 
 def map_tensors(function: Callable[..., Any], *trees: Any) -> Any:
-    """Apply a function to the tensors of (nested) named tuples of the same form; all else stays."""
+    """Apply a function to the tensors of (nested) named tuples of the same form; everything else is kept."""
     first = trees[0]
     if isinstance(first, tuple):
         return type(first)(*(map_tensors(function, *parts) for parts in zip(*trees, strict=True)))
@@ -33,8 +33,8 @@ _Captured = tuple[torch.cuda.CUDAGraph, Tensor, list[Tensor | None]]  # its outp
 
 
 class StepGraphs:
-    """Calls `compute(inputs, key)`, which fills the gradients, and whose shapes follow from its arguments:
-    launched kernel by kernel the first time, captured as a CUDA graph the second, replayed from then on."""
+    """Calls `compute(inputs, key)`, which fills the gradients and whose shapes follow from its arguments:
+    launched kernel by kernel the first time, captured as a CUDA graph the second, then replayed."""
 
     def __init__(self, model: Model, compute: Callable[[Any, Any], Tensor]) -> None:
         self.parameters, self.compute = list(model.parameters()), compute
@@ -44,7 +44,7 @@ class StepGraphs:
         self.pool = None
 
     def __call__(self, inputs: Any, key: Any) -> Tensor:
-        """Takes inputs on the CPU; the output is on the device and good until the next call."""
+        """Takes inputs on the CPU; the output is on the device and valid until the next call."""
         shapes = map_tensors(lambda x: x.shape, inputs)
         here, which = self._load(inputs, shapes), (shapes, key)
         if which in self.seen and which not in self.captured:
@@ -61,7 +61,7 @@ class StepGraphs:
         return output
 
     def _load(self, inputs: Any, shapes: Any) -> Any:
-        """Bring inputs from the CPU to where the graphs of their shapes look for them."""
+        """Copy inputs from the CPU to the tensors that graphs of these shapes read."""
         if shapes not in self.inputs:
             device = self.parameters[0].device
             self.inputs[shapes] = map_tensors(lambda x: x.to(device, copy=True), inputs)
@@ -73,9 +73,9 @@ class StepGraphs:
 
     def _capture(self, inputs: Any, key: Any) -> _Captured | None:
         self._drop_gradients()
-        # Graphs never run side by side and each one's output is used before the next: they share memory.
+        # Graphs share memory: they never run at the same time, and outputs are read before the next replay.
         captured = capture("training", lambda: self.compute(inputs, key), self.pool)
-        self.pool = None if captured is None else captured[0].pool()  # a failed one may hold it for ever
+        self.pool = None if captured is None else captured[0].pool()  # a failed capture may never free it
         return None if captured is None else (*captured, [parameter.grad for parameter in self.parameters])
 
     def _drop_gradients(self) -> None:
@@ -95,15 +95,15 @@ class Gradients:
         self.graphs = StepGraphs(model, self.backward) if one_piece and alone and self.train.graphs else None
 
     def fill(self, step: int, noise: NoiseConfig, report: bool) -> Tensor:
-        """The loss of the whole batch and, if to be reported, what the graph adds, [2]; on the device."""
+        """The loss of the whole batch and, with `report`, what the graph adds, [2]; on the device."""
         full = None
         try:
             if self.graphs is None:
                 return self._accumulate(step, noise, report)
             return self.graphs(*self._draw(step, noise, self.parts[0]))
         except torch.OutOfMemoryError as error:
-            full = error.with_traceback(None)  # whose frames would hold on to the memory
-        if self.graphs is not None and self.graphs.captured:  # each holds gradients: continue without them
+            full = error.with_traceback(None)  # its frames would hold on to the memory
+        if self.graphs is not None and self.graphs.captured:  # each holds gradients: go on without them
             self._free()
             return self.fill(step, noise, report)
         raise TrainingError(self._what_fits(step, noise)) from full
@@ -118,7 +118,7 @@ class Gradients:
         return self.ranks.sum(values)
 
     def backward(self, inputs: StepInputs, sizes: PaddedSizes | None, report: bool = True) -> Tensor:
-        """Add the share of some rows to the gradients; their loss and gap, [2]."""
+        """Add the gradients of some rows; returns their loss and gap, [2]."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             ids, noise, tokens, loss_mask = map_tensors(lambda x: x.to(self.device), inputs)
             how = {"report": report, "sizes": sizes, "loss_mask": loss_mask}
@@ -133,7 +133,7 @@ class Gradients:
 
     def _draw(self, step: int, noise: NoiseConfig, part: Tensor) -> tuple[StepInputs, PaddedSizes | None]:
         """Rows at places `part` of the batch, on the CPU; and, for CUDA, the sizes they are padded to, so
-        that nothing on the device has to be waited for."""
+        that the host never waits for the device."""
         inputs, config = self.batches.take(step, noise, part), self.model.config
         if inputs.noise is None or self.device.type != "cuda":
             return inputs, None
@@ -143,7 +143,7 @@ class Gradients:
         return inputs, padded_sizes(masked, block, config.nodes_per_mask, is_graph, steps)
 
     def _free(self) -> None:
-        """Release all that is held on the device beside weights and optimiser."""
+        """Free everything on the device but weights and optimiser state."""
         self.graphs = None
         self.model.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
@@ -152,7 +152,7 @@ class Gradients:
     def _what_fits(self, step: int, noise: NoiseConfig) -> str:
         """Try smaller parts of the batch until one fits the device, and say how to ask for it."""
         train, rows = self.train, len(self.parts[0])
-        if self.ranks.group is not None:  # the others do not know, and would not join in
+        if self.ranks.group is not None:  # the other processes would not take part
             return (
                 f"out of memory: {rows} rows at once do not fit {self.device}: raise --train.accumulate "
                 f"(now {train.accumulate}), or try --train.checkpointing or --train.parallel fsdp"

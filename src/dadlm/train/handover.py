@@ -1,6 +1,6 @@
-"""What a stage takes over from a model beside its weights: the optimiser's moments, the moving average, and
-where its stream of rows and masks stands. They lie in the model's folder under `training/`, as a checkpoint
-has them or in a compact form.
+"""What a stage takes over from a model besides its weights: the optimiser's moments, the moving average, and
+the position in its stream of rows and masks. All are in `training/` of the model's folder, as in a checkpoint
+or in a compact form.
 """
 
 from pathlib import Path
@@ -17,12 +17,12 @@ from dadlm.train.distributed import COMPACT, TensorFiles, local_part
 from dadlm.train.processes import ALONE, Ranks
 from dadlm.train.state import Stream, TrainState
 
-_KINDS = ("step", "exp_avg", "exp_avg_sq")
+_MOMENTS = ("step.", "exp_avg.", "exp_avg_sq.")  # how the names of their tensors begin
 
 
 def stream_before(out: Path, origin: str | Path | None, batch_size: int) -> Stream:
-    """Where the stream stood before a run's first step: its own checkpoint knows, or the model that it starts
-    from does; else it is new."""
+    """Where the stream stood before a run's first step: as its own checkpoint says, or the model it starts
+    from; else it is new."""
     if (out / "last").exists():
         progress = read_progress(out / "last")
         return progress["stream"].after(-progress["step"], batch_size)
@@ -31,29 +31,29 @@ def stream_before(out: Path, origin: str | Path | None, batch_size: int) -> Stre
 
 
 def averaged_before(out: Path, origin: str | Path | None, family: Family) -> int:
-    """How many steps were averaged before a run's first one. An average goes on within a family; another one
-    has to learn another task first, and what it began with is soon the worse part of its average."""
+    """How many steps were averaged before a run's first one. An average goes on within a family; another
+    family has another task to learn, and its first weights soon are the worst part of the average."""
     if (out / "last").exists():
         return read_progress(out / "last")["averaged"]
     if origin is None or read_config(locate(origin)).family != family:
         return 0
     folder = training_of(origin)
     if folder is None:
-        return MANY_STEPS  # how many is not known
+        return MANY_STEPS  # the number is not known
     progress = read_progress(folder.parent)
     return progress["averaged"] + progress["step"]
 
 
 def training_of(origin: str | Path) -> Path | None:
-    """The folder with what is known of a model's training; None: nothing is, as of the models that ship."""
+    """The folder with the state of a model's training; None if there is none, as for the models that ship."""
     folder = locate(origin) / "training"
     return folder if (folder / "state.json").is_file() else None
 
 
 def take_over(state: TrainState, origin: str | Path, ranks: Ranks = ALONE) -> None:
-    """Go on as the run would have done that the weights come from, where a weight has the same name: with
-    the optimiser's moments and, beside the average, which is the model, the weights themselves. Another
-    family is another task: there the average is the better start, and the moments would mislead."""
+    """Continue as the run would have that the weights come from, for weights of the same name: with the
+    optimiser's moments and the weights themselves, since a model's file holds their average. Another family
+    has another task: there the average is the better start, and the moments would mislead."""
     folder = training_of(origin)
     if folder is None or read_config(folder.parent).family != state.model.config.family:
         return
@@ -68,15 +68,15 @@ def take_over(state: TrainState, origin: str | Path, ranks: Ranks = ALONE) -> No
                 continue
             moments = moments_of(state.optimizer, parameter)
             if not names.issuperset(f"{kind}.{name}" for kind in moments):
-                continue  # the other optimiser kept others
+                continue  # another optimiser kept other moments
             for kind, moment in moments.items():
                 part = local_part(moment)
                 read_rows(files, f"{kind}.{name}", part, part if kind == "step" else parameter, ranks)
 
 
 def save_compact(run: str | Path, out: str | Path) -> Model:
-    """A run's best model as a folder that a later stage can start from as from the run itself: the moments
-    come along in bf16, in as many bytes as the weights."""
+    """Save a run's best model as a folder that a later stage can start from as from the run itself, with the
+    moments in bf16, which take as many bytes as the weights."""
     model, origin = load(run), training_of(run)
     if origin is None:
         raise CheckpointError(f"{run} is no training run, nor has it an optimiser's moments: name a run")
@@ -85,11 +85,9 @@ def save_compact(run: str | Path, out: str | Path) -> Model:
         (folder / "training").mkdir()
         write_json(folder / "training" / "state.json", read_json(origin / "state.json", "a training state"))
         with TensorFiles(origin) as files:
-            names = [name for name in files.names if name.startswith(tuple(f"{kind}." for kind in _KINDS))]
-            save_tensors({name: _small(files.whole(name)) for name in names}, folder / "training" / COMPACT)
+            small = dict[str, torch.Tensor]()
+            for name in filter(lambda name: name.startswith(_MOMENTS), files.names):
+                moment = files.whole(name)
+                small[name] = moment.bfloat16() if moment.ndim else moment  # the number of steps stays exact
+        save_tensors(small, folder / "training" / COMPACT)
     return model
-
-
-def _small(moment: torch.Tensor) -> torch.Tensor:
-    """The count of steps stays exact."""
-    return moment.to(torch.bfloat16) if moment.ndim else moment

@@ -12,8 +12,8 @@ _LINE_EVERY = 60.0  # seconds
 
 
 class Log:
-    """Opened once per run; a resumed run first drops the entries behind its checkpoint. One run, one log:
-    every process but the first has `writes` False, and a log that shows and keeps nothing."""
+    """Opened once per run. A resumed run first drops the entries after its checkpoint, or all if nothing was
+    saved. Of several processes only the first logs; the others have `writes` False."""
 
     def __init__(
         self, out: Path, name: str, total: int, done: int, quiet: bool, *, writes: bool = True
@@ -40,7 +40,7 @@ class Log:
             self._board.close()
 
     def message(self, text: str) -> None:
-        self.console.print(text, markup=False)  # a folder's name may look like it
+        self.console.print(text, markup=False)  # a folder's name may look like markup
 
     def step(self, step: int, values: dict[str, float] | None) -> None:
         """One training step is done; `values` only every so often."""
@@ -72,8 +72,8 @@ class Log:
 def _drop_later(file: Path, done: int) -> None:
     if file.exists():
         lines = file.read_text(encoding="utf-8").splitlines()
-        kept = [line for line in lines if _step_of(line) <= done]
-        if kept != lines:  # by a file beside it: on a full disk the old log must survive
+        kept = [line for line in lines if done and _step_of(line) <= done]
+        if kept != lines:  # written to another file first: on a full disk the old log must survive
             temporary = file.with_name(".metrics-new")
             temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
             os.replace(temporary, file)
@@ -91,4 +91,5 @@ def _tensorboard(folder: Path, done: int):
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:  # comes with the extra `train`; metrics.jsonl holds the same numbers
         return None
-    return SummaryWriter(str(folder), purge_step=done + 1)  # a killed run logged further than it saved
+    # A killed run logged further than it saved; the entry of step 0 is made anew where nothing was saved.
+    return SummaryWriter(str(folder), purge_step=done + 1 if done else 0)

@@ -1,5 +1,5 @@
 """The training loop, on text (`trainer.py`) and on pairs (`finetune.py`). A step is a pure function of
-(weights, seed, step): neither resuming changes anything, nor splitting the batch (unless there is dropout).
+(weights, seed, step): neither resuming nor splitting the batch changes anything (but for dropout's draws).
 """
 
 import time
@@ -36,16 +36,16 @@ class Finished:
     valid: float
     """The best validation: a loss, or ROUGE with a minus sign."""
     is_first: bool = True
-    """Whether this process is the first of its run, which answers for all."""
+    """Whether this is the first process of its run, which reports for all."""
 
 
 class Loop(ABC):
-    """Steps, logs, validates and saves; a subclass says on what, how it is validated, and when it is done."""
+    """Steps, logs, validates and saves; a subclass says on what data, how to validate, and when to stop."""
 
     name: str
     """What the progress bar shows."""
     advice: ClassVar[str]
-    """What to do about a loss that is no number."""
+    """What to do about a loss that is not finite."""
     logs_gap: bool = False
     """Whether what the graph adds is logged with the loss."""
 
@@ -62,8 +62,8 @@ class Loop(ABC):
         ranks: Ranks = ALONE,
     ) -> None:
         """`data` are fingerprints of the rows; see `TrainState` for `metadata`. `origin` is the model whose
-        training this continues: its stream of rows and masks and, within a family, its optimiser's moments
-        and its average."""
+        training this continues: its stream of rows and masks and, within a family, the moments of its
+        optimiser and its average."""
         train = run.train
         self.config, self.origin, self.out = run, origin, Path(run.out)
         start = stream_before(self.out, origin, train.batch_size)
@@ -104,7 +104,7 @@ class Loop(ABC):
         return self.state.step >= self.config.train.steps
 
     def run(self) -> Finished:
-        """Train until it is done, or until asked to stop; always ends with a checkpoint."""
+        """Train until done or asked to stop; always ends with a checkpoint."""
         if not self.is_done():
             self._train()
         elif self.ranks.first and not self.quiet:
@@ -129,7 +129,7 @@ class Loop(ABC):
                 every = (train.log_every, train.valid_every, train.save_every)
                 logs, validates, saves = (train.is_due(state.step, steps) for steps in every)
                 if logs or validates or saves:
-                    self._check_last_step()  # nothing of a spoilt step is shown or kept
+                    self._check_last_step()  # a failed step is neither logged nor saved
                 values = None
                 if logs:
                     now = time.perf_counter()
@@ -158,7 +158,7 @@ class Loop(ABC):
         report = self.logs_gap and train.is_due(state.step + 1, train.log_every)
         loss, self._gap = self.gradients.fill(state.step, state.noise, report)
         norm = full_tensor(torch.nn.utils.clip_grad_norm_(state.model.parameters(), train.clip))
-        # Both are those of the whole batch: all processes stop together.
+        # Both are of the whole batch: all processes stop together.
         if self.device.type == "cuda":
             self._check_last_step()
             self.watch.note(loss, norm)
@@ -179,8 +179,8 @@ class Loop(ABC):
             self._stop(*bad)
 
     def _stop(self, loss: float, norm: float) -> None:
-        """The update that would spoil the weights is not made: what is saved is the last good state. Weights
-        that an earlier update has spoilt already are not saved: the checkpoint before them stays."""
+        """The update that would spoil the weights is not made, and the last good state is saved. Weights that
+        an earlier update has spoilt are not saved: the checkpoint before them stays."""
         spoilt = not all(bool(torch.isfinite(tensor).all()) for tensor in self.weights.values())
         folder = (self.out / "last").resolve() if self.ranks.any(spoilt) else self.save(False)
         where = f"the last good state is in {folder}" if folder.exists() else "no good state was saved yet"

@@ -1,28 +1,35 @@
-"""Muon for the matrices of the layers, AdamW for all else, as one optimiser.
+"""Muon for the matrices of the layers, AdamW for everything else, as one optimiser.
 
 Muon moves a matrix by its averaged gradient with all singular values made about one: rare directions count as
-much as common ones. Scaled to the size of AdamW's steps, so that one learning rate serves both.
+much as common ones. The step is scaled to the size of AdamW's, so that one learning rate serves both.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 _MOMENTUM = 0.95
 _ADAMW_SIZE = 0.2  # root mean square of AdamW's steps, in learning rates
 _TURNS = 5
-# A quintic that brings singular values in (0, 1] near one in so few turns (K. Jordan, Muon, 2024).
+# A quintic that brings singular values in (0, 1] near one in few iterations (K. Jordan, Muon, 2024).
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW, but for groups with `matrices`; these keep one average, `exp_avg`, for each weight."""
+    """AdamW, except for groups with `matrices`, which keep only `exp_avg` for each weight. `stacked` says
+    which weights are several matrices on top of each other, and how many rows each has."""
 
-    def __init__(self, groups: Iterable[dict[str, Any]], **settings: Any) -> None:
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        stacked: Mapping[Tensor, Sequence[int]] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(groups, **settings)
+        self.stacked = stacked or {}
         self.matrices = {p for group in self.param_groups if group.get("matrices") for p in group["params"]}
 
     @torch.no_grad()
@@ -38,32 +45,31 @@ class Muon(torch.optim.AdamW):
             self.param_groups = every
 
     def _move(self, group: dict[str, Any]) -> None:
-        """Matrices of one shape together: a single one would not fill a device."""
-        alike = defaultdict[torch.Size, list[nn.Parameter]](list)
-        for matrix in group["params"]:
-            if matrix.grad is not None:
-                alike[matrix.shape].append(matrix)
-        spoilt = getattr(self, "found_inf", None)  # as fused AdamW: then nothing changes
-        for shape, matrices in alike.items():
-            rows, columns = shape
-            parts = 3 if rows == 3 * columns else 1  # queries, keys and values are three matrices
-            gradient = torch.stack([matrix.grad for matrix in matrices])  # type: ignore[arg-type]
-            weight = torch.full((), 1 - _MOMENTUM, device=gradient.device)
+        """All matrices of one shape at once: a single one would not fill a device."""
+        alike = defaultdict[torch.Size, list[tuple[Tensor, ...]]](list)
+        for weight in group["params"]:
+            if weight.grad is None:
+                continue
+            average = self.state[weight].setdefault("exp_avg", torch.zeros_like(weight))
+            rows = list(self.stacked.get(weight, (len(weight),)))
+            for parts in zip(*(x.split(rows) for x in (weight, weight.grad, average)), strict=True):
+                alike[parts[0].shape].append(parts)
+        spoilt = getattr(self, "found_inf", None)  # if set, nothing changes, as in fused AdamW
+        for shape, found in alike.items():
+            matrices, gradients, averages = zip(*found, strict=True)
+            gradient = torch.stack(gradients)
+            share = torch.full((), 1 - _MOMENTUM, device=gradient.device)
             decay = torch.full((), group["lr"] * group["weight_decay"], device=gradient.device)
             if spoilt is not None:
                 gradient = gradient.masked_fill(spoilt > 0, 0.0)
-                weight, decay = (x.masked_fill(spoilt > 0, 0.0) for x in (weight, decay))
-            averages = [
-                self.state[matrix].setdefault("exp_avg", torch.zeros_like(matrix)) for matrix in matrices
-            ]
-            average = torch.stack(averages).lerp(gradient, weight)
-            for kept, new in zip(averages, average, strict=True):
-                kept.copy_(new)
-            moved = orthogonal(gradient.lerp(average, _MOMENTUM).view(-1, rows // parts, columns))
+                share, decay = (x.masked_fill(spoilt > 0, 0.0) for x in (share, decay))
+            average = torch.stack(averages).lerp(gradient, share)
+            moved = orthogonal(gradient.lerp(average, _MOMENTUM))
             if spoilt is not None:
                 moved = moved.masked_fill(spoilt > 0, 0.0)
-            size = group["lr"] * _ADAMW_SIZE * max(rows // parts, columns) ** 0.5
-            for matrix, step in zip(matrices, moved.view(-1, rows, columns), strict=True):
+            size = group["lr"] * _ADAMW_SIZE * max(shape) ** 0.5
+            for matrix, kept, new, step in zip(matrices, averages, average, moved, strict=True):
+                kept.copy_(new)
                 matrix.mul_(1 - decay).sub_(step, alpha=size)
 
 

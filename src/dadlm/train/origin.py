@@ -1,4 +1,4 @@
-"""The model a stage starts with: a fresh one, or the weights of another and what fits them."""
+"""The model a stage starts with: a fresh one, or one with the weights and the shape of another."""
 
 import math
 import warnings
@@ -16,7 +16,7 @@ from dadlm.train.checkpoint import read_progress
 from dadlm.train.config import RunConfig
 from dadlm.train.handover import training_of
 
-# Which family may start from which: the stages of the paper, AR in the place of MDLM, each from itself.
+# Which family may start from which: the stages of the paper, AR in place of MDLM, and each from itself.
 _BLOCKS = ("ar", "mdlm", "bd3lm")
 STAGES = {"ar": ("ar",), "mdlm": ("mdlm",), "bd3lm": _BLOCKS, "dadlm": (*_BLOCKS, "dadlm")}
 _NEW = ("graph.", "head.offset", "head.edge.")  # what a stage adds starts fresh
@@ -35,8 +35,8 @@ def fresh_model(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> Model:
 
 
 def shape_from(own: ModelConfig, origin: ModelConfig) -> ModelConfig:
-    """The settings of a stage that starts from a model: the shape is that model's; what the model does not
-    have (blocks, a graph) is the stage's own, with candidates that enter at the same share of the layers."""
+    """The settings of a stage that starts from a model: the shape is that model's; what it does not have
+    (blocks, a graph) is the stage's own, with candidates that enter at the same fraction of the layers."""
     names = set(_BACKBONE)
     if origin.family in ("bd3lm", "dadlm"):
         names = {field.name for field in fields(ModelConfig)} - {"family", "dropout"}
@@ -48,7 +48,7 @@ def shape_from(own: ModelConfig, origin: ModelConfig) -> ModelConfig:
 
 
 def begun_from(origin: str | Path, out: str | Path) -> ModelConfig:
-    """The shape of a stage in `out` that starts from a model: of the stage itself if it was begun, since the
+    """The shape of a stage in `out` that starts from a model: the stage's own if it was begun, since the
     model may be gone by then."""
     last = Path(out) / "last"
     return read_config(last if last.exists() else locate(origin))
@@ -78,7 +78,7 @@ def model_from(origin: str | Path, config: ModelConfig, seed: int) -> Model:
 
 
 def _compare(origin: str | Path, theirs: ModelConfig, own: ModelConfig) -> None:
-    """Refuse settings that the weights do not allow, in one sentence that says how to do without them."""
+    """Refuse settings that do not fit the weights, and say which to leave out."""
     names = (*_MEANING, "candidates", "transition") if theirs.family == "dadlm" else _MEANING
     if theirs.edge != "none":  # else they may be added
         names += _EDGE if theirs.edge == own.edge else ("edge",)
@@ -97,15 +97,15 @@ def _compare(origin: str | Path, theirs: ModelConfig, own: ModelConfig) -> None:
 
 
 def warn_of_other_text(run: RunConfig, rows: Rows) -> None:
-    """A stage on another text than the stage before forgets some of that: meant, or a wrong path."""
+    """A stage on another text than the one before forgets some of the latter: intended, or a wrong path."""
     folder = None if run.init_from is None else training_of(run.init_from)
     if folder is None:
         return
     progress = read_progress(folder.parent)
-    then, now = progress["run"].get("data", {}).get("train", ""), run.data.train
-    if progress["run"].get("model", {}).get("context") == rows.context:
-        is_other = progress.get("data", [])[:1] != [rows.fingerprint()]
-    else:  # rows of another length tell nothing
+    then, now = progress["run"]["data"].get("train", ""), run.data.train
+    if progress["run"]["model"].get("context") == rows.context:
+        is_other = progress["data"][:1] != [rows.fingerprint()]
+    else:  # rows of another length have other fingerprints
         is_other = then != now
     if is_other:
         same = " with other content" if then == now else ""

@@ -1,8 +1,8 @@
 """Pairs as rows of tokens: the document is known, the summary is to be learned; and which rows a step takes.
 
 A row is the document, end-of-text, the summary, end-of-text. What follows in the same block is end-of-text
-too, and learned: decoding opens whole blocks, so a model that never learned what stands behind the end would
-guess there, pass after pass. What is behind that is padding: neither learned nor seen.
+too, and learned: decoding opens whole blocks, and a model that never learned what follows the end would guess
+there, pass after pass. What comes after that block is padding: neither learned nor seen.
 
 Rows of like length share a bucket, of one shape each. Which rows a step takes follows from (seed, step).
 
@@ -27,7 +27,7 @@ _BUCKETS = 4  # each shape is compiled anew on a GPU; four waste about an eighth
 
 @dataclass(frozen=True)
 class PairRow:
-    """One pair: its ids, and where what is to be learned begins; it ends with the ids."""
+    """One pair: its ids, and where the part to be learned begins; it reaches to the end."""
 
     ids: list[int]
     start: int
@@ -42,12 +42,12 @@ class PairBatch:
     loss_mask: Tensor
     """[B, L]: the positions of the summaries."""
     most_blocks: int
-    """Blocks with such positions in the row of the bucket that has most."""
+    """Blocks with such positions, in the row of the bucket that has most of them."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """All pairs as rows, and how many did not fit."""
+    """All pairs as rows, and how many texts were cut."""
 
     rows: list[PairRow]
     cut_documents: int
@@ -68,8 +68,8 @@ def encode_pairs(model: Model, pairs: Documents, document_tokens: int, summary_t
 
 
 def row_of(config: ModelConfig, prompt: list[int], summary: list[int], summary_tokens: int) -> PairRow:
-    """Prompt, summary and end-of-text up to the end of what decoding will open."""
-    end = len(prompt) + summary_tokens  # MDLM opens all that a summary may have
+    """Prompt, summary and end-of-text, up to the end of what decoding opens."""
+    end = len(prompt) + summary_tokens  # MDLM opens all positions that a summary may have
     if config.family != "mdlm":
         end = min(end, len(prompt) + len(summary) + 1)
         end = -(-end // config.block) * config.block
@@ -121,7 +121,7 @@ class _Bucket:
 
     def __init__(self, rows: Sequence[PairRow], length: int, config: ModelConfig) -> None:
         self.length, self.eot_id, N = length, config.eot_id, config.block
-        # Lists would have to be read number by number at every step.
+        # Not lists, which torch would read number by number at every step.
         self.ids = [torch.tensor(row.ids, dtype=torch.int32) for row in rows]
         self.starts = [row.start for row in rows]
         self.most_blocks = max(-(-len(row.ids) // N) - row.start // N for row in rows)

@@ -33,7 +33,7 @@ class Ranks:
     local: int = 0
     """Its number on its machine, which is also that of its GPU."""
     group: "dist.ProcessGroup | None" = None
-    """For messages between CPUs, which do not wait for a device; None: there is one process."""
+    """For messages between CPUs, which do not wait for a device; None if there is only one process."""
 
     @property
     def first(self) -> bool:
@@ -41,12 +41,12 @@ class Ranks:
         return self.rank == 0
 
     def wait(self) -> None:
-        """Until all have come here."""
+        """Until all processes have come here."""
         if self.group is not None:
             dist.barrier(self.group)
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true in one of them."""
+        """Whether it is true in any process."""
         if self.group is None:
             return flag
         found = torch.tensor(int(flag))
@@ -54,21 +54,21 @@ class Ranks:
         return bool(found)
 
     def broadcast(self, value: T) -> T:
-        """The first one's numbers, of which the others' may differ in the last bit, or its text."""
+        """What the first process has: numbers, in whose last bit the others' may differ, or text."""
         sent = [value]
         if self.group is not None:
             dist.broadcast_object_list(sent, 0, group=self.group)
         return sent[0]
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add up a tensor of all, in place."""
+        """Add up a tensor over all processes, in place."""
         if self.group is not None:
             dist.all_reduce(tensor)
         return tensor
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """The first process of each machine goes before the others, who find done what it left on disk."""
+        """The first process of a machine runs the block before the others, which find its files on disk."""
         if self.local:
             self.wait()
         yield
@@ -100,11 +100,14 @@ def joined(train: TrainConfig) -> Iterator[Ranks]:
 
 @contextmanager
 def alone_in(out: Path, ranks: Ranks) -> Iterator[None]:
-    """While this is open, no other run trains in the folder. The first process locks it for all."""
-    is_new, descriptor = ranks.first and not out.exists(), None
+    """Keep other runs out of the folder. The first process locks it for all."""
+    is_new, descriptor = False, None
     if ranks.first:
-        out.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(out, os.O_RDONLY) if os.name == "posix" else None
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # of two that come at once one makes it, and only that one removes it
+            out.mkdir()
+            is_new = True
+        descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY) if os.name == "posix" else None
     try:
         if ranks.any(descriptor is not None and not lock(descriptor)):
             raise ConfigError(f"another process trains in {out}: wait until it ends, or choose another --out")
@@ -113,14 +116,14 @@ def alone_in(out: Path, ranks: Ranks) -> Iterator[None]:
         if descriptor is not None:
             os.close(descriptor)
         if is_new:
-            with suppress(OSError):  # it holds a run now
+            with suppress(OSError):  # not empty: it holds a run now
                 out.rmdir()
 
 
 @dataclass
 class Stop:
-    """Whether training was asked to stop. A plain flag: a signal may come while a handler runs, which must
-    not wait for a lock that it holds itself."""
+    """Whether training was asked to stop. A plain flag and no lock: a signal may arrive while the handler
+    runs, which would then wait for itself."""
 
     asked: bool = False
 
@@ -128,7 +131,7 @@ class Stop:
 @contextmanager
 def stop_on_signal(patient: bool = False) -> Iterator[Stop]:
     """Ctrl-C and SIGTERM ask training to save and stop after the current step; a second Ctrl-C interrupts at
-    once. Not if `patient`: torchrun passes on the Ctrl-C that its processes have got already."""
+    once, unless `patient`: torchrun forwards a Ctrl-C that its processes have already received."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # Python delivers signals to the main thread only

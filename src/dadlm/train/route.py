@@ -1,5 +1,5 @@
-"""All stages of a scale, one after the other: each in a folder of its own, one log and one plot over all. A
-stage that is done is passed over, so the same command resumes a route anywhere."""
+"""All stages of a scale, one after the other: each in a folder of its own, with one log and one plot for all.
+Stages that are done are skipped, so the same command resumes a route anywhere."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ def stages_of(route: RouteConfig, recipes: Sequence[RunConfig]) -> list[RunConfi
 
 
 def _shaped(route: RouteConfig, origin: str, recipes: Sequence[RunConfig]) -> list[RunConfig]:
-    """The stages that may follow a model, in its shape; if it is gone, those of a route that was begun."""
+    """The stages that may follow a model, in its shape; if it is gone, in that of those already begun."""
     try:
         theirs = read_config(locate(origin))
     except CheckpointError:
@@ -79,7 +79,7 @@ def _folder(route: RouteConfig, run: RunConfig) -> str:
 
 
 def _settings(route: RouteConfig, run: RunConfig) -> dict[str, Any]:
-    """What the route changes in a stage's way of training."""
+    """What the route changes of a stage's `train`."""
     lengths = {name: round(getattr(run.train, name) * route.length) for name in ("steps", "decay", "warmup")}
     lengths["steps"] = max(1, lengths["steps"])
     same = ("seed", "precision", "device", "compile", "parallel")
@@ -89,9 +89,9 @@ def _settings(route: RouteConfig, run: RunConfig) -> dict[str, Any]:
 
 
 def train_route(stages: Sequence[RunConfig], out: str | Path, *, quiet: bool = False) -> list[Finished]:
-    """Train the stages, or resume them where they were interrupted; how each ended that was begun."""
+    """Train the stages, or resume them where they were interrupted; returns how each one that ran ended."""
     done = []
-    with joined(stages[0].train) as ranks:  # once: the processes find each other only then
+    with joined(stages[0].train) as ranks:  # processes can join only once
         for run in stages:
             done.append(train_stage(run, ranks, quiet=quiet))
             if ranks.first:
@@ -102,7 +102,7 @@ def train_route(stages: Sequence[RunConfig], out: str | Path, *, quiet: bool = F
 
 
 def write_log(stages: Sequence[RunConfig], out: Path) -> None:
-    """`metrics.jsonl` of all stages in one, made anew from theirs, and its plot."""
+    """Write the route's `metrics.jsonl`, gathered from those of its stages, and its plot."""
     entries = list(_entries(stages))
     text = "".join(json.dumps(entry) + "\n" for entry in entries)
     (out / "metrics.jsonl").write_text(text, encoding="utf-8")
@@ -113,7 +113,7 @@ def write_log(stages: Sequence[RunConfig], out: Path) -> None:
 
 
 def _entries(stages: Sequence[RunConfig]) -> Iterator[dict[str, Any]]:
-    """Every line of the stages' logs with the stage it is of; `route_step` counts on over all of them."""
+    """Every line of the stages' logs with its stage; `route_step` counts the steps of all of them."""
     before = 0
     for run in stages:
         file = Path(run.out) / "metrics.jsonl"

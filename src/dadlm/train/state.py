@@ -10,26 +10,27 @@ from torch import Tensor
 
 from dadlm import counter
 from dadlm.model import Model
+from dadlm.model.layer import Layer
 from dadlm.noise import NoiseConfig
 from dadlm.train.config import TrainConfig
 from dadlm.train.muon import Muon
 
 
 class Stream(NamedTuple):
-    """How far along the rows and masks that a seed decides one is. It is counted over all stages of a route:
-    a stage that began anew would see the (row, mask) pairs of the one before again."""
+    """The position in the sequence of rows and masks that a seed decides. It is counted over all stages of a
+    route: a stage that began anew would see the (row, mask) pairs of the one before again."""
 
     steps: int = 0
     rows: int = 0
 
     def after(self, steps: int, batch_size: int) -> "Stream":
-        """So many steps further (or back, if negative)."""
+        """The position that many steps further (or back, if negative)."""
         return Stream(self.steps + steps, self.rows + steps * batch_size)
 
 
 class Ema:
-    """Moving average of the weights: what is validated and shipped. `before`: how many steps were averaged
-    before the first one. The fewer there are, the faster the weights at the start are forgotten."""
+    """Moving average of the weights: what is validated and saved as the model. `before`: how many steps were
+    averaged before the first one; the fewer, the faster the initial weights are forgotten."""
 
     def __init__(self, weights: Mapping[str, Tensor], limit: float, before: int = 0) -> None:
         self.limit, self.before = limit, before
@@ -45,7 +46,7 @@ class Ema:
 
     @contextmanager
     def in_place_of(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Lend the averages to the model that owns `weights`."""
+        """Inside the block the model that owns `weights` has the averages in their place."""
         self._swap(weights)
         try:
             yield
@@ -73,14 +74,14 @@ class TrainState:
     data: list[str] = field(default_factory=list)
     """Fingerprints of the rows: a run resumes only with the data it began with."""
     scalars: frozenset[str] = frozenset()
-    """Weights without a dimension; where the model is sharded they are rows of one."""
+    """Weights without a dimension; in a sharded model they are rows of one element."""
     start: Stream = field(default_factory=Stream)
     """Where the stream stood before the first step."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """What else is to be known of a run's models; saved beside the step. A run resumes only with the same."""
+    """More facts about a run, saved with the step. It resumes only with the same ones."""
 
     def begin_step(self, train: TrainConfig, rank: int = 0) -> None:
-        """Set what is a function of the step's number: learning rates and dropout."""
+        """Set what depends on the step's number: learning rates and dropout's seed."""
         step = self.start.steps + self.step
         seed = int(counter.hash_counters(train.seed, step, counter.DROPOUT)) & (2**62 - 1)
         torch.manual_seed(seed + rank)  # each process drops other units
@@ -89,7 +90,7 @@ class TrainState:
 
 
 def start_optimizer(model: Model, train: TrainConfig) -> torch.optim.AdamW:
-    """AdamW with what DA-DLM adds in a group of its own, so that it can learn faster; or Muon, which has the
+    """AdamW, with what DA-DLM adds in a group of its own, so that it can learn faster; or Muon, with the
     layers' matrices in one more."""
     old, new, matrices = [], [], []
     for name, parameter in model.named_parameters():
@@ -104,26 +105,26 @@ def start_optimizer(model: Model, train: TrainConfig) -> torch.optim.AdamW:
         {"params": new, "scale": train.graph_lr_scale},
         {"params": matrices, "scale": 1.0, "matrices": True},
     ]
-    return (Muon if matrices else torch.optim.AdamW)(
-        [group for group in groups if group["params"]],
-        lr=train.lr,
-        betas=train.betas,
-        eps=1e-8,
-        weight_decay=train.weight_decay,
-        fused=model.device.type == "cuda",
-    )
+    settings: dict[str, Any] = {"lr": train.lr, "betas": train.betas, "eps": 1e-8}
+    settings |= {"weight_decay": train.weight_decay, "fused": model.device.type == "cuda"}
+    groups = [group for group in groups if group["params"]]
+    if not matrices:
+        return torch.optim.AdamW(groups, **settings)
+    layers = [module for module in model.backbone.layers if isinstance(module, Layer)]
+    stacked = {weight: rows for layer in layers for weight, rows in layer.stacked().items()}
+    return Muon(groups, stacked, **settings)
 
 
 class NanWatch:
-    """Whether a step's loss and gradients are numbers, found out on CUDA without waiting for the device: the
-    optimiser skips an update that is none, and it is read when the next step is on its way."""
+    """Whether a step's loss and gradients are finite, found out on CUDA without waiting for the device: the
+    optimiser skips the update if they are not, and the host learns of it during the next step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._noted: tuple[Tensor, torch.cuda.Event, Tensor, Tensor] | None = None
 
     def note(self, loss: Tensor, norm: Tensor) -> None:
-        """Before the optimiser's step; `read` what was noted before first."""
+        """Call it before the optimiser's step, and `read` what was noted for the step before first."""
         bad = (~torch.isfinite(loss + norm)).float()
         self._optimizer.found_inf = bad  # type: ignore[attr-defined]
         on_host, known = torch.empty((), pin_memory=True), torch.cuda.Event()
@@ -132,7 +133,7 @@ class NanWatch:
         self._noted = on_host, known, loss.clone(), norm
 
     def read(self) -> tuple[float, float] | None:
-        """Loss and gradient norm of the step noted last, if they spoilt it; each is returned once."""
+        """Loss and gradient norm of the step noted last if they were not finite, else None; forgets them."""
         noted, self._noted = self._noted, None
         if noted is None:
             return None

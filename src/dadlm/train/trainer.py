@@ -43,7 +43,7 @@ class Trainer(Loop):
         probe: Probe | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`probe` measures something of its own at each validation, which is logged with it."""
+        """`probe` measures something more at each validation, which is logged with it."""
         self.name, self.valid_rows, self.probe = model.config.family, valid_rows, probe
         self.logs_gap = model.graph is not None
         run = replace(run, model=model.config)
@@ -90,8 +90,8 @@ def train(run: RunConfig, *, quiet: bool = False) -> Finished:
 
 
 def train_stage(run: RunConfig, ranks: Ranks, *, quiet: bool = False) -> Finished:
-    """`train` where the processes have found each other already."""
-    with ranks.in_turn():  # the first of a machine prepares the text, the others find it prepared
+    """`train`, for processes that have joined already."""
+    with ranks.in_turn():  # the first process of a machine prepares the text for the others
         model = _find_model(run)
         assert model.tokenizer is not None
         rows, valid_rows = load_rows(run.data, model.tokenizer, model.config.context)
@@ -104,7 +104,7 @@ def train_stage(run: RunConfig, ranks: Ranks, *, quiet: bool = False) -> Finishe
 
 
 def _find_model(run: RunConfig) -> Model:
-    """Of the run itself if it was begun, of the stage before, or a fresh one."""
+    """The run's own model if it was begun, that of the stage before, or a fresh one."""
     last = Path(run.out) / "last"
     if last.is_symlink() and not last.exists():
         raise CheckpointError(

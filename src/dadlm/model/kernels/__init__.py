@@ -9,7 +9,7 @@ HAS_TRITON = find_spec("triton") is not None
 
 
 def takes(x: Tensor) -> bool:
-    """Whether there are kernels for such tensors: on CUDA, with Triton there, and not in double precision."""
+    """Whether there are kernels for such tensors: on CUDA, with Triton, and not in double precision."""
     return x.is_cuda and HAS_TRITON and x.dtype != torch.float64
 
 
@@ -24,5 +24,5 @@ def attends(q: Tensor, grad: bool) -> bool:
 
 
 def turns(q: Tensor, grad: bool) -> bool:
-    """Whether `attend` also has the rotary turn: in single precision it would spill wide heads."""
+    """Whether `attend` can do the rotary turn, too: with wide heads in single precision it would spill."""
     return attends(q, grad) and (q.shape[-1] <= 64 or q.dtype != torch.float32)
