@@ -36,6 +36,9 @@ from dadlm.train.edges import is_fresh, set_edges
 from dadlm.train.trainer import fresh_model, model_from
 from research.plan import Run, plan
 
+CURVE = "curve.json"
+"""Written when a run is finished."""
+
 
 def config_of(name: str, run: Run, out: Path, rows: int | None, **train: Any) -> RunConfig:
     """The lab recipe with the changes of the plan; times of the whole range, as when it was made."""
@@ -72,8 +75,8 @@ def train(name: str, run: Run, options: argparse.Namespace) -> None:
     if config.init_from is None:
         model = fresh_model(config.model, Tokenizer.load(options.train), config.train.seed)
     else:
-        if run.after is not None and not Path(config.init_from).exists():
-            raise CheckpointError(f"{name} stands on {run.after}: train that first")
+        if run.after is not None and not (out / run.after / CURVE).exists():
+            raise CheckpointError(f"{name} starts from {run.after}, which is not finished: train that first")
         model = model_from(config.init_from, config.model, config.train.seed)
         if is_fresh(model):
             set_edges(model, *shipped_edges())
@@ -86,9 +89,14 @@ def train(name: str, run: Run, options: argparse.Namespace) -> None:
         Rows.from_shards(valid, context),
         quiet=options.quiet,
     )
-    began = time.perf_counter()
+    before, began = trainer.state.step, time.perf_counter()
     finished = trainer.run()
     seconds = time.perf_counter() - began
+    if finished.interrupted:
+        print(f"{name}: stopped at step {finished.step}; the same command resumes it")
+        raise SystemExit(130)
+    if before == finished.step and (Path(config.out) / CURVE).exists():
+        return
     entries = [json.loads(line) for line in (Path(config.out) / "metrics.jsonl").read_text().splitlines()]
     curve = [
         {
@@ -106,13 +114,13 @@ def train(name: str, run: Run, options: argparse.Namespace) -> None:
         "steps": finished.step,
         "tokens_per_step": tokens,
         "lr": config.train.lr,
-        "seconds": round(seconds, 1),
+        "seconds": None if before else round(seconds, 1),  # only of a run that was never resumed
         "ms_per_step": round(1000 * tokens / median(rates), 2) if rates else None,
         "parameters": count_parameters(model.config)["total"],
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "curve": curve,
     }
-    (Path(config.out) / "curve.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    (Path(config.out) / CURVE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(f"{name:24s} {finished.step} steps  {seconds:.0f} s  {curve[-1]}", flush=True)
 
 
