@@ -55,17 +55,18 @@ def write(options: argparse.Namespace) -> None:
     reader = Reader(out / TRUTH, judge, task, _about(task, judge, options))
     for name, configuration in _in_turn(models, options.configurations):
         file = out / f"{file_name(name, configuration.label)}.npz"
-        if not _made(file, described[name]["weights"]):
+        if not _made(file, described[name]["weights"], configuration):
             _one(file, task, models[name], described[name], configuration, reader, options.batch_size)
 
 
-def _made(file: Path, weights: str) -> bool:
-    """Whether the texts of these weights are there."""
+def _made(file: Path, weights: str, configuration: Configuration) -> bool:
+    """Whether the texts of these weights and settings are there; a label does not name the defaults."""
     if not file.exists():
         return False
     with np.load(file, allow_pickle=False) as arrays:
-        if from_array(arrays["facts"])["model_facts"]["weights"] != weights:
-            raise DataError(f"{file} is of other weights: remove it, or choose another --out")
+        facts = from_array(arrays["facts"])
+    if (facts["model_facts"]["weights"], facts["settings"]) != (weights, configuration.described()):
+        raise DataError(f"{file} is of other weights or settings: remove it, or choose another --out")
     return True
 
 
