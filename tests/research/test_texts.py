@@ -132,7 +132,7 @@ def test_texts_of_other_weights_or_defaults_are_refused(options: argparse.Namesp
     facts = quality.from_array(arrays["facts"])
     for changed in ({"model_facts": facts["model_facts"] | {"weights": "0"}}, {"settings": {"top_p": 1}}):
         np.savez(file, allow_pickle=False, **arrays | {"facts": quality.as_array(facts | changed)})
-        with pytest.raises(DataError, match="dadlm-4-FH.npz is of other weights or settings"):
+        with pytest.raises(DataError, match=r"FH.*of other weights or settings"):
             study.write(options)
 
 
