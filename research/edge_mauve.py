@@ -1,9 +1,9 @@
-"""MAUVE of the texts that `research.edge_texts --keep` has kept, against what really follows their prompts.
+"""MAUVE of the texts that `research.edge_texts --keep` has kept, against the true continuations.
 
     python -m research.edge_mauve KEPT --valid SHARDS --out FILE
 
-Features are MiniLM's (its package, no hub), so that no value stands beside one of GPT-2's features. With so
-few texts the values are for comparing rows of one table only.
+Features are MiniLM's (from its package, without a hub), so values cannot be compared with those of GPT-2's
+features. With so few texts only rows of one table can be compared.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python -m research.page                     # from the files that are there
     python -m research.page --take runs/study   # copy the small files of new runs there first
 
-A table stands between `<!-- study:NAME -->` and `<!-- /study -->`; what is between is replaced. Nothing is
-typed in: a row without a file is left out, and below the table stands which runs are missing.
+Tables between `<!-- study:NAME -->` and `<!-- /study -->` are replaced. Nothing is typed in by hand: a row
+without a file is left out, and missing runs are listed below the table.
 """
 
 import argparse

@@ -6,9 +6,9 @@
     python -m research.study train mdlm-base base-16 dadlm-16 --train cache/FOLDER --valid cache/FOLDER
     python -m research.study measure mdlm dadlm-16:bd3lm-16 ar --valid cache/FOLDER
 
-A run starts from the averaged weights of the run it stands on, with a fresh optimiser and a short warm-up,
+A run starts from the averaged weights of the run before it, with a fresh optimiser and a short warm-up,
 whatever its family: BD3LM and DA-DLM of the same length differ in the graph alone. Finished runs are left as
-they are, unfinished ones are resumed. What a run measured goes to OUT/NAME/curve.json.
+they are, unfinished ones are resumed. The curve of a run goes to OUT/NAME/curve.json when it is finished.
 """
 
 import argparse
@@ -133,29 +133,24 @@ def shipped_edges() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def measure(name: str, against: str | None, options: argparse.Namespace) -> None:
-    """Reconstruction (beside another run of the same block size), perplexity and the likelihood of blocks in
-    one pass of a finished run."""
+    """Perplexity, one-pass likelihood and reconstruction (paired with another run of the same block size) of
+    a finished run."""
     out = Path(options.out)
     models = [load(out / one / "last", options.device) for one in (name, against) if one]
     rows = Rows.from_shards(Shards.open(Path(options.valid)), models[0].config.context)
     count = min(len(rows), options.count)
     about = {"count": count, "batch_size": 64, "data": {"source": options.source}}
-    results: dict[str, Any] = {"perplexity": perplexity(models[0], rows, **about)}
-    if models[0].config.denoises_blocks:
-        results["one-pass"] = perplexity(models[0], rows, passes=1, **about)
-    if models[0].config.family != "ar":
-        other = models[1] if against else None
-        pair = reconstruction(models[0], rows, against=other, **about)
-        results["reconstruction"] = pair
-    for kind, result in results.items():
-        result["model"]["name"] = name
-        if against and kind == "reconstruction":
-            result["against"]["name"] = against
-        beside = f"-against-{against}" if against and kind == "reconstruction" else ""
-        write_result(out / "measured" / f"{kind}-{name}{beside}.json", result)
-        print(
-            name, against or "", kind, json.dumps(result.get("difference") or result.get("nll")), flush=True
-        )
+    model = models[0]
+    results: dict[str, Any] = {f"perplexity-{name}": perplexity(model, rows, name=name, **about)}
+    if model.config.denoises_blocks:
+        results[f"one-pass-{name}"] = perplexity(model, rows, passes=1, name=name, **about)
+    if model.config.family != "ar":
+        pair = {"against": models[1], "names": (name, against)} if against else {"names": (name, "")}
+        beside = f"-against-{against}" if against else ""
+        results[f"reconstruction-{name}{beside}"] = reconstruction(model, rows, **pair, **about)
+    for file, result in results.items():
+        write_result(out / "measured" / f"{file}.json", result)
+        print(file, json.dumps(result.get("difference") or result.get("nll")), flush=True)
 
 
 def show(runs: dict[str, Run]) -> None:

@@ -4,11 +4,11 @@
         --valid SHARDS --out texts
     python -m research.texts measure texts --out research/results
 
-`dadlm evaluate generation` does both at once and keeps every text. With a hundred configurations of a
-thousand texts that is half a gigabyte; here a configuration leaves its numbers, features reduced by a PCA
-fitted on the true continuations, and its first texts for a judge. The measures are the same functions.
-Several processes may write into one folder, each its own models; what exists is left alone, and a stop loses
-no more than the configuration in work.
+`dadlm evaluate generation` does both at once and keeps every text. For a hundred configurations of a thousand
+texts that is half a gigabyte; here a configuration leaves its numbers, features reduced by a PCA fitted on
+the true continuations, and its first texts for a judge. The measures are the same functions. Several
+processes may write into one folder, each for its own models; what exists is skipped, and a stop loses the
+configuration under way at most.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def _made(file: Path, weights: str, configuration: Configuration) -> bool:
 
 
 def _in_turn(models: dict[str, Model], wanted: list[str]) -> Iterator[tuple[str, Configuration]]:
-    """All models in one configuration, then in the next: wherever it stops, what is there can be compared."""
+    """All models in one configuration, then in the next: whatever is there after a stop can be compared."""
     grids = [
         [(name, one) for one in configurations_for(model.config, wanted)] for name, model in models.items()
     ]
@@ -114,7 +114,7 @@ class Reader:
 
 
 def _only_once(file: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Of processes that begin together one writes the file, and all read that one."""
+    """Of processes that start together one writes the file, and all read it."""
     own = file.with_name(f".{os.getpid()}-{file.name}")
     np.savez(own, allow_pickle=False, **arrays)
     with suppress(FileExistsError):

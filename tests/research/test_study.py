@@ -88,3 +88,17 @@ def test_an_unfinished_run_is_no_start(
     sys.argv.remove("first")
     assert study.main() == 2
     assert "second starts from first, which is not finished" in capsys.readouterr().err
+
+
+def test_what_is_measured_names_its_runs(command: list[str], tmp_path: Path) -> None:
+    assert study.main() == 0
+    sys.argv[1:4] = ["measure", "first", "second:second", "--count", "3", "--device", "cpu"]
+    assert study.main() == 0
+    files = sorted((tmp_path / "out" / "measured").iterdir())
+    found = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    assert list(found) == [
+        *("one-pass-second", "perplexity-first", "perplexity-second", "reconstruction-second-against-second")
+    ]
+    assert all(one["model"]["name"] in name and one["count"] == 3 for name, one in found.items())
+    pair = found["reconstruction-second-against-second"]
+    assert pair["against"]["name"] == "second" and pair["difference"]["mean"] == 0
