@@ -43,14 +43,14 @@ def places_of(model: Model, rows: Tensor, blocks: int) -> tuple[Tensor, Tensor, 
     if scores.transition_logp is not None:
         path = dag.sample_path(scores.transition_logp, generator=torch.Generator().manual_seed(0))
     tokens = rows.view(path.shape)
-    left = left_of(tokens, torch.ones_like(tokens, dtype=torch.bool), scores.before)
+    left = left_of(tokens, torch.ones_like(tokens, dtype=torch.bool), scores.before, model.config.mask_id)
     chosen = torch.randperm(tokens[:, 1:].numel() // N, generator=torch.Generator().manual_seed(0))[:blocks]
     at = [place for place in PLACES if place < N]
 
     def some(x: Tensor) -> Tensor:
         return x[:, 1:].flatten(0, 1)[chosen][:, at]
 
-    node, near = some(path), type(left)(*map(some, left))
+    node, near = some(path), left.map(some)
     own = some(hidden).gather(2, node[..., None, None].expand(*node.shape, 1, hidden.shape[-1])).squeeze(2)
     candidate = node if K > 1 else 0
     return (
@@ -101,7 +101,7 @@ def cut_all(p: Tensor, top_p: float) -> Tensor:
 
 
 def without_edges(model: Model) -> Model:
-    plain = Model(replace(model.config, edge="none"), model.tokenizer).to(model.device)
+    plain = Model(replace(model.config, edge="none", edge_second_rank=0), model.tokenizer).to(model.device)
     plain.load_state_dict({name: x for name, x in model.state_dict().items() if "head.edge" not in name})
     return plain.eval()
 

@@ -71,7 +71,7 @@ def main() -> None:
         logits = logits_of(model, blocks)
         edge, V = model.head.edge, model.config.mask_id
         assert isinstance(edge, Bilinear)
-        shared = on_columns(factors, edge.right[:V], pairs.share)
+        shared = on_columns(factors, edge.right[:V, : edge.ranks[0]], pairs.share)
         print("| columns | weight | nats a token | at places 1 2 3 4 8 16 |\n|---|---|---|---|")
         for name, some in (("own", factors), ("shared", shared)):
             for scale in (0.0, 0.2, 0.4, 0.6, 0.8):

@@ -125,11 +125,12 @@ def train(name: str, run: Run, options: argparse.Namespace) -> None:
 
 
 def shipped_edges() -> tuple[torch.Tensor, torch.Tensor]:
-    """Factors of the token edges that ship with the package, counted on 20M tokens of the same text."""
+    """Factors of first order of the token edges that ship with the package, counted on 20M tokens of the same
+    text."""
     model = load("bd3lm-edges")
     edge, vocabulary = model.head.edge, model.config.mask_id
     assert isinstance(edge, Bilinear)
-    return edge.left.weight.detach()[:vocabulary], edge.right.detach()[:vocabulary]
+    return edge.left.weight.detach()[:vocabulary], edge.right.detach()[:vocabulary, : edge.ranks[0]]
 
 
 def measure(name: str, against: str | None, options: argparse.Namespace) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from dadlm import recipes
+from dadlm import Model, recipes
+from dadlm.model.edge import Bilinear
 from dadlm.tokens import prepare, word_level
+from dadlm.train.edges import is_fresh, set_edges
 from research import study
-from research.plan import Run
+from research.plan import Run, plan
 
 WORDS = [f"w{number}" for number in range(30)]
 SHAPE = {"vocab_size": 32, "eot_id": 30, "context": 16, "layers": 1, "width": 16, "heads": 2, "expand_at": 0}
@@ -102,3 +104,13 @@ def test_what_is_measured_names_its_runs(command: list[str], tmp_path: Path) -> 
     assert all(one["model"]["name"] in name and one["count"] == 3 for name, one in found.items())
     pair = found["reconstruction-second-against-second"]
     assert pair["against"]["name"] == "second" and pair["difference"]["mean"] == 0
+
+
+def test_edges_that_ship_start_those_of_a_run() -> None:
+    """Those that ship look two places to the left, too; a run of the plan has edges of first order."""
+    left, right = study.shipped_edges()
+    run = study.config_of("edges-16", plan()["edges-16"], Path("out"), None)
+    model = Model(run.model)
+    assert is_fresh(model) and isinstance(model.head.edge, Bilinear)
+    set_edges(model, left, right)
+    assert model.head.edge.right[: len(right)].equal(right)
