@@ -58,14 +58,6 @@ def part(*tables: str, missing: Iterable[str] = (), command: str = "") -> str:
     return "\n".join(parts)
 
 
-def claims(results: Results) -> str:
-    return part(claims_table(results))
-
-
-def reconstruction(results: Results) -> str:
-    return part(reconstruction_table(results))
-
-
 def differences(results: Results, text: str = WIKIPEDIA) -> str:
     wanted = pairs(text)
     lacking = [":".join(pair) for pair in wanted if pair not in results.pairs]
@@ -130,10 +122,6 @@ def judged(results: Results) -> str:
     return part(f"Judge: {first['judge']}.\n\n{lines}", *said)
 
 
-def summaries(results: Results) -> str:
-    return part(tables(results.summaries) if results.summaries else "")
-
-
 def ablations(results: Results) -> str:
     return part(ablation_table(results), missing=_untrained(results, "ablation"))
 
@@ -158,8 +146,8 @@ def _measure(names: list[str] | list[Pair]) -> str:
 
 
 PARTS: dict[str, Callable[[Results], str]] = {
-    "claims": claims,
-    "reconstruction": reconstruction,
+    "claims": lambda results: part(claims_table(results)),
+    "reconstruction": lambda results: part(reconstruction_table(results)),
     "differences": differences,
     "perplexity": perplexity,
     "news": lambda results: differences(results, WIKINEWS),
@@ -171,7 +159,7 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "ablations": ablations,
     "probes": probes,
     "training": training,
-    "summaries": summaries,
+    "summaries": lambda results: part(tables(results.summaries) if results.summaries else ""),
 }
 
 
