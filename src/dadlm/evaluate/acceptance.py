@@ -89,7 +89,7 @@ def acceptance(
         for how in ways:
             for one, draft in drafts.items():
                 if draft is None and how.tree != max(settings.trees):
-                    continue  # a lookup is one chain, whatever the tree
+                    continue  # a lookup is one chain of so many tokens at most
                 made = _measure(work, prompts, target, one, draft, how, settings.batch_size)
                 drawn = how.drawn and draft is not None
                 way = {"temperature": how.temperature, "tree": how.tree, "drawn": drawn}
