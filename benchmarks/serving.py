@@ -2,8 +2,7 @@
 
 Starts `dadlm serve` as a process of its own. The clients cycle through a fixed set of requests, whose answers
 are made first, one at a time, with `dadlm.generate` and the server's default settings. That is also the
-throughput to beat: it is measured again just before and just after every load, so that other work slows both
-alike.
+throughput to beat, measured again just before and after every load, so that other work slows both alike.
 
     python benchmarks/serving.py --model dadlm --clients 1 8 64 --seconds 60 --out result.json
 """

@@ -3,8 +3,7 @@
     python -m research.speed --models ar=FOLDER bd3lm-16-long=FOLDER dadlm-16-long=FOLDER
 
 Nothing else may run on the device meanwhile. Steps and memory follow the paper's protocol (`dadlm evaluate
-latency`), at batch 32 and 1; texts run to the end of the context and include graph captures and everything
-else.
+latency`), at batch 32 and 1; texts run to the end of the context, with graph captures and all else counted.
 """
 
 import argparse
