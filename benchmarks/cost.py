@@ -1,9 +1,9 @@
-"""What a training run costs, on paper: tokens per second, memory and network for each GPU.
+"""What a training run costs, by a model: tokens per second, memory and network of each GPU.
 
     python benchmarks/cost.py    # the model against the measured single-GPU steps, then its predictions
 
-A step takes the time of its matrix products, of the bytes that everything between them moves, and of the
-optimiser; three constants, fitted to the measured steps, turn counts into time and memory (docs/scale.md).
+A step takes the time of its matrix products, of the bytes moved between them, and of the optimiser; three
+constants, fitted to the measured steps, turn counts into time and memory (docs/scale.md).
 """
 
 import json

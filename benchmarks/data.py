@@ -2,9 +2,9 @@
 
     python benchmarks/data.py --articles news.jsonl --work FOLDER --megabytes 1000 --out result.json
 
-The text is made of the articles, over and over, with the sentences of each in a new order. Each contender is
-a process of its own. Memory is the largest sum of the resident memory of that process and all its children,
-looked at ten times a second; pages they share are counted for each. Time is wall-clock time without imports.
+The text repeats the articles, with the sentences of each in a new order. Each contender is a process of its
+own. Memory is the largest sum of the resident memory of that process and its children, sampled ten times a
+second; pages they share are counted for each. Time is wall-clock time without imports.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Whole texts of the shipped models, milliseconds a pass: the graph's and the edges' price, in every nucleus.
+"""Milliseconds a pass in whole texts of the shipped models: the cost of the graph and of edges, by nucleus.
 
     python benchmarks/passes.py --out FILE
 

@@ -1,8 +1,8 @@
 """A server under load: N streaming clients for S seconds, every answer compared with its solo run.
 
-Starts `dadlm serve` as a process of its own. The clients go round a fixed set of requests, whose answers are
-first made one at a time with `dadlm.generate`. That is the throughput to beat, too: it is measured again just
-before and just after every load, so that other work on the machine slows both alike.
+Starts `dadlm serve` as a process of its own. The clients cycle through a fixed set of requests, whose answers
+are made first, one at a time, with `dadlm.generate` and the server's default settings. That is also the
+throughput to beat, measured again just before and after every load, so that other work slows both alike.
 
     python benchmarks/serving.py --model dadlm --clients 1 8 64 --seconds 60 --out result.json
 """
@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import dadlm
 from dadlm.bench.machine import Machine
+from dadlm.decode import settings_for
 
 PROMPTS = ["The history of the town", "In physics,", "She was born in", "The river", "A computer is", "Music"]
 PATIENCE = 600.0  # seconds without an answer that count as an error
@@ -60,7 +61,9 @@ class Solo:
     def run(self, model: dadlm.Model, asked: list[dict]) -> "Solo":
         begin, cpu = time.perf_counter(), time.process_time()
         for one in asked:
-            out = dadlm.generate(model, one["prompt"], seed=one["seed"], max_new_tokens=one["max_tokens"])
+            # The server's defaults, not those of `generate`.
+            settings = settings_for(model.config, {"max_new_tokens": one["max_tokens"]})
+            out = dadlm.generate(model, one["prompt"], seed=one["seed"], settings=settings)
             self.texts += out.texts
             self.tokens += len(out.tokens[0])
         self.seconds += time.perf_counter() - begin
@@ -89,7 +92,7 @@ def client(port: int, number: int, asked: list[dict], want: list[str], until: fl
 
 def ask(port: int, fields: dict, seen: Seen) -> str:
     """One streamed text; its times and tokens are noted."""
-    begin, text, first = time.monotonic(), "", None
+    begin, text, first, chunk = time.monotonic(), "", None, {}
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
         body = json.dumps(fields | {"stream": True})
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
@@ -121,6 +124,8 @@ def load(port: int, clients: int, seconds: float, asked: list[dict], want: list[
         thread.join()
     taken = time.monotonic() - begin  # to the last answer
     first, total = ([t for one in seen for t in getattr(one, name)] for name in ("first", "total"))
+    if not total:
+        raise SystemExit(f"no request was answered: {seen[0].errors[:1]}")
     return {
         "clients": clients,
         "seconds": round(taken, 2),

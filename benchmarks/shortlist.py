@@ -1,12 +1,11 @@
-"""What a shortlist holds of a model's probabilities, and what it saves: models with token edges.
+"""How much of a model's probability a shortlist holds, and how much time it saves: models with token edges.
 
     python benchmarks/shortlist.py MODEL TEXT
 
-Blocks of TEXT, all tokens masked, after the true text before them; the token to the left of a place is the
-true one. By place: the share of the conditional's probability on a list of the M likeliest tokens without the
-edges and the S likeliest successors, beside the best list of that length; and how far the nucleus of the list
-is from that of the vocabulary (total variation). Then the time
-of a pass, with one token of a block, two, or all.
+Blocks of TEXT, all tokens masked, after the true text; tokens to the left of a place are the true ones. By
+place: the probability of the conditional on a list of the M likeliest tokens without the edges and the S
+likeliest successors, beside the best list of that length; and the total variation between the nucleus of the
+list and that of the vocabulary. Then the time of a pass that writes one token of a block, two, or all.
 
 n places, K candidates, V vocabulary without the mask.
 """
@@ -101,7 +100,7 @@ def cut_all(p: Tensor, top_p: float) -> Tensor:
 
 
 def without_edges(model: Model) -> Model:
-    plain = Model(replace(model.config, edge="none"), model.tokenizer).to(model.device)
+    plain = Model(replace(model.config, edge="none", edge_second_rank=0), model.tokenizer).to(model.device)
     plain.load_state_dict({name: x for name, x in model.state_dict().items() if "head.edge" not in name})
     return plain.eval()
 

@@ -1,8 +1,8 @@
-"""Texts of block models by samplers that ask for passes of their own, which the library's samplers cannot.
+"""Texts of block models by samplers that need extra forward passes, which the library's samplers cannot have.
 
-The loop is that of `dadlm.generate` on a CPU: keys and values of the finished text are kept, and rows whose
-block is decided leave the pass. With `Independent` the texts are the same, which a test holds. All passes are
-counted.
+The loop is that of `dadlm.generate` on a CPU: keys and values of the finished text are cached, and rows whose
+block is finished leave the batch. With `Independent` the texts are the same, as a test verifies. All passes
+are counted.
 
 R rows, n rows of a pass, N block size, V vocabulary without the mask.
 """

@@ -1,4 +1,4 @@
-"""What the study has to show, beside what it shows: each line computed from the results, failures included.
+"""The study's claims beside what it measured: each line is computed from the results, failures included.
 
 N block size. Speed is adjusted tokens per forward pass (TPF).
 """
@@ -14,8 +14,6 @@ from research.text_tables import grid, sizes_of, systems_of
 
 LEAST_GAIN, MOST_LOSS, FEW_STEPS = 0.15, 0.01, 1.4
 GAP, GAP_STEPS = 0.05, 100
-
-
 HOLDS, FAILS, OPEN = "holds", "**does not hold**", "not decided"
 
 

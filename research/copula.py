@@ -1,4 +1,4 @@
-"""An AR model as copula at inference: it ties the tokens of a step together, the diffusion model weighs each.
+"""An AR model as copula at inference: it couples the tokens of a step, the diffusion model reweights each.
 
 DCD (Liu, Broadrick, Niepert and Van den Broeck, "Discrete Copula Diffusion", ICLR 2025, arXiv 2410.01949):
 the AR model draws the step's tokens from left to right, and its distribution of each is multiplied with what

@@ -1,14 +1,13 @@
-"""MAUVE of the texts that `research.edge_texts --keep` has kept, against what really follows their prompts.
+"""MAUVE of the texts that `research.edge_texts --keep` has kept, against the true continuations.
 
     python -m research.edge_mauve KEPT --valid SHARDS --out FILE
 
-Features are MiniLM's (its package, no hub), so that no value stands beside one of GPT-2's features. With so
-few texts the values are for comparing rows of one table only.
+Features are MiniLM's (from its package, without a hub), so values cannot be compared with those of GPT-2's
+features. With so few texts only rows of one table can be compared.
 """
 
 import argparse
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -40,11 +39,10 @@ def main() -> None:
     true = features(rows[:, PROMPT : PROMPT + NEW].numpy())
     print("| texts | MAUVE |\n|---|---|")
     for file in files:
-        parts = re.fullmatch(r"(.+)-(\w+)-(\d+)", file.stem)
-        assert parts is not None, file
         value = mauve(true, features(np.load(file, allow_pickle=False)))
-        model, nucleus, steps = parts.groups()
-        found.append({"model": model, "nucleus": nucleus, "steps": int(steps), "mauve": value})
+        model, nucleus, way = file.stem.rsplit("-", 2)
+        steps = {"steps": int(way)} if way.isdigit() else {"way": way}  # such as "entropy 8.0"
+        found.append({"model": model, "nucleus": nucleus, **steps, "mauve": value})
         print(f"| {file.stem} | {value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}] |", flush=True)
     if options.out is not None:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -1,11 +1,12 @@
-"""Whether edges of second order pay: a token's score given the token two places to its left, too.
+"""Whether edges of second order pay off: a token's score also given the token two places to its left.
 
     python -m research.edge_order --model bd3lm-edges --train SHARDS --valid SHARDS
 
-Factors for pairs of tokens two places apart are counted and fitted as those of neighbours are, and added to
-the model's own edges where both neighbours are open; with columns of their own, and with those that the model
-has for its edges (weighted least squares), which would cost a lookup and no more columns of the head. Blocks
-of held-out text, all tokens masked, scored in one pass (one node per position), nats a token and by place.
+Factors for pairs of tokens two places apart are counted and fitted like those of neighbours, and added to the
+model's own edges where both neighbours are open: with columns of their own, and with the columns of the
+model's edges (by weighted least squares), which would cost a lookup but no more columns of the head. Blocks
+of held-out text, all tokens masked, are scored in one pass (one node per position): nats per token, overall
+and by place.
 """
 
 import argparse
@@ -70,7 +71,7 @@ def main() -> None:
         logits = logits_of(model, blocks)
         edge, V = model.head.edge, model.config.mask_id
         assert isinstance(edge, Bilinear)
-        shared = on_columns(factors, edge.right[:V], pairs.share)
+        shared = on_columns(factors, edge.right[:V, : edge.ranks[0]], pairs.share)
         print("| columns | weight | nats a token | at places 1 2 3 4 8 16 |\n|---|---|---|---|")
         for name, some in (("own", factors), ("shared", shared)):
             for scale in (0.0, 0.2, 0.4, 0.6, 0.8):

@@ -1,4 +1,4 @@
-"""What token edges counted from a text are worth by their rank: the whole table, its decomposition, the fit.
+"""What counted token edges are worth, by rank: the whole table of pairs, its decomposition, the fit.
 
     python -m research.edge_ranks --model bd3lm --train SHARDS --valid SHARDS --ranks 64 128 256
 

@@ -1,12 +1,12 @@
-"""Texts with and without token edges in few passes, as an AR model judges them.
+"""Texts with and without token edges in few passes, judged by an AR model.
 
     python -m research.edge_texts --models bd3lm ./bd3lm-edges dadlm ./dadlm-edges --valid SHARDS --out FILE
 
-Held-out prompts of 64 tokens, 96 new ones each (end-of-text made impossible, so that all are as long), random
-sampler at T steps a block, and others that are asked for (`--entropy 2 8`, `--confidence 0.9`), top-p 0.9
-(NAME@position: with the nucleus of the position). Perplexity of the new tokens under the judge with a 95%
-interval over prompts, their entropy and distinct tokens, and tokens per forward pass. The same prompts and
-seeds for all. `--keep FOLDER` keeps the ids of the texts.
+Held-out prompts of 64 tokens, 96 new ones each (end-of-text is made impossible, so that all have that
+length), the random sampler at T steps per block and others on request (`--entropy 2 8`, `--confidence 0.9`),
+top-p 0.9 (NAME@position: the nucleus of the position). Measured: perplexity of the new tokens under the judge
+with a 95% interval over prompts, their entropy and distinct tokens, tokens per forward pass. All use the same
+prompts and seeds. `--keep FOLDER` keeps the ids of the texts.
 """
 
 import argparse
@@ -91,21 +91,27 @@ def main() -> None:
                     for some, written in zip(prompts.split(64), texts.split(64), strict=True)
                 ]
             )
-            nats, each = bootstrap(nats), len(out.tokens)
-            distinct = sum(len(set(ids)) / len(ids) for ids in out.tokens) / each
-            line = {"model": called, **way, "nats": asdict(nats), "distinct": distinct}
-            line["entropy"] = entropy(out.tokens)
-            found.append(line | {"nucleus": nucleus, "tpf": out.mean_tokens_per_forward, "texts": each})
+            interval, tpf = bootstrap(nats), out.mean_tokens_per_forward
+            distinct = sum(len(set(ids)) / len(ids) for ids in out.tokens) / len(out.tokens)
+            found.append(
+                {
+                    "model": called,
+                    **way,
+                    "nats": asdict(interval),
+                    "distinct": distinct,
+                    "entropy": entropy(out.tokens),
+                    "nucleus": nucleus,
+                    "tpf": tpf,
+                    "texts": len(out.tokens),
+                }
+            )
             if options.keep is not None:
                 options.keep.mkdir(parents=True, exist_ok=True)
                 kept = options.keep / f"{called}-{nucleus}-{way.get('steps', label)}.npy"
                 np.save(kept, texts.numpy().astype(np.uint16), allow_pickle=False)
-            ppl = [f"{math.exp(x):,.0f}" for x in (nats.mean, nats.low, nats.high)]
-            tpf = f"{out.mean_tokens_per_forward:.2f}"
-            print(
-                f"| {called} {nucleus} | {label} | {tpf} | {ppl[0]} [{ppl[1]}, {ppl[2]}] | {distinct:.2f} |",
-                flush=True,
-            )
+            mean, low, high = (f"{math.exp(x):,.0f}" for x in (interval.mean, interval.low, interval.high))
+            cells = [f"{called} {nucleus}", label, f"{tpf:.2f}", f"{mean} [{low}, {high}]", f"{distinct:.2f}"]
+            print(f"| {' | '.join(cells)} |", flush=True)
     if options.out is not None:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -25,7 +25,7 @@ def draw_curves(results: Results, file: Path) -> None:
         for axes in (whole, end):
             _draw_run(axes, run, (results.steps(run["after"]) or 0) if run["after"] else 0)
     last = [run["curve"][-1] for run in drawn if run["block_size"]]
-    if last:  # what the block-wise stages do is a thin strip of the whole
+    if last:  # in the whole the block-wise stages are a thin strip
         values = [entry.get("reconstruction", entry.get("loss")) for entry in last]
         steps = [results.steps(run["name"]) or 0 for run in drawn]
         end.set_xlim(16_000, max(steps) + 400)

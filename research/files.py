@@ -1,4 +1,4 @@
-"""Reads the result files of the study. Computes nothing.
+"""The result files of the study, read as they are.
 
     runs/NAME.json                             `research.study train` (there OUT/NAME/curve.json)
     measured/{reconstruction,perplexity}-*     `research.study measure`
@@ -28,7 +28,7 @@ FOLDER = Path(__file__).with_name("results")
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """All that is there; what is not, is missing from the mappings or None."""
+    """All results there are; others are missing from the mappings, or None."""
 
     runs: dict[str, Facts]
     reconstruction: dict[str, Facts]
@@ -83,7 +83,7 @@ def read_results(folder: Path = FOLDER) -> Results:
 
 
 def take(runs: Path, folder: Path = FOLDER) -> None:
-    """Copy the curves and measurements of runs/study, and nothing large, to where the page is made from."""
+    """Copy the curves and measurements of runs/study, and nothing large, to the results folder."""
     for place in ("runs", "measured"):
         (folder / place).mkdir(parents=True, exist_ok=True)
     for file in runs.glob("*/curve.json"):

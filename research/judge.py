@@ -3,9 +3,9 @@
     python -m research.judge texts --count 50 --planted wiki2015_val.jsonl.zst   # by SmolLM2, here
     OPENAI_BASE_URL=… OPENAI_API_KEY=… python -m research.judge texts --endpoint MODEL --planted …
 
-Writes the kept texts of `research.texts` as samples (OUT/samples/NAME.jsonl) and asks `dadlm evaluate judge`
-about each pair of models, with pairs whose better side is known beside it. Started again, it asks only what
-was never asked.
+Writes the kept texts of `research.texts` as samples (OUT/samples/NAME.jsonl) and runs `dadlm evaluate judge`
+on each pair of models, and on planted pairs whose better side is known. Started again, it asks only what was
+never asked.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python -m research.lossless wiki2015_val.jsonl --prompts 500 --tokens 256
 
-Where two texts part, the two likeliest tokens of the target are compared there: passes over trees and over
-single tokens add in different orders, so near ties may turn. Writes results/lossless/greedy.json.
+Where two texts diverge, the target's two likeliest tokens are compared: passes over trees and over single
+tokens sum in different orders, so near ties may flip. Writes results/lossless/greedy.json.
 """
 
 import argparse

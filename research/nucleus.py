@@ -1,11 +1,12 @@
-"""What top-p leaves of a model's prediction of one token, whoever's nucleus it is.
+"""What top-p leaves of a model's prediction of one token, for each kind of nucleus.
 
     python -m research.nucleus --ar runs/study/ar --bd3lm runs/study/bd3lm-16-long \\
         --dadlm runs/study/dadlm-16-long --valid SHARDS
 
-Blocks of true text, masked at random, one masked position of each. Of every way to draw its token: how many
-tokens may be drawn, their entropy, whether the true one is among them, and how an AR model that reads the
-text up to there judges what is drawn (the mean of −log q). The same places for all; differences are paired.
+Blocks of true text, masked at random, and one masked position of each. For every way to draw its token: how
+many tokens can be drawn, their entropy, whether the true one is among them, and the mean −log q of what is
+drawn under an AR model that reads the text up to there. All ways see the same positions; differences are
+paired.
 """
 
 import argparse
@@ -71,7 +72,7 @@ def main() -> None:
     N = models[0].config.block_size
     found: dict[str, list[dict[str, float]]] = {}
     for _ in range(options.cases):
-        row = torch.as_tensor(rows[int(torch.randint(len(rows), (), generator=random))]).long()
+        row = rows[int(torch.randint(len(rows), (), generator=random))]
         start = N * int(torch.randint(FIRST, LAST, (), generator=random))
         masked = torch.rand(N, generator=random) < torch.rand((), generator=random)
         at = int(torch.randint(N, (), generator=random))

@@ -3,8 +3,8 @@
     python -m research.page                     # from the files that are there
     python -m research.page --take runs/study   # copy the small files of new runs there first
 
-A table stands between `<!-- study:NAME -->` and `<!-- /study -->`; what is between is replaced. Nothing is
-typed in: a row without a file is left out, and below the table stands which runs are missing.
+Tables between `<!-- study:NAME -->` and `<!-- /study -->` are replaced. Nothing is typed in by hand: a row
+without a file is left out, and missing runs are listed below the table.
 """
 
 import argparse
@@ -56,14 +56,6 @@ def part(*tables: str, missing: Iterable[str] = (), command: str = "") -> str:
     if names := ", ".join(f"`{name}`" for name in missing):
         parts.append(f"Missing: {names}.\n")
     return "\n".join(parts)
-
-
-def claims(results: Results) -> str:
-    return part(claims_table(results))
-
-
-def reconstruction(results: Results) -> str:
-    return part(reconstruction_table(results))
 
 
 def differences(results: Results, text: str = WIKIPEDIA) -> str:
@@ -130,10 +122,6 @@ def judged(results: Results) -> str:
     return part(f"Judge: {first['judge']}.\n\n{lines}", *said)
 
 
-def summaries(results: Results) -> str:
-    return part(tables(results.summaries) if results.summaries else "")
-
-
 def ablations(results: Results) -> str:
     return part(ablation_table(results), missing=_untrained(results, "ablation"))
 
@@ -158,8 +146,8 @@ def _measure(names: list[str] | list[Pair]) -> str:
 
 
 PARTS: dict[str, Callable[[Results], str]] = {
-    "claims": claims,
-    "reconstruction": reconstruction,
+    "claims": lambda results: part(claims_table(results)),
+    "reconstruction": lambda results: part(reconstruction_table(results)),
     "differences": differences,
     "perplexity": perplexity,
     "news": lambda results: differences(results, WIKINEWS),
@@ -171,7 +159,7 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "ablations": ablations,
     "probes": probes,
     "training": training,
-    "summaries": summaries,
+    "summaries": lambda results: part(tables(results.summaries) if results.summaries else ""),
 }
 
 

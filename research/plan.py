@@ -1,6 +1,6 @@
 """The runs of the study, as data: what each trains, for how long, on which run it stands, what it is for.
 
-Everything that tables need to know of a run is a field here and stands in its result file; its name is a key.
+Everything that tables need to know of a run is a field here and in its result file; its name is only a key.
 """
 
 from dataclasses import dataclass, field, replace
@@ -47,7 +47,7 @@ class Run:
     train: dict[str, Any] = field(default_factory=dict)
     """Changes to its training settings."""
     role: Role = "final"
-    """base: others start from it; probe: how fast candidates specialise; ablation: one setting changed;
+    """base: others start from it; probe: how fast candidates specialise; ablation: one setting is changed;
     edges: graph and token edges from the same start, in equal device-seconds."""
     text: str = WIKIPEDIA
     length: Literal["short", "long"] = "short"

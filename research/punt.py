@@ -1,4 +1,4 @@
-"""Choice of near-independent positions: a sampler that tests which tokens of a step leave each other alone.
+"""Choice of near-independent positions: a sampler that tests which tokens of a step do not affect each other.
 
 PUNT (Azangulov et al., "Parallel Sampling from Masked Diffusion Models via Conditional Independence Testing",
 2025, arXiv 2510.21961): draw a candidate everywhere, rank the positions by confidence (here the negative

@@ -1,4 +1,4 @@
-"""What `research.texts write` left, measured as `dadlm evaluate generation` measures texts. Needs no GPU."""
+"""Measures what `research.texts write` kept, as `dadlm evaluate generation` measures texts. Needs no GPU."""
 
 import json
 import zlib

@@ -8,12 +8,13 @@ bound, confidence threshold, dilated T, first-hitting, ar), `even` T (N / T draw
 and DCD with T steps, the shipped AR as copula (`dcd`: random remasking and a causal mask; `dcd-remask`: the
 divisor by masking again; `dcd-left`: from the left, as in the authors' script).
 
-All passes are counted, those of the copula apart; processor seconds are of this process (OMP_NUM_THREADS=1)
-and hold everything but the loading of models and the judges. Two judges: the shipped AR, which is also DCD's
-copula, and SmolLM2. Ways that are in FILE already are left out.
+All passes are counted, the copula's separately. CPU seconds are those of this process (OMP_NUM_THREADS=1) and
+include everything but loading models and judging. Two judges: the shipped AR, which is also DCD's copula, and
+SmolLM2. Ways that are already in FILE are skipped; a FILE of other prompts, batches or weights is refused.
 """
 
 import argparse
+import hashlib
 import json
 import math
 import time
@@ -30,6 +31,8 @@ from dadlm import generate
 from dadlm.evaluate import bootstrap
 from dadlm.evaluate.language_models import LanguageModel, open_language_model
 from dadlm.evaluate.quality import distinct, entropy
+from dadlm.evaluate.subject import fingerprint
+from dadlm.evaluate.work import whole_file
 from dadlm.model import Model, load
 from dadlm.tokens import Rows, Shards
 from research.blocks import Even, write
@@ -72,6 +75,18 @@ def model_of(name: str) -> Model:
     return without_end(load(name, "cpu"))
 
 
+@cache
+def weights_of(name: str) -> str:
+    """A hash of the weights as they were loaded, before `without_end`."""
+    return fingerprint(load(name, "cpu"))
+
+
+def models_of(way: str) -> set[str]:
+    """Names of the models that write the texts of a way."""
+    name, sampler, _ = way.split()
+    return {name.partition("@")[0], *(["ar"] if sampler in DCD else [])}
+
+
 def texts_of(way: str, prompts: Tensor, batch: int) -> tuple[Tensor, Counter[str]]:
     """Texts [R, NEW] and the passes that they took."""
     name, sampler, number = way.split()
@@ -95,28 +110,31 @@ def texts_of(way: str, prompts: Tensor, batch: int) -> tuple[Tensor, Counter[str
 def measured(way: str, prompts: Tensor, batch: int) -> tuple[dict[str, Any], Tensor]:
     """What a way takes, and its texts."""
     name, sampler, number = way.split()
-    for one in {name, "ar"} if sampler in DCD else {name}:
-        model_of(one.partition("@")[0])  # loaded before the clock starts
+    for one in models_of(way):
+        model_of(one)  # loaded before the clock starts
     texts_of(way, prompts[:1], 1)
     before = time.process_time()
     texts, passes = texts_of(way, prompts, batch)
     seconds = time.process_time() - before
     own = sum(count for kind, count in passes.items() if kind != "copula")
-    facts = {
+    rows, tokens = texts.tolist(), texts.numel()
+    return {
         "way": way,
         "model": name,
         "sampler": sampler,
         "number": float(number),
         "texts": len(texts),
         "batch": batch,
-    }
-    facts |= {"passes": dict(passes), "tokens_per_own_pass": texts.numel() / own}
-    facts |= {"tokens_per_pass": texts.numel() / sum(passes.values())}
-    facts |= {"copula_passes_per_token": passes["copula"] / texts.numel()}
-    facts |= {"ms_per_token": 1000 * seconds / texts.numel()}
-    rows = texts.tolist()
-    facts |= {"distinct": sum(len(set(ids)) for ids in rows) / texts.numel(), "entropy": entropy(rows)}
-    return facts | {"distinct_2": distinct(rows, 2), "distinct_3": distinct(rows, 3)}, texts
+        "passes": dict(passes),
+        "tokens_per_own_pass": tokens / own,
+        "tokens_per_pass": tokens / sum(passes.values()),
+        "copula_passes_per_token": passes["copula"] / tokens,
+        "ms_per_token": 1000 * seconds / tokens,
+        "distinct": sum(len(set(ids)) for ids in rows) / tokens,
+        "entropy": entropy(rows),
+        "distinct_2": distinct(rows, 2),
+        "distinct_3": distinct(rows, 3),
+    }, texts
 
 
 def by_ar(judge: Model, prompts: Tensor, texts: Tensor) -> dict[str, float]:
@@ -151,7 +169,7 @@ SAMPLERS = {
 
 def label(way: str) -> str:
     model, sampler, number = way.split()
-    return MODELS[model] + SAMPLERS[sampler].format(number)
+    return MODELS.get(model, model) + SAMPLERS[sampler].format(number)
 
 
 def rows_of(found: list[dict[str, Any]]) -> list[list[str]]:
@@ -180,6 +198,22 @@ HEAD = ["", "tokens per step", "tokens per pass", "copula passes per token", "CP
 HEAD += ["perplexity under AR", "perplexity under SmolLM2", "distinct tokens / 2-grams"]
 
 
+SAME = ("texts", "batch", "prompts")
+"""Fields that all rows of a file have in common."""
+
+
+def differences(found: list[dict[str, Any]], now: dict[str, Any]) -> list[str]:
+    """What rows of an earlier run were made with that is different now; older rows do not say everything."""
+    changed = {f"{key} {row[key]}" for row in found for key in SAME if key in row and row[key] != now[key]}
+    changed |= {
+        f"weights of {name}"
+        for row in found
+        for name, hash_ in row.get("weights", {}).items()
+        if now["weights"].get(name, hash_) != hash_
+    }
+    return sorted(changed)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="related samplers on the same models and axes")
     parser.add_argument("--valid", type=Path, required=True)
@@ -192,16 +226,29 @@ def main() -> None:
     prompts = held_out(Rows.from_shards(Shards.open(options.valid), 1024), options.texts)[:, :PROMPT]
     judge = load("ar", "cpu")
     reader = None if options.reader == "none" else open_language_model(options.reader)
+    weights = {name: weights_of(name) for way in options.ways for name in models_of(way)}
+    judges = {"ar": weights_of("ar")} | ({"smollm2": reader.identity} if reader else {})
+    now: dict[str, Any] = {
+        "texts": len(prompts),
+        "batch": options.batch_size,
+        "prompts": hashlib.sha256(prompts.numpy().tobytes()).hexdigest()[:16],
+        "weights": weights | judges,
+    }
     found = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else []
+    if changed := differences(found, now):
+        parser.error(f"{options.out} is of something else ({', '.join(changed)}): choose another --out")
     for way in options.ways:
         if any(one["way"] == way for one in found):
             continue
         facts, texts = measured(way, prompts, options.batch_size)
+        used = {name: weights[name] for name in models_of(way)} | judges
+        facts |= {"prompts": now["prompts"], "weights": used}
         facts["ar"] = by_ar(judge, prompts, texts)
-        if isinstance(reader, LanguageModel):
+        if reader is not None:
             facts["smollm2"] = by_reader(reader, judge, prompts, texts)
         found.append(facts)
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        with whole_file(options.out) as handle:
+            handle.write((json.dumps(found, indent=1) + "\n").encode())
         print(" | ".join(shown(facts)), flush=True)
     print(table(HEAD, rows_of(found)), end="")
 

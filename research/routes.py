@@ -3,9 +3,9 @@
     python -m research.routes run plain-16 muon-16 --train SHARDS --valid SHARDS --workers 3
     python -m research.routes table
 
-A run finds out how long its step takes (on the device alone: a lock is held while one trains, and the next
-one compiles meanwhile), and takes as many steps as fit its seconds; validation is not counted. Its curve goes
-to OUT/NAME/curve.json. A run that stands on another waits for it.
+A run times its own step (alone on the device: a lock is held while one trains, and the next one compiles
+meanwhile) and takes as many steps as fit its seconds; validation is not counted. Its curve goes to
+OUT/NAME/curve.json. A run that starts from another waits for it.
 """
 
 import argparse
@@ -144,7 +144,7 @@ def _scores(trainer: Trainer) -> dict[str, float]:
 
 
 def run_all(options: argparse.Namespace) -> None:
-    """Some processes at a time, in the order given; each of a run's own, so that none slows another down."""
+    """Some runs at a time, in the order given, each in a process of its own."""
     plans, out = routes(), Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     waiting, running = list(options.names), dict[str, subprocess.Popen[bytes]]()

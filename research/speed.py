@@ -2,8 +2,8 @@
 
     python -m research.speed --models ar=FOLDER bd3lm-16-long=FOLDER dadlm-16-long=FOLDER
 
-Nothing else may run on the device meanwhile. Steps and memory by the paper's protocol (`dadlm evaluate
-latency`), at batch 32 and 1; texts to the end of the context, captures and everything else counted.
+Nothing else may run on the device meanwhile. Steps and memory follow the paper's protocol (`dadlm evaluate
+latency`), at batch 32 and 1; texts run to the end of the context, with graph captures and all else counted.
 """
 
 import argparse

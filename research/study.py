@@ -6,9 +6,9 @@
     python -m research.study train mdlm-base base-16 dadlm-16 --train cache/FOLDER --valid cache/FOLDER
     python -m research.study measure mdlm dadlm-16:bd3lm-16 ar --valid cache/FOLDER
 
-A run starts from the averaged weights of the run it stands on, with a fresh optimiser and a short warm-up,
+A run starts from the averaged weights of the run before it, with a fresh optimiser and a short warm-up,
 whatever its family: BD3LM and DA-DLM of the same length differ in the graph alone. Finished runs are left as
-they are, unfinished ones are resumed. What a run measured goes to OUT/NAME/curve.json.
+they are, unfinished ones are resumed. The curve of a run goes to OUT/NAME/curve.json when it is finished.
 """
 
 import argparse
@@ -35,6 +35,9 @@ from dadlm.train import RunConfig, Trainer
 from dadlm.train.edges import is_fresh, set_edges
 from dadlm.train.trainer import fresh_model, model_from
 from research.plan import Run, plan
+
+CURVE = "curve.json"
+"""Written when a run is finished."""
 
 
 def config_of(name: str, run: Run, out: Path, rows: int | None, **train: Any) -> RunConfig:
@@ -72,8 +75,8 @@ def train(name: str, run: Run, options: argparse.Namespace) -> None:
     if config.init_from is None:
         model = fresh_model(config.model, Tokenizer.load(options.train), config.train.seed)
     else:
-        if run.after is not None and not Path(config.init_from).exists():
-            raise CheckpointError(f"{name} stands on {run.after}: train that first")
+        if run.after is not None and not (out / run.after / CURVE).exists():
+            raise CheckpointError(f"{name} starts from {run.after}, which is not finished: train that first")
         model = model_from(config.init_from, config.model, config.train.seed)
         if is_fresh(model):
             set_edges(model, *shipped_edges())
@@ -86,9 +89,14 @@ def train(name: str, run: Run, options: argparse.Namespace) -> None:
         Rows.from_shards(valid, context),
         quiet=options.quiet,
     )
-    began = time.perf_counter()
+    before, began = trainer.state.step, time.perf_counter()
     finished = trainer.run()
     seconds = time.perf_counter() - began
+    if finished.interrupted:
+        print(f"{name}: stopped at step {finished.step}; the same command resumes it")
+        raise SystemExit(130)
+    if before == finished.step and (Path(config.out) / CURVE).exists():
+        return
     entries = [json.loads(line) for line in (Path(config.out) / "metrics.jsonl").read_text().splitlines()]
     curve = [
         {
@@ -106,48 +114,44 @@ def train(name: str, run: Run, options: argparse.Namespace) -> None:
         "steps": finished.step,
         "tokens_per_step": tokens,
         "lr": config.train.lr,
-        "seconds": round(seconds, 1),
+        "seconds": None if before else round(seconds, 1),  # only of a run that was never resumed
         "ms_per_step": round(1000 * tokens / median(rates), 2) if rates else None,
         "parameters": count_parameters(model.config)["total"],
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "curve": curve,
     }
-    (Path(config.out) / "curve.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    (Path(config.out) / CURVE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(f"{name:24s} {finished.step} steps  {seconds:.0f} s  {curve[-1]}", flush=True)
 
 
 def shipped_edges() -> tuple[torch.Tensor, torch.Tensor]:
-    """Factors of the token edges that ship with the package, counted on 20M tokens of the same text."""
+    """Factors of first order of the token edges that ship with the package, counted on 20M tokens of the same
+    text."""
     model = load("bd3lm-edges")
     edge, vocabulary = model.head.edge, model.config.mask_id
     assert isinstance(edge, Bilinear)
-    return edge.left.weight.detach()[:vocabulary], edge.right.detach()[:vocabulary]
+    return edge.left.weight.detach()[:vocabulary], edge.right.detach()[:vocabulary, : edge.ranks[0]]
 
 
 def measure(name: str, against: str | None, options: argparse.Namespace) -> None:
-    """Reconstruction (beside another run of the same block size), perplexity and the likelihood of blocks in
-    one pass of a finished run."""
+    """Perplexity, one-pass likelihood and reconstruction (paired with another run of the same block size) of
+    a finished run."""
     out = Path(options.out)
     models = [load(out / one / "last", options.device) for one in (name, against) if one]
     rows = Rows.from_shards(Shards.open(Path(options.valid)), models[0].config.context)
     count = min(len(rows), options.count)
     about = {"count": count, "batch_size": 64, "data": {"source": options.source}}
-    results: dict[str, Any] = {"perplexity": perplexity(models[0], rows, **about)}
-    if models[0].config.denoises_blocks:
-        results["one-pass"] = perplexity(models[0], rows, passes=1, **about)
-    if models[0].config.family != "ar":
-        other = models[1] if against else None
-        pair = reconstruction(models[0], rows, against=other, **about)
-        results["reconstruction"] = pair
-    for kind, result in results.items():
-        result["model"]["name"] = name
-        if against and kind == "reconstruction":
-            result["against"]["name"] = against
-        beside = f"-against-{against}" if against and kind == "reconstruction" else ""
-        write_result(out / "measured" / f"{kind}-{name}{beside}.json", result)
-        print(
-            name, against or "", kind, json.dumps(result.get("difference") or result.get("nll")), flush=True
-        )
+    model = models[0]
+    results: dict[str, Any] = {f"perplexity-{name}": perplexity(model, rows, name=name, **about)}
+    if model.config.denoises_blocks:
+        results[f"one-pass-{name}"] = perplexity(model, rows, passes=1, name=name, **about)
+    if model.config.family != "ar":
+        pair = {"against": models[1], "names": (name, against)} if against else {"names": (name, "")}
+        beside = f"-against-{against}" if against else ""
+        results[f"reconstruction-{name}{beside}"] = reconstruction(model, rows, **pair, **about)
+    for file, result in results.items():
+        write_result(out / "measured" / f"{file}.json", result)
+        print(file, json.dumps(result.get("difference") or result.get("nll")), flush=True)
 
 
 def show(runs: dict[str, Run]) -> None:

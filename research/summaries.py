@@ -3,11 +3,11 @@
     python -m research.summaries --data news
 
 DATA holds folders xsum, cnndm and wikinews_sum, each with train.jsonl and val.jsonl. All models learn from
-the three train files together, less every 35th pair: by these the best checkpoint, threshold and infilling
-are chosen; the val files are only reported. `--only FAMILY` fine-tunes one of the three and measures it on
-held-out pairs: three such processes may share a GPU. Without it all that is missing is made, what was chosen
-is measured, single summaries are timed (so nothing else should run), and the tables printed:
-OUT/summaries.md; OUT/summaries.json has all numbers. Started again, it resumes where it stopped.
+the three train files together, without every 35th pair: these select the best checkpoint, threshold and
+infilling; the val files are only reported. `--only FAMILY` fine-tunes one of the three and measures it on
+held-out pairs; three such processes may share a GPU. Without it everything missing is made, the selected
+systems are measured, single summaries are timed (so nothing else should run), and the tables are printed and
+written to OUT/summaries.md; OUT/summaries.json has all numbers. Started again, it resumes where it stopped.
 """
 
 import argparse
@@ -134,7 +134,7 @@ def measure_times(system: System, model: Model, options: argparse.Namespace) -> 
 
 
 def _some_documents(options: argparse.Namespace) -> list[str]:
-    """From every set as many as its share of all pairs has it, evenly from all over."""
+    """Evenly spaced documents of all sets, each in proportion to its size."""
     documents: list[Documents] = [
         read_documents(Path(options.data) / name / "val.jsonl", count=options.count) for name in SETS
     ]

@@ -114,10 +114,6 @@ def references_table(result: Facts) -> str:
     return table(head, rows)
 
 
-def _read(row: Facts) -> list[str]:
-    return [with_interval(row["judge_perplexity"], 1), number(row["entropy"])]
-
-
 def judge_table(results: Results) -> str:
     """Verdicts of the pairwise judge: a row for each configuration, a column for each pair of models."""
 

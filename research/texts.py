@@ -4,11 +4,11 @@
         --valid SHARDS --out texts
     python -m research.texts measure texts --out research/results
 
-`dadlm evaluate generation` does both at once and keeps every text. With a hundred configurations of a
-thousand texts that is half a gigabyte; here a configuration leaves its numbers, features reduced by a PCA
-fitted on the true continuations, and its first texts for a judge. The measures are the same functions.
-Several processes may write into one folder, each its own models; what exists is left alone, and a stop loses
-no more than the configuration in work.
+`dadlm evaluate generation` does both at once and keeps every text. For a hundred configurations of a thousand
+texts that is half a gigabyte; here a configuration leaves its numbers, features reduced by a PCA fitted on
+the true continuations, and its first texts for a judge. The measures are the same functions. Several
+processes may write into one folder, each for its own models; what exists is skipped, and a stop loses the
+configuration under way at most.
 """
 
 import argparse
@@ -55,22 +55,23 @@ def write(options: argparse.Namespace) -> None:
     reader = Reader(out / TRUTH, judge, task, _about(task, judge, options))
     for name, configuration in _in_turn(models, options.configurations):
         file = out / f"{file_name(name, configuration.label)}.npz"
-        if not _made(file, described[name]["weights"]):
+        if not _made(file, described[name]["weights"], configuration):
             _one(file, task, models[name], described[name], configuration, reader, options.batch_size)
 
 
-def _made(file: Path, weights: str) -> bool:
-    """Whether the texts of these weights are there."""
+def _made(file: Path, weights: str, configuration: Configuration) -> bool:
+    """Whether the texts of these weights and settings are there; a label does not name the defaults."""
     if not file.exists():
         return False
     with np.load(file, allow_pickle=False) as arrays:
-        if from_array(arrays["facts"])["model_facts"]["weights"] != weights:
-            raise DataError(f"{file} is of other weights: remove it, or choose another --out")
+        facts = from_array(arrays["facts"])
+    if (facts["model_facts"]["weights"], facts["settings"]) != (weights, configuration.described()):
+        raise DataError(f"{file} is of other weights or settings: remove it, or choose another --out")
     return True
 
 
 def _in_turn(models: dict[str, Model], wanted: list[str]) -> Iterator[tuple[str, Configuration]]:
-    """All models in one configuration, then in the next: wherever it stops, what is there can be compared."""
+    """All models in one configuration, then in the next: whatever is there after a stop can be compared."""
     grids = [
         [(name, one) for one in configurations_for(model.config, wanted)] for name, model in models.items()
     ]
@@ -113,7 +114,7 @@ class Reader:
 
 
 def _only_once(file: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Of processes that begin together one writes the file, and all read that one."""
+    """Of processes that start together one writes the file, and all read it."""
     own = file.with_name(f".{os.getpid()}-{file.name}")
     np.savez(own, allow_pickle=False, **arrays)
     with suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""The code of README.md, examples/README.md and docs/*.md: blocks, their commands, the options these name.
+"""The code of README.md, examples/README.md and docs/*.md: blocks, their commands, and the options they name.
 
 A block that cannot run everywhere has a comment before it: `<!-- docs-test: skip (the reason) -->`.
 """

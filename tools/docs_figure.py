@@ -1,4 +1,4 @@
-"""The figure of docs/concepts.md: a reader steps through real denoising steps. One page of HTML, no requests.
+"""The figure of docs/concepts.md, in which a reader goes through real denoising steps: one page of HTML.
 
     python -m tools.docs_figure docs/pictures/steps.html tour-dadlm tour-bd3lm
 

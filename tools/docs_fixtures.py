@@ -1,4 +1,4 @@
-"""What the commands of the docs find in their scratch folder, and stand-ins for two that would take too long.
+"""The files that the docs' commands find in their scratch folder, and stand-ins for two that take too long.
 
 python -m tools.docs_fixtures installed "pip install …"    # whether it has been done
 python -m tools.docs_fixtures tour …                       # `dadlm tour` with ten steps for each stage

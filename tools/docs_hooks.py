@@ -1,4 +1,4 @@
-"""What mkdocs does beside its own work: pages from the root of the repository, links to its files, formulae.
+"""Hooks of mkdocs: pages from the root of the repository, links to its files, formulae.
 
 - CONTRIBUTING.md and CHANGELOG.md become pages; files that a page names by `../` are copied into the site.
 - TeX becomes MathML, which browsers draw without a script.

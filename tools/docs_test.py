@@ -1,9 +1,9 @@
-"""Run every command of README.md and the docs in the order they stand: make docs-test.
+"""Run every command of README.md and the docs in order: make docs-test.
 
     python -m tools.docs_test [--only PAGE ...] [--keep FOLDER]
 
-Each page runs in a scratch folder that holds small texts under the names that the docs use. Long commands are
-shortened by RULES; what cannot run is skipped for a reason that is printed. None may fail.
+Each page runs in a scratch folder with small texts under the names that the docs use. Long commands are
+shortened by RULES; what cannot run is skipped, and the reason printed. None may fail.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from tools.docs_fixtures import free_port, furnish, until_ready
 LIMIT = 600  # seconds for a command
 PORT = "127.0.0.1:8000"
 
-# A pattern, and what stands in its place here. All that match are applied, in this order.
+# Patterns and their replacements here; all that match are applied, in this order.
 ONE_STEP = "--train.steps 2 --train.warmup 1 --train.batch-size 2 --train.valid-rows 2"
 FEW_TEXTS = "--samples 12 --new-tokens 8 --configurations T=2 --embedder minilm --judge-lm none"
 DEMO_FILES = 'if [ "$DRY" ]; then dadlm demo; else cp -r $ROOT/demo .; fi'
@@ -119,13 +119,10 @@ class Runner:
         if not is_python and re.match(r"dadlm serve\b", text):
             failure = self.serve_and_stop(text)
         else:
-            if text.count(str(self.port)):
+            if str(self.port) in text:
                 self.start_server()
-            failure = self.execute(["python", "-c", text] if is_python else self.bash(exported + text))
+            failure = self.execute(["python", "-c", text] if is_python else bash(exported + text))
         return Done(block.place, command, text, time.monotonic() - start, failure)
-
-    def bash(self, text: str) -> list[str]:
-        return ["bash", "-eo", "pipefail", "-c", text]
 
     def execute(self, words: list[str]) -> str:
         """Run it; what it printed last, if it failed."""
@@ -155,7 +152,7 @@ class Runner:
 
     def start_server(self, command: str = "dadlm serve") -> None:
         if self.server is None:
-            words = self.bash(f"exec {command.split('#')[0].strip()} --port {self.port}")
+            words = bash(f"exec {command.split('#')[0].strip()} --port {self.port}")
             log = self.scratch / "server.log"
             with log.open("w") as out:
                 self.server = subprocess.Popen(
@@ -171,6 +168,10 @@ class Runner:
             return 0
         server.send_signal(signal.SIGTERM)
         return server.wait(60)
+
+
+def bash(text: str) -> list[str]:
+    return ["bash", "-eo", "pipefail", "-c", text]
 
 
 def show(done: Done) -> None:

@@ -3,7 +3,7 @@
     python -m tools.ship runs/lab-dadlm dadlm --data validation.jsonl.zst
     python -m tools.ship --cards            # write the cards anew after a change of their text
 
-Every number of a card comes from measured.json beside it, which only this script writes: the loss of quality
+Every number of a card comes from measured.json beside it, which only this script writes. The loss of quality
 is that of the 8-bit model against its own float32 weights, on the same rows and masks. Of a run and its
 earlier stages only training/state.json is read, or curve.json of research.routes.
 """
@@ -221,8 +221,8 @@ def _training(stages: list[dict[str, Any]]) -> str:
     return table(["stage", "steps", "tokens per step", "learning rate", "seed"], rows)
 
 
-def renew_cards(target: Path = PRETRAINED) -> None:
-    for file in sorted(target.glob(f"*/{MEASURED}")):
+def renew_cards() -> None:
+    for file in sorted(PRETRAINED.glob(f"*/{MEASURED}")):
         facts = json.loads(file.read_text(encoding="utf-8"))
         file.with_name(CARD).write_text(card(facts), encoding="utf-8")
 

@@ -2,10 +2,10 @@
 
     python -m tools.ship_edges FOLDER --data wiki2015_val.jsonl.zst --counted count.json
 
-FOLDER is what `dadlm edges count` wrote, or a run of research.routes that trained such edges beside a model
-and left that as it was. The edges know the text and the tokenizer, not the model, and go into one file; the
+FOLDER is what `dadlm edges count` wrote, or a run of research.routes that trained such edges beside a frozen
+model. The edges depend on the text and the tokenizer, not on the model, and go into one shared file; the
 folders NAME-edges hold a configuration, measured.json and a card. count.json is what `dadlm edges count
---json` printed; what it does not say of the edges of first order, because they shipped already, is kept.
+--json` printed; facts of first-order edges that have shipped already, which it lacks, are kept.
 """
 
 import argparse
@@ -47,11 +47,11 @@ def own_tensors(edged: Model) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in weights(edged).items() if name.startswith("head.edge.")}
 
 
-def ship_edges(source: str, counted: dict[str, Any], data: str, target: Path = PRETRAINED) -> None:
+def ship_edges(source: str, counted: dict[str, Any], data: str) -> None:
     """Put the edges of the model in `source` beside the shipped models, measured, with their cards."""
-    edged, orders = load(source), orders_of(source, counted, target)
-    for folder, base in zip(put_edges(edged, target), BASES, strict=True):
-        plain, stored = load(target / base), load(folder)
+    edged, orders = load(source), orders_of(source, counted)
+    for folder, base in zip(put_edges(edged), BASES, strict=True):
+        plain, stored = load(PRETRAINED / base), load(folder)
         facts = {
             "kind": EDGES,
             "name": folder.name,
@@ -59,7 +59,7 @@ def ship_edges(source: str, counted: dict[str, Any], data: str, target: Path = P
             "family": plain.config.family,
             "parameters": sum(parameter.numel() for parameter in stored.parameters()),
             "edge_parameters": sum(tensor.numel() for tensor in own_tensors(edged).values()),
-            "bytes": (target / EDGES / WEIGHTS).stat().st_size,
+            "bytes": (PRETRAINED / EDGES / WEIGHTS).stat().st_size,
             "orders": orders,
             "data": {"file": Path(data).name, "row_length": LENGTH},
             "rows": ROWS,
@@ -69,14 +69,14 @@ def ship_edges(source: str, counted: dict[str, Any], data: str, target: Path = P
         (folder / CARD).write_text(card(facts), encoding="utf-8")
 
 
-def orders_of(source: str, counted: dict[str, Any], target: Path) -> dict[str, Any]:
+def orders_of(source: str, counted: dict[str, Any]) -> dict[str, Any]:
     """What was counted and trained for the edges of each order."""
     orders = {
         name: {key: facts[key] for key in ("rank", "tokens", "pairs")}
         for name, facts in counted["orders"].items()
     }
     if "first" not in orders:
-        shipped = json.loads((target / f"{BASES[1]}-{EDGES}" / MEASURED).read_text(encoding="utf-8"))
+        shipped = json.loads((PRETRAINED / f"{BASES[1]}-{EDGES}" / MEASURED).read_text(encoding="utf-8"))
         return {"first": shipped["orders"]["first"]} | orders
     return {name: facts | {"training": training_of(Path(source))} for name, facts in orders.items()}
 

@@ -20,12 +20,12 @@ from tools.ship import CARD, MEASURED, card
 TESTS = 1024
 
 
-def ship_tour(tour: Path, target: Path = PRETRAINED) -> None:
+def ship_tour(tour: Path) -> None:
     seed = json.loads((tour / "tour.json").read_text(encoding="utf-8"))["seed"]
     language = make_language(seed)
     for family in ("bd3lm", "dadlm"):
         exact, name = load(tour / family / "last"), f"tour-{family}"
-        with whole_folder(target / name, may_replace=(CARD, MEASURED)) as folder:
+        with whole_folder(PRETRAINED / name, may_replace=(CARD, MEASURED)) as folder:
             write_model(folder, exact, bits=8)
             facts = {
                 "kind": "tour",

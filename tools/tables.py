@@ -2,7 +2,7 @@
 
     python -m tools.tables
 
-A table stands between `<!-- bench:NAME -->` and `<!-- /bench -->`; what is between is replaced.
+What is between `<!-- bench:NAME -->` and `<!-- /bench -->` is replaced.
 """
 
 import json

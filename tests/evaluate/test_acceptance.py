@@ -87,7 +87,7 @@ def test_the_command(cli: Cli, folder: Path) -> None:
     words += ["--prompt-tokens", 8, "--new-tokens", 8, "--trees", 0, 4, "--out", "out"]
     shown = cli(*words, "--drawn", "--draft", "draft", "lookup")
     assert shown.code == 0 and "Tokens per cycle" in shown.out and "tree of 4" in shown.out
-    assert "drawn tree of 4" in shown.out
+    assert "drawn tree of 4" in shown.out and "chain of up to 4" in shown.out
     result = json.loads((folder / "out" / "acceptance.json").read_text())
     assert {row["draft"] for row in result["rows"]} == {"draft", "lookup"}
     refused(cli(*words[:-1], "other", "--draft", "target"), "cannot draft")

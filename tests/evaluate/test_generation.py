@@ -23,7 +23,7 @@ from dadlm.decode import DecodeSettings
 from dadlm.errors import ConfigError
 from dadlm.evaluate.generation import generation
 from dadlm.evaluate.language_models import Scored
-from dadlm.evaluate.quality import alone, distinct, entropy, perplexity, repetition
+from dadlm.evaluate.quality import distinct, entropy, perplexity, reference_free, repetition
 from dadlm.evaluate.text import about
 from dadlm.model import save
 from dadlm.tokens import Rows
@@ -400,7 +400,7 @@ def test_perplexity_is_that_of_all_tokens_and_its_interval_is_a_bootstrap() -> N
     # Two of one document are drawn together, and nothing else there is to draw.
     together = perplexity(reading, torch.tensor([5, 5, 2]))
     assert together == pytest.approx(dict.fromkeys(("mean", "low", "high"), math.exp(7 / 4)))
-    assert alone(reading, [[0]] * 3, torch.tensor([5, 5, 2]))["judge_perplexity"] == together
+    assert reference_free(reading, [[0]] * 3, torch.tensor([5, 5, 2]))["judge_perplexity"] == together
 
 
 # What is counted in tokens

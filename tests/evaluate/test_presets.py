@@ -42,6 +42,7 @@ def test_labels_are_short_and_tell_apart() -> None:
         ("T=8/infill=2,0.5", "T=8 infill 2 0.5", {"sampler": "random", "steps": 8, "infill": (2, 0.5)}),
         ("FH/path=viterbi", "FH path viterbi", {"path": "viterbi"}),
         ("FH/top_p=0.5/padded=1", "FH top_p 0.5 padded 1", {"top_p": 0.5, "padded": True}),
+        ("FH/top_k=50", "FH top_k 50", {"top_k": 50}),
     ):
         assert parse(word) == Configuration(DecodeSettings(**settings)) and parse(word).label == label
 

@@ -1,7 +1,10 @@
 """Related samplers: on joints that can be enumerated, and beside the library's loop."""
 
 import json
+import sys
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,8 @@ from tests.decode.tiny import many, prompt_of, silence_eot, tiny
 from torch import Tensor
 
 from dadlm import generate
-from research import copula, rivals
+from dadlm.tokens import prepare, word_level
+from research import copula, edge_texts, rivals
 from research.blocks import Blocks, Independent, write
 from research.copula import Dcd
 from research.files import FOLDER
@@ -248,3 +252,67 @@ def test_passes_are_counted_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts["passes"] == {"draw": 5 * 6, "reference": 5 * 6, "copula": 5 * 12}
     assert facts["tokens_per_own_pass"] == 1 and facts["copula_passes_per_token"] == 1
     assert texts.shape == (5, 12)
+
+
+@pytest.fixture
+def seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Of the weights of the models that `rivals.main` loads, all of them tiny."""
+    of = {"ar": 0, "bd3lm": 2}
+
+    def load(name: str, *_: Any) -> Any:
+        return tiny(name, vocab=30, context=32, seed=of[name])
+
+    for module, name, value in ((rivals, "load", load), (rivals, "NEW", 12), (edge_texts, "PROMPT", 8)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(rivals, "PROMPT", 8)
+    words = [f"w{number}" for number in range(28)]
+    (tmp_path / "text.txt").write_text(" ".join(words * 300), encoding="utf-8")
+    prepare(str(tmp_path / "text.txt"), word_level(words), tmp_path / "cache")
+    return of
+
+
+def run_rivals(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> list[dict[str, Any]]:
+    """Rows of the file after `rivals.main`, started in a process of its own as it were."""
+    rivals.model_of.cache_clear()
+    rivals.weights_of.cache_clear()
+    (shards,) = (folder / "cache").iterdir()
+    command = ["--valid", str(shards), "--out", str(folder / "rivals.json"), "--reader", "none"]
+    monkeypatch.setattr(sys, "argv", ["rivals", *command, *words])
+    rivals.main()
+    return json.loads((folder / "rivals.json").read_text(encoding="utf-8"))
+
+
+def test_a_file_goes_on_with_the_same_models_and_prompts_only(
+    seeds: dict[str, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts = ("--texts", "4", "--batch-size", "2")
+    (first,) = run_rivals(tmp_path, monkeypatch, *texts, "--ways", "bd3lm random 4")
+    assert first["weights"].keys() == {"bd3lm", "ar"} and len(set(first["weights"].values())) == 2
+    rows = run_rivals(tmp_path, monkeypatch, *texts, "--ways", "bd3lm random 4", "bd3lm dcd 2")
+    assert rows[0] == first and [row["way"] for row in rows] == ["bd3lm random 4", "bd3lm dcd 2"]
+    before = (tmp_path / "rivals.json").read_bytes()
+
+    def refused(*words: str) -> str:
+        with pytest.raises(SystemExit, match="2"):
+            run_rivals(tmp_path, monkeypatch, *words)
+        assert (tmp_path / "rivals.json").read_bytes() == before
+        return capsys.readouterr().err
+
+    assert "(batch 2, prompts " in refused("--texts", "3", "--batch-size", "3", "--ways", "bd3lm even 2")
+    seeds["bd3lm"] = 1
+    assert "(weights of bd3lm)" in refused(*texts, "--ways", "bd3lm even 2")
+    assert len(run_rivals(tmp_path, monkeypatch, *texts, "--ways", "ar ar 1")) == 3  # no other weights in it
+
+
+def test_rows_from_before_there_were_weights_are_kept(
+    seeds: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("--texts", "4", "--ways", "bd3lm random 4", "ar ar 1")
+    rows = run_rivals(tmp_path, monkeypatch, *command)
+    old = [{key: row[key] for key in row.keys() - {"weights", "prompts", "batch"}} for row in rows]
+    (tmp_path / "rivals.json").write_text(json.dumps(old), encoding="utf-8")
+    assert run_rivals(tmp_path, monkeypatch, *command) == old
+    assert len(run_rivals(tmp_path, monkeypatch, *command, "bd3lm even 2")) == 3

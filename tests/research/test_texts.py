@@ -125,6 +125,17 @@ def test_what_exists_is_left_alone_and_the_truth_is_read_once(
         study.write(options)
 
 
+def test_texts_of_other_weights_or_defaults_are_refused(options: argparse.Namespace) -> None:
+    study.write(options)
+    file = Path(options.out) / "dadlm-4-FH.npz"
+    arrays = dict(np.load(file, allow_pickle=False))
+    facts = quality.from_array(arrays["facts"])
+    for changed in ({"model_facts": facts["model_facts"] | {"weights": "0"}}, {"settings": {"top_p": 1}}):
+        np.savez(file, allow_pickle=False, **arrays | {"facts": quality.as_array(facts | changed)})
+        with pytest.raises(DataError, match=r"FH.*of other weights or settings"):
+            study.write(options)
+
+
 def test_a_process_that_comes_late_keeps_the_first_ones_truth(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
         study._only_once(tmp_path / "truth.npz", {"mean": np.array(value)})

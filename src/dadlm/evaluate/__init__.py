@@ -1,6 +1,6 @@
-"""How good a model is, with intervals: the paper's tables and figures, a function for each.
+"""How good a model is, with intervals: a function for each of the paper's tables and figures.
 
-What these need of other packages is imported when it is used: training comes through here too.
+Optional packages are imported where they are used, because training imports this package too.
 """
 
 from dadlm.evaluate.acceptance import AcceptanceSettings, acceptance

@@ -1,7 +1,7 @@
-"""How many tokens a cycle of the lossless mode gives: what different models' drafts are worth to one target.
+"""Tokens per cycle of the lossless mode: how good the drafts of different models are for one target.
 
-Every draft completes the same prompts with the same seeds. The texts are the target's whoever drafts, so the
-drafts are compared on equal ground; prompt lookup, which needs no model, stands beside them.
+Every draft model completes the same prompts with the same seeds. Whoever drafts, the texts are the target's,
+so the comparison is fair; prompt lookup, which needs no model, is measured beside them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,15 +91,14 @@ def acceptance(
         for how in ways:
             for one, draft in drafts.items():
                 if draft is None and how.tree != max(settings.trees):
-                    continue  # what is looked up is a chain of any length
+                    continue  # a lookup is one chain of so many tokens at most
                 one_pass = settings.one_pass and draft is target
                 used = replace(how, one_pass=one_pass)
                 made = _measure(work, prompts, target, one, draft, used, settings.batch_size)
                 drawn = how.drawn and draft is not None
                 way = {"temperature": how.temperature, "tree": how.tree, "drawn": drawn, "one_pass": one_pass}
                 lines.append({"draft": one, **way, **made})
-        documents = len(set(prompts.documents.tolist()))
-        return work.finish({"rows": lines, "notes": caution(documents, "documents")})
+        return work.finish({"rows": lines, "notes": caution(len(prompts.documents.unique()), "documents")})
 
 
 def _measure(
@@ -126,14 +125,11 @@ def _measure(
             (key, {"tokens": len(tokens), "cycles": cycles, "forward_passes": passes})
             for key, (tokens, cycles, passes) in zip(batch, counts, strict=True)
         )
-    columns = {
-        field: torch.tensor([float(one[field]) for one in work.values(keys)])
+    tokens, cycles, passes = (
+        torch.tensor([one[field] for one in work.values(keys)])
         for field in ("tokens", "cycles", "forward_passes")
-    }
-    tokens = columns.pop("tokens")
+    )
     return {
-        f"tokens_per_{field.removesuffix('_passes').removesuffix('s')}": asdict(
-            bootstrap(tokens, prompts.documents, per=count)
-        )
-        for field, count in columns.items()
+        "tokens_per_cycle": asdict(bootstrap(tokens, prompts.documents, per=cycles)),
+        "tokens_per_forward": asdict(bootstrap(tokens, prompts.documents, per=passes)),
     }

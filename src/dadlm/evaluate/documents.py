@@ -60,7 +60,7 @@ def lines_of(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def object_of(line: bytes, where: str) -> dict[str, Any]:
-    """The JSON object of a line."""
+    """The JSON object in a line."""
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

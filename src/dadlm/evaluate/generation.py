@@ -21,7 +21,7 @@ from dadlm.evaluate.language_models import Scored
 from dadlm.evaluate.mauve import FEWEST, check_installed
 from dadlm.evaluate.pareto import draw_pareto
 from dadlm.evaluate.presets import DRAWING, Configuration, configurations_for
-from dadlm.evaluate.quality import Readers, alone, closeness
+from dadlm.evaluate.quality import Readers, closeness, reference_free
 from dadlm.evaluate.samples import PromptSet, file_name, make_samples, prompt_set, write_samples
 from dadlm.evaluate.step_times import Run, speed_up, step_times
 from dadlm.evaluate.subject import describe
@@ -104,7 +104,7 @@ def generation(
                     **who(described[name], configuration),
                     "samples": settings.samples,
                     "mauve": _mauve(work, run, truth, reading),
-                    **alone(reading, [sample["tokens"] for sample in made], prompts.documents),
+                    **reference_free(reading, [sample["tokens"] for sample in made], prompts.documents),
                     **cost_of(made, prompts.documents, speed_up(run, runs, described, times)),
                     "ms_per_step": times[name]["configurations"][configuration.label]["ms_median"],
                     "empty": sum(not text.strip() for text in texts),
@@ -118,7 +118,7 @@ def generation(
                 "judge_lm": readers.judge and readers.judge.label,
                 "readers": readers.identities,
                 "latency": times,
-                "reference": alone(truth, prompts.truth, prompts.documents[: len(prompts.truth)]),
+                "reference": reference_free(truth, prompts.truth, prompts.documents[: len(prompts.truth)]),
                 "rows": lines,
                 "notes": _notes(prompts, lines, embedder),
             }
@@ -166,7 +166,7 @@ def who(metadata: Mapping[str, Any], configuration: Configuration) -> dict[str, 
 
 
 def _mauve(work: Work, run: Run, truth: Scored, reading: Scored) -> dict[str, float] | None:
-    """Kept like samples, because thousands of them take minutes."""
+    """Kept like samples, because with thousands of them it takes minutes."""
     if truth.features is None or reading.features is None:
         return None
     name, configuration = run

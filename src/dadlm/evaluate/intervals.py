@@ -1,4 +1,4 @@
-"""How sure a number is: bootstrap of a mean over rows or groups of rows, Wilson's interval of a share."""
+"""Confidence intervals: the bootstrap of a mean over rows or groups of rows, and Wilson's of a share."""
 
 from dataclasses import dataclass
 
@@ -31,9 +31,9 @@ def bootstrap(
 ) -> Interval:
     """The mean of per-row values [R] and the interval of means of resampled groups of rows.
 
-    Rows with the same id in `groups` [R] are no independent witnesses (cuts of one document), so they are
-    drawn together; None: each row for itself. `per` [R] gives Σ values / Σ per instead of the mean. For a
-    paired comparison pass the differences row by row: what the rows share cancels.
+    Rows with the same id in `groups` [R], such as parts of one document, are not independent, so they are
+    drawn together; None: each row by itself. With `per` [R] it is Σ values / Σ per instead of the mean. For a
+    paired comparison pass the differences of the rows.
     """
     values = values.double().cpu()
     per = torch.ones_like(values) if per is None else per.double().cpu()
@@ -50,14 +50,14 @@ def bootstrap(
 
 
 def caution(count: int, what: str = "rows") -> list[str]:
-    """What has to be said beside a bootstrap interval of few values, or of few groups of them."""
+    """The warning beside a bootstrap interval of few values, or of few groups of them."""
     if count >= FEW:
         return []
     return [f"Only {count} {what}: so few do not show how much they vary, and the intervals are too narrow."]
 
 
 def wilson(wins: int, total: int) -> Interval:
-    """The share wins / total and Wilson's score interval; nothing counted: anything is possible."""
+    """The share wins / total and Wilson's score interval; all of [0, 1] where nothing was counted."""
     if total == 0:
         return Interval(0.5, 0.0, 1.0)
     share, slack = wins / total, _Z**2 / total

@@ -1,7 +1,7 @@
 """Two models compared in pairs of continuations by a third, as in the paper.
 
 Every pair is shown in both orders; a model wins it only when both orders favour it, everything else is a tie.
-Every answer is kept as soon as it comes, under a hash of its question: a restart, or one with more samples,
+Every answer is kept as soon as it comes, under a hash of its question: a restart, also with more samples,
 asks only what was never asked.
 """
 
@@ -107,7 +107,7 @@ def _ask(work: Work, by: Judge, questions: Mapping[str, Question]) -> None:
 def _count(
     answers: Mapping[str, Any], price_in: float | None, price_out: float | None, pairs: list[_Asked]
 ) -> dict[str, Any]:
-    """What came of some pairs."""
+    """Counts over some pairs."""
     both = [keys for _, keys in pairs]
     verdicts = {key: verdict_of(answers[key]["text"]) for keys in both for key in keys}
     # Only what both orders say counts.

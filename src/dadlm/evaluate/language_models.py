@@ -25,7 +25,7 @@ _LOGITS = 2**26  # that are in single precision at a time
 
 @dataclass(frozen=True)
 class Scored:
-    """What language models say of n texts; None: nobody was asked, or it is an encoder."""
+    """What language models say of n texts; None: no model was asked, or it is an encoder."""
 
     features: np.ndarray | None
     """float32 [n, D]: hidden state of the last token (causal), mean of all at unit length (encoder)."""

@@ -1,7 +1,7 @@
 """Time of a complete denoising update, and memory, by the paper's protocol.
 
-First-hitting without infilling, sampled paths; an update is the network, the choice of path and tokens, and
-remasking. One that begins a block also includes the prefill or the cache writes of the block before it, and
+First-hitting without infilling, with sampled paths. An update is the network, the choice of path and tokens,
+and remasking; one that begins a block also includes the prefill or the cache writes of the block before, and
 is not counted.
 """
 
@@ -100,7 +100,8 @@ def latency(
 def _measure(
     models: Mapping[str, Model], how: Mapping[str, DecodeSettings], settings: LatencySettings
 ) -> dict[str, dict[str, Any]]:
-    """What was measured of each model; their times alternately, so that all see the same of the machine."""
+    """The measurements of each model; updates are timed in turns, so that other load slows all models
+    alike."""
     busy = other_work(models.values())
     size, length = settings.batch_size, settings.prompt_tokens or 0
     prompts = {name: random_prompts(model, size, length, settings.seed) for name, model in models.items()}
@@ -141,8 +142,8 @@ def time_updates(
 ) -> list[float]:
     """Milliseconds of `steps` updates of the whole batch after `warmup` others; prompts are of one length.
 
-    Texts run to the end of the context. Fewer come back where there are no more to time: texts end at once,
-    or every block is decided in its first two updates.
+    Texts run to the end of the context. Fewer times come back where there is nothing more to time: texts end
+    at once, or every block is decided in its first two updates.
     """
     return list(islice(timed_updates(model, prompts, settings, seed=seed), warmup, warmup + steps))
 
@@ -150,7 +151,7 @@ def time_updates(
 def timed_updates(
     model: Model, prompts: Sequence[Sequence[int]], settings: DecodeSettings | None = None, *, seed: int = 0
 ) -> Iterator[float]:
-    """Milliseconds of update after update, of text after text."""
+    """Milliseconds of one update after the other, over as many texts as are needed."""
     longest = model.config.context - len(prompts[0])
     settings = replace(settings or DecodeSettings(), max_new_tokens=longest)
     fruitless = 0
@@ -166,7 +167,7 @@ def _updates(
     model: Model, prompts: Sequence[Sequence[int]], settings: DecodeSettings, seed: int
 ) -> Iterator[float]:
     """Milliseconds of the updates of one batch that do not begin a block, until a text has ended."""
-    # With one or two updates a block there are no others: all are timed, by every model alike.
+    # With one or two updates per block there are no others, so all are timed, for every model.
     few = settings.steps in (1, 2) or model.config.block == 1
     # Updates that launch, then capture, what the others replay.
     preparing = 1 + (ONCE_PER_BLOCK if few else 1)

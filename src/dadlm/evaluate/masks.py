@@ -1,4 +1,4 @@
-"""Masks of the first-hitting bound: every number of masks equally often, and what that spares an interval.
+"""Masks of the first-hitting bound, every number of masks equally often, and the control variate this allows.
 
 R rows, B rows of a batch, L tokens of a row, G blocks, C strata.
 """
@@ -41,9 +41,9 @@ KINDS = 2 * (_MOST + 1)
 
 
 def strata(m: Tensor, block: int, rows: int) -> Tensor:
-    """[B, G]: which kind a block is of by its m masks [B, G]; a row's first block has kinds of its own.
+    """[B, G]: the stratum of each block by its number of masks m [B, G]; first blocks of rows have their own.
 
-    One kind for each m, or fewer that join neighbours where blocks are long, or too few for a mean of each.
+    One stratum for each m, or fewer of neighbouring m where blocks are long, or too few for a mean of each.
     """
     G = m.shape[1]
     n = torch.full((G,), block)
@@ -57,11 +57,11 @@ def strata(m: Tensor, block: int, rows: int) -> Tensor:
 
 
 def level(nats: Tensor, blocks: Tensor) -> Tensor:
-    """Rows' nats [R] without the luck of their masks, from sums over the blocks of each stratum [R, C].
+    """Nats of rows [R] without the variance of their numbers of masks, from sums by stratum [R, C].
 
-    What a row costs depends on how many masks its blocks happen to have. Over all rows every number of masks
-    comes equally often, so this chance does not move the mean, and must not widen its interval either: each
-    block counts by its distance from its stratum's mean.
+    The nats of a row depend on how many masks its blocks happen to have. Over all rows every number of masks
+    comes equally often, so this does not move the mean and must not widen its interval: each block counts by
+    its distance from its stratum's mean.
     """
     usual = nats.sum(0) / blocks.sum(0).clamp(min=1)
     row = nats.sum(1)

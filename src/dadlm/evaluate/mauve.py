@@ -1,8 +1,8 @@
 """MAUVE of two sets of features, with an interval over samples and clusterings.
 
 The steps and settings are those of `mauve-text`: unit length, PCA to 90% of the variance, k-means, two
-histograms, area under their divergence curve. They stand here one by one because the package gives back
-histograms and no labels, and because clustering is what costs and the bootstrap must not repeat it.
+histograms, area under their divergence curve. They are repeated here because the package does them in one
+call, and the bootstrap must not repeat the clustering, which takes most of the time.
 
 n_p, n_q samples of the two sets, D width of a feature, d width after PCA, k clusters.
 """
@@ -47,10 +47,10 @@ def cluster_count(n_p: int, n_q: int) -> int:
 def _interval(mean: float, redrawn: np.ndarray) -> dict[str, float]:
     """The spread of the redrawn scores, laid around the mean of the real ones.
 
-    Redrawn sets have sampling noise of their own, and every difference lowers MAUVE: their scores lie below
-    the real one as a whole, so bare percentiles would leave it outside. In simulations the interval is right
-    for scores up to 0.9 and up to three times too wide near 1. MAUVE also depends on the number of samples:
-    compare scores of equally many.
+    Redrawn sets have sampling noise of their own, and any difference lowers MAUVE, so their scores lie below
+    the real one and plain percentiles would exclude it. In simulations the interval is right for scores up to
+    0.9 and up to three times too wide near 1. MAUVE also depends on the number of samples: compare equal
+    numbers only.
     """
     low, high = mean + np.quantile(redrawn - redrawn.mean(), [0.025, 0.975])
     return {"mean": mean, "low": max(0.0, min(float(low), mean)), "high": min(1.0, max(float(high), mean))}

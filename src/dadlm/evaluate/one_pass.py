@@ -1,7 +1,7 @@
-"""The likelihood of a whole block in one pass: exact, and of a sampler that exists (one step a block, T = 1).
+"""The exact likelihood of a whole block in one pass: that of the sampler with one step per block (T = 1).
 
-A pass over a fully masked block after clean text is a distribution over all its texts: the sum over all paths
-is the probability of one. Read from left to right it has a value for each place, and stands beside AR's.
+A pass over a fully masked block after clean text defines a distribution over all texts of the block; the
+probability of one is the sum over all paths. By the chain rule it splits into one value a place, like AR's.
 
 R rows, B rows of a batch, L tokens of a row, G blocks, N block size.
 """
@@ -43,7 +43,7 @@ def place_nats(model: Model, ids: Tensor) -> Tensor:
     masked[:, 0] = False
     scores = model(ids, Noise.of(masked))
     emission, transition = scores.emission_logp, scores.transition_logp
-    if transition is None:  # one node a place: a token depends on the one before it at most
+    if transition is None:  # one node a place: tokens depend on each other through token edges only
         return -emission.squeeze(-1)
     prefix = dag.prefix_logp(emission, transition)
     return -prefix.diff(dim=-1, prepend=torch.zeros_like(prefix[..., :1]))
@@ -51,7 +51,7 @@ def place_nats(model: Model, ids: Tensor) -> Tensor:
 
 def mean_by_place(pieces: Sequence[dict[str, Any]], blocks: int) -> list[float] | None:
     """Mean nats at each place [N], from sums over `blocks` blocks of each row; None where there are none."""
-    sums = [piece["places"] for piece in pieces if piece.get("places")]
+    sums = [piece["places"] for piece in pieces if piece["places"]]
     if not sums or not blocks:
         return None
     return (torch.tensor(sums, dtype=torch.float64).mean(0) / blocks).tolist()

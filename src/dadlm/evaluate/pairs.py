@@ -1,7 +1,7 @@
-"""Pairs of continuations of the same prompt: of two models, or real text against a spoilt copy.
+"""Pairs of continuations of the same prompt: of two models, or real text against a corrupted copy.
 
-Samples are JSON Lines as `generation` writes them. Two belong together when configuration and index are
-equal. Planted pairs, whose better side is known, show whether a judge can be trusted.
+Samples are JSON Lines as `generation` writes them; two with the same configuration and index are a pair.
+Planted pairs, whose better side is known, show whether a judge can be trusted.
 """
 
 from dataclasses import asdict, dataclass
@@ -84,13 +84,13 @@ def read_pairs(a: str | Path, b: str | Path, model_a: str = "", model_b: str = "
         model_a=_metadata(firsts[0]),
         model_b=_metadata(firsts[1]),
         missing=len(side_a.keys() ^ side_b.keys()),
-        # Where any sample does not say, the others do not speak for it.
+        # Unknown as soon as one sample does not say.
         source=None if None in sources else " and ".join(sorted(filter(None, sources))),
     )
 
 
 def _metadata(record: dict[str, Any]) -> dict[str, Any] | None:
-    """What a sample says of its model; those that others made need not say anything."""
+    """What a sample says of its model; samples made by other programs may say nothing."""
     model = essence(record)
     scale = (model["context"], model["parameters"])
     known = model["family"] in tuple(NAMES) and all(isinstance(number, int) for number in scale)
@@ -144,7 +144,7 @@ TRUSTED = 0.9
 """Share of the pairs of every kind that a judge has to decide rightly."""
 
 
-def plant(texts: list[str], *, count: int, seed: int = 0, source: str | None = None) -> Pairs:
+def plant(texts: list[str], *, count: int, source: str | None = None) -> Pairs:
     """Of the first `count` texts that are long enough, one pair of each kind; the real one is A."""
     words = [text.split() for text in texts]
     long = [some for some in words if len(some) >= _PROMPT + _TEXT][:count]
@@ -153,7 +153,7 @@ def plant(texts: list[str], *, count: int, seed: int = 0, source: str | None = N
             f"planted pairs need at least 2 texts of {_PROMPT + _TEXT} words or more, found {len(long)}"
         )
     real = [some[_PROMPT : _PROMPT + _TEXT] for some in long]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     pairs = []
     for index, some in enumerate(long):
         order = torch.randperm(_TEXT, generator=generator).tolist()
@@ -182,7 +182,7 @@ def trust(result: dict[str, Any]) -> dict[str, Any]:
         }
         for row in result["rows"]
     ]
-    # Who misses differences as plain as these sees nothing in texts that differ less.
+    # A judge that misses differences as plain as these cannot see smaller ones.
     return {
         "source": result["source"],
         "rows": rows,

@@ -128,8 +128,8 @@ def parse(word: str) -> Configuration:
             raise ConfigError(
                 f"unknown configuration {word!r}: name a preset ({', '.join(PRESETS)}), or give FH, T=8, "
                 "D=8, conf=0.9 or H=0.5, each with /infill=2,0.5, /path=viterbi, /path=lookahead, "
-                "/top_p=0.9, /nucleus=position, /temperature=1, /transition_weight=0.5, /padded=1 or "
-                "/shortlist=1024"
+                "/top_p=0.9, /top_k=50, /nucleus=position, /temperature=1, /transition_weight=0.5, /padded=1 "
+                "or /shortlist=1024"
             )
         try:
             options[name] = _READ[name](value)
@@ -162,7 +162,7 @@ _READ: dict[str, Callable[[str], Any]] = {
         ("threshold", "bound", "top_p", "temperature", "transition_weight"), partial(_number, float)
     ),
     **dict.fromkeys(("path", "nucleus"), str),
-    **dict.fromkeys(("steps", "shortlist"), partial(_number, int)),
+    **dict.fromkeys(("steps", "top_k", "shortlist"), partial(_number, int)),
     "infill": _infill,
     "padded": lambda text: bool(_number(int, text)),
 }

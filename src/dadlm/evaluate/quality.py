@@ -1,6 +1,6 @@
-"""How good texts are: what language models read in them, and what can be counted in their tokens.
+"""How good texts are: what language models say of them, and what can be counted in their tokens.
 
-What was read is kept in files named by a hash of the reader's weights and the texts.
+Readings are kept in files named by a hash of the reader's weights and the texts.
 
 n texts, D features.
 """
@@ -30,12 +30,12 @@ _CHUNK = 256  # texts that share a file
 
 
 class Readers:
-    """An embedder and a judge, either of which may be missing."""
+    """An embedder and a judge, either of which may be None."""
 
     def __init__(
         self, embedder: str | None, judge_lm: str | None, device: str, folder: Path | None, quiet: bool
     ) -> None:
-        """`folder` keeps what was read; without one everything is read anew."""
+        """`folder` keeps the readings; without one everything is read anew."""
         names = dict.fromkeys(name for name in (embedder, judge_lm) if name is not None)
         opened = {name: open_language_model(name, device) for name in names}
         self.embedder = None if embedder is None else opened[embedder]
@@ -105,7 +105,7 @@ def distinct(rows: TokenRows, n: int) -> float:
 def entropy(rows: TokenRows) -> float:
     """Mean over rows of the entropy, in nats, of the row's own token frequencies, as BD3LM reports it.
 
-    An empty row counts as 0: a model must not look more varied by saying nothing.
+    An empty row counts as 0: a model must not seem more varied because it writes nothing.
     """
     shares = ([count / len(row) for count in Counter(row).values()] for row in rows)
     return math.fsum(-math.fsum(p * math.log(p) for p in row) for row in shares) / max(len(rows), 1)
@@ -124,8 +124,8 @@ def _grams(row: Sequence[int], n: int) -> list[tuple[int, ...]]:
     return [tuple(row[first : first + n]) for first in range(len(row) - n + 1)]
 
 
-def alone(reading: Scored, tokens: Sequence[Sequence[int]], documents: Tensor) -> dict[str, Any]:
-    """What needs no other texts to compare with; `documents` [n] are those that the texts continue."""
+def reference_free(reading: Scored, tokens: TokenRows, documents: Tensor) -> dict[str, Any]:
+    """Measures that need no reference texts; `documents` [n] are those that the texts continue."""
     return {
         "judge_perplexity": perplexity(reading, documents),
         "distinct": {str(n): distinct(tokens, n) for n in (1, 2, 3)},

@@ -1,6 +1,6 @@
-"""What a judge is asked about two continuations, how its answer is read, and a judge on this machine.
+"""The question to a judge about two continuations, the parser of its answer, and a judge on this machine.
 
-The paper gives the criteria and the caps but not the wording; the wording is ours. The judge never learns
+The paper gives the criteria and the length limits, not the wording, which is ours. The judge never learns
 which model wrote what.
 """
 
@@ -26,8 +26,8 @@ You compare two continuations of the same text. Judge which one is better by
 - absence of generation artifacts, such as repetition, broken words or stray symbols.
 The order of the continuations means nothing, and neither does their length. They may break off at the end."""
 _ANSWER = "Which continuation is better? Answer with exactly one word: A, B or tie."
-# The word alone, perhaps dressed: "**A**", "Answer: B.", "Continuation A". Anything longer is not guessed at:
-# "A clear tie" begins with an A.
+# The word alone or decorated: "**A**", "Answer: B.", "Continuation A". Nothing longer is interpreted: "A
+# clear tie" begins with an A.
 _FORM = re.compile(
     r"(?:(?:final )?(?:answer|verdict)(?: is)?\W+)?(?:continuation\W+)?(a|b|tie)", re.IGNORECASE
 )
@@ -44,7 +44,7 @@ class Question:
 
     @property
     def text(self) -> str:
-        """The question in words. Of a long prompt the end is kept: there the continuations set in."""
+        """The question in words. A long prompt keeps its end, which the continuations follow."""
         return (
             f"{_INSTRUCTIONS}\n\n"
             f"[Prompt]\n{self.prompt[-PROMPT_CHARACTERS:]}\n\n"
@@ -73,29 +73,29 @@ def verdict_of(answer: str) -> Verdict | None:
 
 
 _VERDICTS: dict[str, Verdict] = {"a": "A", "b": "B", "tie": "tie"}
-_NOTHING = "\n"  # a prompt that tells nothing: with none at all the first token would not be scored
+_NOTHING = "\n"  # an empty context: without any the first token would not be scored
 
 
 class LocalJudge:
-    """Prefers the text of which the prompt tells more: log p(text | prompt) − log p(text), under a language
-    model that need not understand a question."""
+    """Prefers the text with the higher pointwise mutual information with the prompt, log p(text | prompt) −
+    log p(text), under a language model that need not understand a question."""
 
     threads = 1  # the model itself uses the processor's cores
 
     def __init__(self, model: LanguageModel) -> None:
         self.model, self.label = model, model.label
         self.settings = {"rule": "what the prompt tells of a text", "identity": model.identity}
-        self._told: dict[tuple[str, str], float] = {}
+        self._pmi: dict[tuple[str, str], float] = {}
         """By prompt and text: a pair is asked about in both orders, and a text may be in several pairs."""
 
     def ask(self, question: Question, stop: Event) -> Answer:
         prompt = question.prompt[-PROMPT_CHARACTERS:]
-        first, second = (self._tells(prompt, text) for text in (question.first, question.second))
+        first, second = (self._information(prompt, text) for text in (question.first, question.second))
         return Answer(text="tie" if first == second else "A" if first > second else "B")
 
-    def _tells(self, prompt: str, text: str) -> float:
+    def _information(self, prompt: str, text: str) -> float:
         text = text[:TEXT_CHARACTERS]
-        if (prompt, text) not in self._told:
+        if (prompt, text) not in self._pmi:
             scored = self.model.score([text, text], [prompt, _NOTHING])
             if scored.nll is None:
                 raise ConfigError(
@@ -106,5 +106,5 @@ class LocalJudge:
                     f"{self.label} reads {self.model.window} tokens, fewer than a prompt and its text have: "
                     "choose a language model with a longer context, or shorter texts"
                 )
-            self._told[prompt, text] = float(scored.nll[1] - scored.nll[0])
-        return self._told[prompt, text]
+            self._pmi[prompt, text] = float(scored.nll[1] - scored.nll[0])
+        return self._pmi[prompt, text]

@@ -1,7 +1,7 @@
 """Conditional block reconstruction, the paper's language-modelling metric, alone or paired.
 
-Two models with the same block size see the same blocks, masks and weights, so what a row has in common for
-both cancels in the difference.
+Two models with the same block size see the same blocks, masks and weights, so the variance that they share
+cancels in the difference.
 """
 
 from collections.abc import Mapping
@@ -95,7 +95,7 @@ def _pieces(models: list[Model], rows: Rows, keys: list[str], count: int, seed: 
 
 
 def _one(values: Tensor, groups: Tensor) -> dict[str, Any]:
-    """One model's share of the result, from its [reconstruction, bound] of each row."""
+    """One model's part of the result, from its [reconstruction, bound] of each row."""
     interval = bootstrap(values[:, 0], groups)
     bound = float(values[:, 1].mean())
     # Rows first: for factorised models the gap is then exactly 0, not a rounding error.

@@ -1,4 +1,4 @@
-"""Prompts from rows of text, their completions by a model, and how the rows really continue.
+"""Prompts from rows of text, their completions by a model, and the true continuations.
 
 Sample i continues the first tokens of row i with seed + i: the same prompts and random numbers for every
 model and configuration, in any batch and for any number of samples.
@@ -38,7 +38,7 @@ class PromptSet:
     prompt_tokens: int
     new_tokens: int
     indices: list[int]
-    """Of the samples, each that of its row; where rows are too few, they are used again and counted on."""
+    """Of the samples: that of the row, or beyond the number of rows where these are used more than once."""
     seed: int
 
     def prompt(self, index: int) -> list[int]:
@@ -88,7 +88,7 @@ def prompt_set(
 
 
 def shared_tokenizer(models: Mapping[str, Model]) -> Tokenizer:
-    """The one that all models share: the rows are ids of it, and TPF counts its tokens."""
+    """The tokenizer of all models, whose ids the rows are and whose tokens TPF counts."""
     (first, model), *others = models.items()
     if model.tokenizer is None:
         raise ConfigError(f"{first} has no tokenizer: put its tokenizer.json into the model's folder")
@@ -104,7 +104,7 @@ def shared_tokenizer(models: Mapping[str, Model]) -> Tokenizer:
 def make_samples(
     work: Work, prompts: PromptSet, name: str, model: Model, configuration: Configuration, batch_size: int
 ) -> list[dict[str, Any]]:
-    """The samples of one configuration: those that `work` lacks are made now and kept batch by batch."""
+    """The samples of one configuration; those missing from `work` are generated and kept batch by batch."""
     settings = replace(configuration.settings, max_new_tokens=prompts.new_tokens)
     run = f"{name}|{configuration.label}|{configuration.fingerprint}"
     keys = [f"{run}|{index}" for index in prompts.indices]

@@ -91,7 +91,7 @@ def block_of(model: Model, length: int) -> int:
 
 
 def finite(values: Tensor) -> Tensor:
-    """The values, if a model's weights are sound."""
+    """The values, refused where some are not finite."""
     if not bool(values.isfinite().all()):
         raise CheckpointError("the model gives a text no finite probability: its weights are damaged")
     return values

@@ -1,4 +1,4 @@
-"""How long a step takes each model in each of its configurations, and how that compares with BD3LM's."""
+"""Time of a step of each model in each of its configurations, and its ratio to BD3LM's."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -49,8 +49,8 @@ def speed_up(
 ) -> float | None:
     """Time of a step of the first BD3LM of this block size and configuration over this model's own.
 
-    None: nothing to compare with. The configuration must be the same because its steps do other work: for
-    Viterbi paths, for example, the head reads all candidates.
+    None: nothing to compare with. The configuration must be the same because steps of another do other work:
+    for Viterbi paths, for example, the head reads all candidates.
     """
     name, configuration = run
     like = ("bd3lm", described[name].get("block_size"))
@@ -67,7 +67,7 @@ def speed_up(
 def _in_turns(
     models: Mapping[str, Model], group: Sequence[Run], prompts: PromptSet, batch_size: int
 ) -> dict[str, dict[str, Any]]:
-    """Models of one configuration timed in turns: a machine that is busy for a while slows all alike."""
+    """Times of the models of one configuration, in turns, so that other load slows all alike."""
     given = [prompts.prompt(index) for index in range(batch_size)]
     took: dict[str, list[float]] = {name: [] for name, _ in group}
     for _ in range(_TURNS):

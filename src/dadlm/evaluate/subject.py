@@ -1,4 +1,4 @@
-"""What an evaluation says of the model it measured."""
+"""The description of a model in the results of an evaluation."""
 
 import hashlib
 import json
@@ -38,8 +38,8 @@ def describe(model: Model, name: str = "") -> dict[str, Any]:
 
 
 def described(settings: DecodeSettings) -> dict[str, Any]:
-    """Settings as an evaluation keeps them. Those that came later are left out where they change nothing:
-    what was begun before there were any can go on."""
+    """Settings as an evaluation stores them. Newer ones are left out where they have no effect, so that what
+    was begun before they existed can be resumed."""
     idle = {
         "mode": settings.mode == "diffusion",
         "bound": settings.sampler != "entropy",
@@ -53,7 +53,7 @@ def described(settings: DecodeSettings) -> dict[str, Any]:
 
 
 def _shape(config: ModelConfig) -> dict[str, Any]:
-    """The same of a model's settings."""
+    """The same for a model's configuration."""
     no_edges = config.edge == "none"
     idle = {"edge": no_edges, "edge_rank": no_edges, "edge_second_rank": not config.edge_second_rank}
     idle |= {"causal_context": not config.causal_context, "lora_gated": not config.lora_gated}
@@ -61,7 +61,7 @@ def _shape(config: ModelConfig) -> dict[str, Any]:
 
 
 def essence(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a description has to travel with a model's texts: the paper's tables are found by it."""
+    """The part of a description that is kept with a model's texts: it finds the paper's row for them."""
     return {name: metadata.get(name) for name in ("family", "block_size", "context", "parameters")}
 
 

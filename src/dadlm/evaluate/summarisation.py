@@ -114,8 +114,8 @@ def summary_settings(
 ) -> DecodeSettings:
     """How summaries are decoded: the paper's way if that is asked for.
 
-    They are padded with end-of-text to the end of their block, which is certain once it begins: the surest
-    tokens are padding, and the best path of a block is easily one that ends soon.
+    Summaries are padded with end-of-text to the end of their block. Padding is certain once it begins, so the
+    most confident tokens are padding, and the best path of a block tends to be one that ends early.
     """
     settings = paper_settings(family, threshold=threshold, infill=infill)
     if paper or family == "ar":
@@ -124,7 +124,7 @@ def summary_settings(
 
 
 def lengths(model: Model, document: int | None, summary: int | None) -> tuple[int, int]:
-    """How many ids to read and to write; what one of them does not use is left to the other."""
+    """How many ids to read and to write; each defaults to what the other leaves of the context."""
     context = model.config.context
     if document is None:
         document = context * 3 // 4 if summary is None else max(2, context - summary)
@@ -192,8 +192,8 @@ def rouge_scorer() -> Callable[[str, str], list[float]]:
 def lead_sentence(document: str) -> str:
     """The first sentence: up to . ! or ? before white space, or to the end of the line.
 
-    A full stop after one letter or a common abbreviation does not count. A rule of thumb: it splits news well
-    enough for a baseline, and needs no model of the language.
+    A full stop after one letter or a common abbreviation does not count. A heuristic that splits news well
+    enough for a baseline.
     """
     document = document.strip()
     for end in _END.finditer(document):

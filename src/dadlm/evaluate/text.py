@@ -1,4 +1,4 @@
-"""A source of text as the rows that an evaluation of a model reads, the same ones training validates on."""
+"""A source of text as the rows that an evaluation reads, the same that training validates on."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Times of several models: taken in turn, and whether they can be relied on."""
+"""Times of several models: taken in turns, and whether they are reliable."""
 
 import os
 from collections import deque
@@ -26,7 +26,7 @@ def alternately(timers: Mapping[str, Iterator[float]], steps: int, warmup: int) 
 
 
 def other_work(models: Iterable[Model]) -> str | None:
-    """What on this machine spoils times on a CPU, in words."""
+    """What other load spoils times on this CPU, in words."""
     if any(model.device.type != "cpu" for model in models):
         return None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -37,7 +37,7 @@ def other_work(models: Iterable[Model]) -> str | None:
 
 
 def doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Why the times of models (rows of a result) may mean nothing."""
+    """Why the times of models (rows of a result) may be unreliable."""
     lines = [
         f"there was other work, {one}" for one in dict.fromkeys(row.get("other_work") for row in rows) if one
     ]

@@ -1,8 +1,8 @@
-"""One evaluation in its folder: finished pieces are kept as they come, the result comes last.
+"""One evaluation in its folder: finished pieces are kept as they come, the result is written last.
 
 A piece has a key (a row, a sample, a question to a judge) and any JSON value. Pieces are appended to
-`KIND.pieces.jsonl`; its first line says what the evaluation is about. Started again with the same subject,
-only the missing pieces are computed; with another subject, or while another process works there, the folder
+`KIND.pieces.jsonl`, whose first line is the subject: what the evaluation is about. Started again with the
+same subject, only the missing pieces are computed; a folder of another subject, or in use by another process,
 is refused.
 """
 
@@ -27,7 +27,7 @@ class Work:
     def __init__(
         self, kind: str, subject: Mapping[str, Any], out: str | Path | None = None, quiet: bool = True
     ) -> None:
-        """`subject` is all that decides the result; what only decides speed does not belong into it."""
+        """`subject` holds everything that determines the result, and nothing that affects speed alone."""
         self.kind, self.quiet = kind, quiet
         self.subject: dict[str, Any] = json.loads(json.dumps(subject))  # as it will be read back
         self.pieces: dict[str, Any] = {}

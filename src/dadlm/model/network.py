@@ -217,7 +217,8 @@ class Model(nn.Module):
             return heads.take(x.flatten(1).gather(1, nodes.group.clamp(min=0)).flatten())
 
         if self.head.edge is not None:
-            left = left_of(target, nodes.masked, denoised.before, self.config.mask_id).map(of_nodes)
+            second = self.head.edge.second is not None
+            left = left_of(target, nodes.masked, denoised.before, self.config.mask_id, second).map(of_nodes)
         candidate, hidden = heads.take(nodes.candidate.flatten()), heads.take(denoised.hidden.flatten(0, 1))
         logp = self.head.target_logp(hidden, of_nodes(target), candidate, left)
         packed = heads.put(logp).view(denoised.hidden.shape[:2])

@@ -1,5 +1,6 @@
 """Tokens per cycle of the lossless mode."""
 
+from dadlm.decode.pair import LOOKUP
 from dadlm.evaluate.report import document as doc
 from dadlm.evaluate.report.document import Column, Found, measured, number
 from dadlm.evaluate.report.subjects import Json
@@ -42,5 +43,7 @@ def _sentences(result: Json) -> list[str]:
 
 
 def _kind(row: Json) -> str:
+    if row["draft"] == LOOKUP and row["tree"]:
+        return f"chain of up to {row['tree']}"
     tree = f"{'drawn tree' if row.get('drawn') else 'tree'} of {row['tree']}"
     return ("chain" if row["tree"] == 0 else tree) + ", one pass" * row.get("one_pass", False)

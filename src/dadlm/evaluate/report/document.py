@@ -28,7 +28,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Cell:
-    """A value, what stands small beside it (its interval), and whether the interval shows it to be best."""
+    """A value, its interval in small print, and whether the interval shows it to be best."""
 
     text: str
     beside: str = ""
@@ -65,7 +65,7 @@ Difference = tuple[str, Any, Any]
 
 
 class Table:
-    """A table with where it comes from: the files, and the commands that made them where they say so."""
+    """A table and its origin: the files, and the commands that made them where they say so."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Table:
         differences: Iterable[Difference] | None = None,
         notes: Iterable[str] = (),
     ) -> None:
-        """Differences None: the paper has no such table. Those where both are the same are left out, except
-        for the data: no name of a file proves that it holds the paper's text, or which part of it."""
+        """Differences None: the paper has no such table. Equal settings are left out, except for the data: no
+        file name proves that it holds the paper's text, or which part of it."""
         found = list(found)
         self.caption, self.rows, self.notes = caption, list(rows), list(notes)
         self.columns = [Column(one) if isinstance(one, str) else one for one in columns]
@@ -109,7 +109,7 @@ class Figure:
 
 
 Parts = tuple[Sequence[Table | Figure], list[str]]
-"""Tables and figures of a kind of evaluation, and what a reader in a hurry should know."""
+"""Tables and figures of a kind of evaluation, and its sentences for the summary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ def apart(one: Mapping[str, Any] | None, others: list[Mapping[str, Any] | None])
 
 
 def in_short(sections: Iterable[Section]) -> list[str]:
-    """What all sections say in a sentence, each sentence once."""
+    """The sentences of all sections, each once."""
     return list(dict.fromkeys(line for section in sections for line in section.short))
 
 

@@ -37,7 +37,7 @@ def section(found: list[Found]) -> doc.Parts:
 
 
 def _figure(one: Found, where: str) -> Iterator[Figure]:
-    """The figure that lies beside the result, else a new one; none where it is too large or not to be had."""
+    """The figure beside the result, else a new one; none where it is too large or cannot be drawn."""
     caption = f"Quality against tokens per forward pass, one panel for each block size{where}."
     beside = one.file.parent / "pareto.svg"
     if beside.is_file():
@@ -213,7 +213,7 @@ def _measures_table(one: Found, where: str, notes: Iterator[str] | tuple[()]) ->
 
 
 def _text(row: Json, judged: bool) -> list[Content]:
-    """What can be said of texts alone."""
+    """Measures that need no reference."""
     distinct = [number(row["distinct"][n], 3) for n in ("1", "2", "3")]
     perplexity = [measured(row["judge_perplexity"], 1)] if judged else []
     return [*perplexity, *distinct, number(row["entropy"]), number(row["repetition"], 3)]

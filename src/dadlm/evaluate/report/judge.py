@@ -16,7 +16,7 @@ def section(found: list[Found]) -> doc.Parts:
 
 
 def _rows(result: Json) -> list[Json]:
-    """The verdicts; none where planted pairs have shown that they say nothing."""
+    """The verdicts; none where planted pairs have shown that the judge cannot be trusted."""
     return result["rows"] if result.get("planted", {"trusted": True})["trusted"] else []
 
 

@@ -53,7 +53,7 @@ def rows_of(result: Json) -> str:
 
 
 def cautions(result: Json) -> list[str]:
-    """What has to be said beside its intervals, which draw whole documents."""
+    """The warnings beside its intervals, which draw whole documents."""
     if result.get("groups") is None:
         return caution(result.get("count") or result["data"]["rows"])
     return caution(result["groups"], "documents (or runs of rows of one)")
@@ -83,7 +83,7 @@ def key_of(row: Json) -> Key:
 
 
 def read_key(label: str) -> Key:
-    """`T=8 infill 2 0.5`. Whatever else a label says stays in it: then the paper has no such row."""
+    """`T=8 infill 2 0.5`. A label that says anything else stays whole: the paper has no such row."""
     match = re.fullmatch(r"(.*\S) infill (\d+) ([\d.]+)", label)
     return (match[1], (int(match[2]), float(match[3]))) if match else (label, None)
 

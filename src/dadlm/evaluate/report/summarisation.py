@@ -66,7 +66,7 @@ def _ours(result: Json, group: list[Found]) -> Iterator[doc.Content]:
 
 
 def _notes(result: Json, name: str) -> Iterator[str]:
-    """What became of the pairs of this result."""
+    """What was cut, left out and timed."""
     if result.get("references_too_long"):
         limit = whole(result["summary_tokens"])
         count = whole(result["references_too_long"])
