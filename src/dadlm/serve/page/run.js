@@ -1,7 +1,5 @@
 // A run as data: the request, its steps and text, and what follows from them. No drawing.
 
-import { draftOf } from "./drafts.js";
-
 const OF_DRAWN = ["drawn", "drawn_texts", "probability", "alone"];
 const BEFORE = 7; // how many earlier tokens are drawn before one that is decided alone
 
@@ -188,10 +186,16 @@ export class Run {
     };
   }
 
+  /** What a cycle of mode lossless drafted: { text, kind: accepted | refused }; undefined for other steps. */
+  draftAt(index) {
+    const { drafted_texts: texts, accepted } = this.steps[index] ?? {};
+    return texts?.map((text, i) => ({ text, kind: accepted[i] ? "accepted" : "refused" }));
+  }
+
   /** A sentence about a step. */
   describe(index) {
-    const draft = draftOf(this.steps[index], (id) => this.token(id));
-    if (draft.length) {
+    const draft = this.draftAt(index);
+    if (draft) {
       const taken = draft.filter(({ kind }) => kind === "accepted").length;
       return `Cycle ${index + 1}: ${taken} of ${draft.length} drafted tokens accepted`;
     }
