@@ -92,7 +92,8 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
                 raise Refusal(404, NO_CHAT, code="chat_not_supported")  # whatever is in the body
             # The body is not a parameter: the framework would check it on the event loop.
             body = await read_body(http, schema, lock)
-            name, scheduler = service.find(body.model, body.mode)
+            # In a thread: the first request for a mode has its scheduler made, which takes a GPU seconds.
+            name, scheduler = await asyncio.to_thread(service.find, body.model, body.mode)
             work = partial(plan, name, scheduler.model, body, limits)
             if schema is chat_schemas.ChatBody:
                 planned = await chats[name].run("the prompt", work)  # by a template that came with the model

@@ -124,7 +124,8 @@ class Guard:
 
     def _is_ours(self, name: str) -> bool:
         """Without a key, only the Host tells our own page from a site whose name points here."""
-        if name in (*_LOCAL_NAMES, self.settings.host, *self.settings.allowed_host):
+        ours = (*_LOCAL_NAMES, self.settings.host, *self.settings.allowed_host)
+        if name.lower() in map(str.lower, ours):
             return True
         if self.settings.loopback or self.key is not None:
             return not self.settings.loopback

@@ -46,9 +46,7 @@ def unfinished(target: Path, journal: str) -> Iterator[Path | None]:
         yield partial
         check()
         partial.rename(target)
-        handle = os.open(target.parent, os.O_RDONLY)
-        os.fsync(handle)  # the new name reaches the disk
-        os.close(handle)
+        _sync(target.parent)  # the new name reaches the disk
         for name in (journal, _LOCK):  # after renaming: a kill in between leaves two files that nobody reads
             (target / name).unlink(missing_ok=True)
     except OSError as error:
@@ -85,6 +83,15 @@ def _is_ours(partial: Path, mark: bytes) -> bool:
     with suppress(OSError):
         return (partial / _LOCK).read_bytes() == mark
     return False
+
+
+def _sync(folder: Path) -> None:
+    with suppress(OSError):  # Windows and some network file systems cannot
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _wait(lock: BinaryIO) -> None:

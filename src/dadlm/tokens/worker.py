@@ -34,7 +34,7 @@ def main(file: str) -> None:
         try:
             encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
             ids = [encoding.ids for encoding in encodings]
-        except Exception:  # the library raises bare Exception; the caller encodes again to find out why
+        except BaseException:  # the library also panics; the caller encodes again to find out why
             ids = None
         send(sys.stdout.buffer, ids)
 
