@@ -1,4 +1,4 @@
-"""Schemas of request bodies. The routes check bounds that depend on the model."""
+"""Schemas of request bodies; bounds that depend on the model are checked by the routes."""
 
 from dataclasses import fields
 from typing import Annotated, Any, Literal
@@ -20,7 +20,7 @@ MAX_PARTS = 256
 
 
 def _unicode(text: str) -> str:
-    """JSON can hold lone surrogates, which neither tokenizers nor answers can."""
+    """JSON can spell lone surrogates, which neither tokenizers nor answers can hold."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -29,7 +29,7 @@ def _unicode(text: str) -> str:
 
 
 def _as_integer(value: object) -> object:
-    """JSON has one kind of number: 5.0 is an integer too."""
+    """JSON has a single kind of number: 5.0 is an integer, too."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -65,7 +65,7 @@ class StreamOptions(Body):
 
 
 class Decoding(Body):
-    """Options of both routes; null is the default."""
+    """Options of all routes that decode; null is the default."""
 
     model: Name | None = None
     """A name from /v1/models. Default: the first."""
@@ -126,7 +126,7 @@ class Decoding(Body):
 
 
 def unsupported(*neutral: object, instead: str):
-    """A field of OpenAI's of which only the neutral values are accepted, as clients send those by default."""
+    """A field of OpenAI's API that accepts only its neutral values, which clients send by default."""
 
     accepted = [(isinstance(one, bool), one) for one in neutral]  # False is equal to 0
 
@@ -194,7 +194,7 @@ class FillGapsBody(Decoding):
 
 
 def describe_samplers() -> list[dict[str, Any]]:
-    """Every sampler with its options and their bounds, for clients that build controls from them."""
+    """All samplers with their options and bounds, for clients that build controls from them."""
     properties = CompletionBody.model_json_schema()["properties"]
     defaults = {field.name: field.default for field in fields(DecodeSettings)}
 
