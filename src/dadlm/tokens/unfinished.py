@@ -1,6 +1,6 @@
-"""A folder that is built as `.NAME.partial` and takes its name when it is finished; it can be resumed.
+"""A folder that is built as `.NAME.partial` and gets its name when it is finished; building can be resumed.
 
-One process at a time works there; others wait. Where the file system has no locks, the process that came
+One process at a time works there, others wait. Where the file system has no locks, the process that came
 first notices at the end, and leaves the folder to the one that came last.
 """
 
@@ -21,9 +21,9 @@ _LOCK = "lock"
 
 @contextmanager
 def unfinished(target: Path, journal: str) -> Iterator[Path | None]:
-    """The unfinished folder for us alone, renamed to `target` at the end; None when that is there already.
+    """The unfinished folder, ours alone, renamed to `target` at the end; None if that exists already.
 
-    Whatever stops us, the folder stays if it holds a file `journal`: the next run resumes from there.
+    If we are stopped, the folder stays if it holds a file `journal`: the next run resumes from there.
     """
     partial = target.with_name(f".{target.name}.partial")
     mark = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}".encode()
@@ -62,11 +62,11 @@ def unfinished(target: Path, journal: str) -> Iterator[Path | None]:
 
 
 def _claim(partial: Path, mark: bytes) -> BinaryIO:
-    """Wait until nobody else works in the folder, then leave our mark; a kill ends the claim."""
+    """Wait until nobody else works in the folder, then leave our mark; the lock ends with the process."""
     while True:
         partial.mkdir(parents=True, exist_ok=True)
         try:
-            lock = (partial / _LOCK).open("ab")  # as it is: the mark in it is somebody else's
+            lock = (partial / _LOCK).open("ab")  # not truncated: the mark in it is somebody else's
         except FileNotFoundError:  # renamed or removed in between
             continue
         _wait(lock)
