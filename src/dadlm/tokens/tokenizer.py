@@ -108,7 +108,7 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write `folder/tokenizer.json` (the Hugging Face layout), whole or not at all, and the chat template,
+        """Write `folder/tokenizer.json` (Hugging Face's layout), whole or not at all, and the chat template,
         if there is one."""
         target = Path(folder) / "tokenizer.json"
         target.parent.mkdir(parents=True, exist_ok=True)
