@@ -1,4 +1,4 @@
-// Looks at one run step by step: slider, arrow keys, play, and the graph with its hints.
+// Shows one run step by step: slider, arrow keys, play, and the graph with its hints.
 
 import { make } from "./dom.js";
 import { hasEdges } from "./flow.js";
@@ -43,7 +43,7 @@ export class Viewer {
     return this.#index;
   }
 
-  /** Begin to look at a run; null clears the place. */
+  /** Show a run from its start; null clears the view. */
   show(run) {
     this.#pause();
     this.#run = run;
