@@ -99,8 +99,8 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
 
 def _settings(file: Path) -> dict[str, Any]:
     """The content of a tokenizer_config.json; empty if there is none."""
+    written = _content(file)
     try:
-        written = _content(file)
         content = {} if written is None else json.loads(written)
         if not isinstance(content, dict):
             raise ValueError("not an object")
