@@ -135,10 +135,10 @@ def test_others_are_answered_while_a_mode_is_made() -> None:
     service = Service({"both": letter_model("bd3lm", causal_context=True)}, settings())
     begun, go_on, make = threading.Event(), threading.Event(), service._make
 
-    def make_slowly(*what):
+    def make_slowly(model, mode):
         begun.set()
         assert go_on.wait(WAIT)
-        return make(*what)
+        return make(model, mode)
 
     service._make = make_slowly
     with running(service) as server, ThreadPoolExecutor(1) as pool:
