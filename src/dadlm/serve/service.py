@@ -106,7 +106,7 @@ class Service(Collector):
                     )
                 scheduler = self._make(self.schedulers[name].model, mode)
                 scheduler.start()
-                self.in_modes = self.in_modes | {(name, mode): scheduler}  # others may be looking at the old
+                self.in_modes = {**self.in_modes, (name, mode): scheduler}  # `all_schedulers` takes no lock
             return self.in_modes[name, mode]
 
     def _make(self, model: Model, mode: Mode) -> Scheduler:
