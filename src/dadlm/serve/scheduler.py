@@ -146,17 +146,16 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give waiting requests rows, in turn, while there are rows and the prompts fit the next step."""
-        engine = self._engine
-        while engine.tokens_to_read < engine.read_at_once:
+        while self._engine.tokens_to_read < self._engine.read_at_once:
             with self._changed:
-                has_room = len(engine.rows) < self.max_rows or self._interrupt()
+                has_room = len(self._engine.rows) < self.max_rows or self._interrupt()
                 if not has_room or (task := self._waiting.next(self._tasks.values())) is None:
                     return
                 self._waiting.remove(task)
                 self._tasks[task.row] = task
                 task.joined = self.clock() if task.joined is None else task.joined
             with self._isolated(task):
-                engine.add(task.row)
+                self._engine.add(task.row)
 
     def _interrupt(self) -> bool:
         """Take a row from a request that has more than its share, if one has; its text resumes later."""
@@ -181,11 +180,11 @@ class Scheduler:
                 yield self._engine.step(only=task.row)
 
     @contextmanager
-    def _isolated(self, task: Task) -> Iterator[None]:
-        """An error inside ends this task and no other."""
+    def _isolated(self, task: Task, of_all: tuple[type[Exception], ...] = _OF_ALL) -> Iterator[None]:
+        """An error inside ends this task and no other, unless it is one `of_all`."""
         try:
             yield
-        except _OF_ALL:
+        except of_all:
             raise
         except Exception:
             _log.exception("a request failed")
@@ -201,7 +200,8 @@ class Scheduler:
                 self._tracer.put(self._tasks[row].job, make_event)
         if result.step is not None:
             for index, row in result.rows.items():
-                with self._isolated(task := self._tasks[row]):
+                # Out of memory here, too, ends one task: after another step, what this one committed is lost.
+                with self._isolated(task := self._tasks[row], (torch.AcceleratorError,)):
                     if make_event := task.observe(self.model, result.step, index):
                         self._tracer.put(task.job, make_event)
         for new in result.committed:
