@@ -1,6 +1,7 @@
 """`dadlm bench` on a CPU: every system is measured, floors are floors, the file says where it was made."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,23 @@ def test_flops_of_a_step_by_hand() -> None:
     nodes = 32 * (1.25 + 2 * (2.5 + 1 / 4))  # most of the clean stream's last layer is left out; K = 4
     dadlm = 6 * nodes * layer + 12 * nodes * 16 * 64 + 6 * 16 * 4 * head
     assert step_flops(recipe("tour-dadlm").model, 1) == pytest.approx(dadlm)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["decode", "--batches", "4", "0"], r"batches must be at least 1, got \(4, 0\)"),
+        (["decode", "--block-sizes", "0"], "block_sizes must be at least 1"),
+        (["kernels", "--rows", "0"], "rows must be at least 1"),
+        (["lossless", "--batches", "0"], "batches must be at least 1"),
+        (["train", "--scale", "tour", "--only", "GPT"], "no system is called GPT: .*MDLM"),
+    ],
+)
+def test_nothing_to_measure_is_refused(
+    words: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *words, "--device", "cpu"]) == 2
+    assert re.search(said, capfd.readouterr().err)
 
 
 def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_measured(

@@ -13,7 +13,7 @@ from tests.serve.running import WAIT, Running, letter_model, running, settings
 
 import dadlm
 from dadlm.decode import settings_for
-from dadlm.serve.apart import Apart
+from dadlm.serve.executor import DaemonExecutor
 from dadlm.serve.service import Service
 from dadlm.tokens.chat import ChatTemplate
 
@@ -224,11 +224,11 @@ def test_places_are_given_back_where_there_are_no_threads(monkeypatch: pytest.Mo
         raise RuntimeError("can't start new thread")
 
     async def work() -> int:
-        apart = Apart(1, 5.0)
+        executor = DaemonExecutor(1, 5.0)
         with monkeypatch.context() as patch, pytest.raises(RuntimeError):
             patch.setattr(threading.Thread, "start", start)
-            await apart.run("it", lambda: 1)
-        return await apart.run("it", lambda: 2)
+            await executor.run("it", lambda: 1)
+        return await executor.run("it", lambda: 2)
 
     assert asyncio.run(work()) == 2
 

@@ -311,6 +311,13 @@ def test_open_to_others_without_a_key_names_are_checked(key: str | None, names: 
     assert status("mine.example:80") == (None if key or names else 403)
 
 
+def test_host_names_have_no_case() -> None:
+    """Browsers write them in small letters, whatever the operator has typed."""
+    guard = Guard(lambda *_: None, None, ServeSettings(allowed_host=("Mine.Example",)))  # type: ignore[arg-type,return-value]
+    for host in ("mine.example", "MINE.example:80", "LocalHost:8000"):
+        guard._check_access("/healthz", "GET", Headers({"host": host}))
+
+
 def test_other_pages_may_not_call_unless_named(server: Running) -> None:
     for header in ({"host": "evil.example"}, {"origin": "http://evil.example"}, {"origin": "null"}):
         status, headers, _ = server.ask("POST", "/v1/completions", {"prompt": "x"}, header)

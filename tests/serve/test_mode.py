@@ -1,10 +1,13 @@
 """Models that can do both, served: each request says in which mode it is decoded."""
 
+import http.client
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
-from tests.serve.running import Running, letter_model, running, settings
+from tests.serve.running import WAIT, Running, letter_model, running, settings
 
 from dadlm import generate
 from dadlm.decode import settings_for
@@ -125,3 +128,26 @@ def test_schedulers_of_other_modes_are_made_when_asked_for() -> None:
     finally:
         service.close(0)
     assert not first.alive
+
+
+def test_others_are_answered_while_a_mode_is_made() -> None:
+    """On a GPU that takes the memory for all its rows, and may find what shortlists need."""
+    service = Service({"both": letter_model("bd3lm", causal_context=True)}, settings())
+    begun, go_on, make = threading.Event(), threading.Event(), service._make
+
+    def make_slowly(model, mode):
+        begun.set()
+        assert go_on.wait(WAIT)
+        return make(model, mode)
+
+    service._make = make_slowly
+    with running(service) as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(text, server, model="both", mode="ar")
+        try:
+            assert begun.wait(WAIT)
+            with closing(http.client.HTTPConnection(server.host, server.port, timeout=5)) as connection:
+                connection.request("GET", "/metrics")
+                assert connection.getresponse().status == 200
+        finally:
+            go_on.set()
+        assert asked.result()

@@ -703,7 +703,8 @@ def test_both_modes_of_a_model(browser) -> None:
 
 def test_modes_are_those_of_the_server(browser, url) -> None:
     """Also one that does not exist yet, with drafts that are accepted and refused."""
-    step = {"block": 0, "step": 0, "drafted": [4, 5, 6], "accepted": [True, True, False]}
+    drafted = {"drafted": [4, 5, 6], "drafted_texts": ["fox", "owl", "the"]}
+    step = {"block": 0, "step": 0, **drafted, "accepted": [True, True, False]}
     chunks = [
         {"choices": [{"text": "fox owl", "finish_reason": "length"}], "dadlm": {"tokens_per_cycle": 2.5}},
         {"choices": [{"text": "", "finish_reason": None}], "dadlm": {"step": step}},
@@ -735,8 +736,21 @@ def test_modes_are_those_of_the_server(browser, url) -> None:
         assert "2.50" in page.locator("#figures div").filter(has_text="tokens per cycle").inner_text()
         kinds = page.locator("#drafts span").evaluate_all("all => all.map(one => one.className)")
         assert kinds == ["accepted", "accepted", "refused"]
+        assert page.locator("#drafts span").all_text_contents() == ["✓ fox", "✓ owl", "✗ the"]
         page.get_by_role("radio", name="Race").check()
         assert page.get_by_label("dadlm, lossless").is_visible()
+
+
+def test_every_cycle_of_lossless_decoding_is_shown(browser, url) -> None:
+    """Also one without a draft: at first nothing has stood in the text before."""
+    with visit(browser, url, hash_of(model="ar", mode="lossless", prompt="the red river ")) as page:
+        run_link(page)
+        for number in range(int(page.locator("#slider").get_attribute("max") or 0) + 1):
+            page.locator("#slider").fill(str(number))
+            page.locator(f"#count:text-matches('^{number + 1} / ')").wait_for()
+            count = page.locator("#drafts span").count()
+            caption = page.locator("#caption").inner_text()
+            assert caption.startswith(f"Cycle {number + 1}: ") and f" of {count} drafted" in caption
 
 
 def test_a_lane_that_is_refused_does_not_end_the_race(browser, url) -> None:

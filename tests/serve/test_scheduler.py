@@ -270,6 +270,26 @@ def test_out_of_memory_halves_the_rows_and_no_text_changes(model, monkeypatch: p
     assert messages == {"out of memory, even alone; ask for fewer tokens"}
 
 
+def test_memory_that_runs_out_after_a_step_loses_no_text(monkeypatch: pytest.MonkeyPatch):
+    """The step's tokens are committed by then, and would not come again: only who asked to see more ends."""
+    model = tiny("ar")
+    scheduler = Scheduler(model, max_rows=8)
+    bad, good = scheduler.submit(ask(logprobs=2)), scheduler.submit(ask(seed=1))
+    ticks(scheduler, 3)
+    row_of, failed = task_module._row_of, []
+
+    def full_once(*given, **named):
+        if not failed:
+            failed.append(given)
+            raise torch.OutOfMemoryError("full")
+        return row_of(*given, **named)
+
+    monkeypatch.setattr(task_module, "_row_of", full_once)
+    drain(scheduler)
+    assert truth_of(good) == alone(model, good.request)
+    assert finished(events_of(bad)).reason == "error"
+
+
 def test_memory_that_runs_out_again_while_rows_are_halved(model, monkeypatch: pytest.MonkeyPatch):
     """The smaller cache may not fit either: it is halved until it does, and no request is lost."""
     scheduler = Scheduler(model, max_rows=8)

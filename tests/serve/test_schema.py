@@ -98,5 +98,7 @@ def test_everything_is_described(server: Running) -> None:
     assert all(name in told for name in SAMPLERS)
     assert told.endswith(f". Default: {settings_for(tiny('bd3lm').config, {}).sampler}")
     assert fields["properties"]["max_tokens"]["anyOf"][0]["maximum"] == 31, "what the context leaves"
+    assert fields["properties"]["top_k"]["anyOf"][0]["maximum"] > 31, "it counts words of a vocabulary"
+    assert server.post("/v1/completions", prompt="a", max_tokens=1, top_k=100)[0] == 200
     old = [path for path, methods in schema["paths"].items() if methods.get("post", {}).get("deprecated")]
     assert old == ["/v1/infill"]

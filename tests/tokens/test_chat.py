@@ -167,6 +167,17 @@ def test_files_that_cannot_be_used_are_told(content: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("content", "reason"), [(b"\xff", "invalid start byte"), (b" " * 5_000_000, "5,000,000 bytes, more")]
+)
+def test_the_reason_is_said_once(content: bytes, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer_config.json"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=reason) as error:
+        ChatTemplate.read(tmp_path)
+    assert str(error.value).count(str(file)) == 1
+
+
+@pytest.mark.parametrize(
     ("template", "told"),
     [
         ("{% for %}", "not valid Jinja, line 1"),

@@ -1,5 +1,6 @@
 """Shards: what is in them, how folders are told apart, and what is left after an accident."""
 
+import errno
 import hashlib
 import json
 import os
@@ -178,6 +179,20 @@ def test_the_second_of_two_without_locks_is_done_first(make, monkeypatch, tmp_pa
         make()
     assert [path.name for path in (tmp_path / "out").iterdir()] == [inside[1].folder.name]
     assert stream(verify(inside[1].folder)) == stream(make())
+
+
+def test_a_file_system_that_cannot_sync_folders(make, monkeypatch):
+    fsync = os.fsync
+
+    def files_only(handle):
+        if os.path.isdir(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", files_only)
+    folder = make().folder
+    assert stream(verify(folder)) == stream(make())
+    assert {unfinished._LOCK, writer.JOURNAL}.isdisjoint(os.listdir(folder))
 
 
 def wait_until(true):

@@ -1,10 +1,12 @@
 """Several processes give what one gives."""
 
 from contextlib import suppress
+from copy import deepcopy
 
 import psutil
 import pytest
 from tests.tokens.conftest import write_jsonl
+from tokenizers import Regex, pre_tokenizers
 
 from dadlm.errors import DataError
 from dadlm.tokens import EOT, encoding, packing, prepare, word_level
@@ -49,6 +51,16 @@ def test_text_that_cannot_be_encoded_is_named_as_by_one_process(tmp_path):
     assert messages[0] == messages[1]
     assert "'three' is not among the 2 words" in messages[0]
     assert helpers() == []
+
+
+def test_a_panic_of_the_library_is_told_as_by_one_process(bpe, tmp_path):
+    """An expression that takes too long, as the library sees it."""
+    hostile = deepcopy(bpe)
+    hostile._inner.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    file = write_jsonl(tmp_path / "a.jsonl", ["a" * 40 + "!"])
+    for workers in (1, 2):
+        with pytest.raises(DataError, match=r"cannot encode this text: .*retry-limit"):
+            prepare(file, hostile, tmp_path, workers=workers, progress=False)
 
 
 def test_worker_that_dies_is_reported(source, bpe, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""How fast the package is on this machine, beside what the machine could do."""
+"""How fast the package is on this machine, compared with what the machine could do."""
 
 from dadlm.bench.decode import bench_decode, draw_steps
 from dadlm.bench.kernels import bench_kernels

@@ -1,7 +1,7 @@
-"""Decoding: AR, BD3LM and DA-DLM of the same size through the same engine, in one run, in turn.
+"""Decoding: AR, BD3LM and DA-DLM of the same size through the same engine, taking turns in one run.
 
-The step is a complete denoising update, first-hitting, nucleus 0.9, after a prefix. The floor counts the
-arithmetic of the nodes that exist and the bytes of weights, keys and values that have to be read once.
+A step is a complete denoising update (first-hitting, nucleus 0.9) after a prefix. The floor counts the
+arithmetic of the nodes that exist, and each byte of weights, keys and values once.
 """
 
 import statistics
@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from dadlm.bench.machine import Machine, log
+from dadlm.bench.machine import Machine, check_counts, log
 from dadlm.bench.train import head_weights, systems
 from dadlm.decode import DecodeSettings, release_engine
 from dadlm.decode.engine import Engine
@@ -24,7 +24,7 @@ _ROUNDS = 4
 
 
 class _Endless(Model):
-    """A model whose random weights end no text: all the steps that are to be timed are there."""
+    """A model whose random weights never end a text, so that all steps to be timed take place."""
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -47,6 +47,7 @@ def bench_decode(
     device: str = "cuda",
 ) -> dict[str, Any]:
     """Milliseconds per step for each system and batch; whole texts at the smallest and the largest batch."""
+    check_counts(block_sizes=block_sizes, batches=batches)
     machine = Machine(device)
     models: dict[str, Model] = {
         name: _Endless(config).to(machine.device, machine.dtype).eval()
@@ -64,7 +65,7 @@ def bench_decode(
                 whole.append(row | _text(model, batch, settings, lockstep, machine))
                 log(whole[-1])
         release_engine(model)
-    for row in rows:  # at the end: a profiler that was there slows down what is timed after it
+    for row in rows:  # at the end: after profiling, everything is slower
         row["launches"] = _launches(models[row["system"]], row["batch"], prefix, machine)
         log({key: row[key] for key in ("system", "batch", "launches", "share_of_floor")})
     _compare(rows)
@@ -75,8 +76,7 @@ def bench_decode(
 def _steps(
     models: dict[str, Model], batch: int, prefix: int, count: int, machine: Machine
 ) -> dict[str, dict[str, Any]]:
-    """The median over `count` steps of each, some at a time in turn: what changes on the machine changes for
-    all."""
+    """The median over `count` steps of each, a few at a time: changes on the machine affect all alike."""
     runs = {name: _Run(model, batch, prefix, count, machine) for name, model in models.items()}
     for _ in range(_ROUNDS):
         for run in runs.values():
@@ -110,7 +110,7 @@ class _Run:
         self.peak_mib = _own_peak_mib(model, held, machine)
 
     def time(self, count: int) -> None:
-        """Time so many steps, or what is left; not the first, which finds another model in the caches."""
+        """Time this many steps, or what is left; not the first, which finds another model in the caches."""
         wanted = len(self.times) + count
         self.machine.synchronise()
         start, is_first = time.perf_counter(), True
@@ -127,7 +127,7 @@ class _Run:
 
 
 def _own_peak_mib(model: Model, held: float | None, machine: Machine) -> float | None:
-    """The peak without the other models: `held` was taken by the weights of all before this one worked."""
+    """The peak without the other models, whose weights are in `held`, measured before this one ran."""
     peak = machine.peak_mib()
     if peak is None or held is None:
         return None
@@ -135,14 +135,14 @@ def _own_peak_mib(model: Model, held: float | None, machine: Machine) -> float |
 
 
 def _launches(model: Model, batch: int, prefix: int, machine: Machine) -> int | None:
-    """Of a captured step; None where none is captured."""
+    """Launches of a captured step; None if none is captured."""
     release_engine(model)
     config = model.config
     settings = DecodeSettings(max_new_tokens=min(config.context - prefix, max(8, 2 * config.block)))
     decoding = decode_steps(model, completions(model, _prompts(model, batch, prefix), settings, seed=0))
     for _ in zip(range(4), decoding, strict=False):  # the first is launched, and the second captured
         pass
-    decoding.close()  # its engine goes back to the model, and what it works on is nobody's any more
+    decoding.close()  # its engine goes back to the model
     captured = (
         one.captured[0]
         for engine in model.engines
@@ -154,7 +154,7 @@ def _launches(model: Model, batch: int, prefix: int, machine: Machine) -> int | 
 
 
 def _compare(rows: list[dict[str, Any]]) -> None:
-    """What a step of DA-DLM costs beside that of BD3LM with the same blocks, edges and batch."""
+    """Compare a step of DA-DLM with that of BD3LM with the same blocks, edges and batch."""
     ms = {(row["system"], row["batch"]): row["ms"] for row in rows}
     for row in rows:
         other = row["system"].replace("DA-DLM", "BD3LM").split(" K=")[0]
@@ -168,7 +168,7 @@ def _compare(rows: list[dict[str, Any]]) -> None:
 def _work(model: Model, batch: int, prefix: int) -> tuple[float, float]:
     """FLOPs and bytes of one step."""
     config = model.config
-    layer = 12 * config.width**2  # what adaLN adds is constant, and computed once
+    layer = 12 * config.width**2  # adaLN's part is constant, and computed once
     start = int(config.family == "dadlm")
     few, many = config.block + start, config.block * config.nodes_per_mask + start
     late = config.expand_at if config.family == "dadlm" else 0
@@ -188,7 +188,7 @@ def _prompts(model: Model, rows: int, length: int) -> list[list[int]]:
 
 
 def _text_settings(config: ModelConfig, batch: int) -> dict[str, tuple[DecodeSettings, bool]]:
-    """How texts are written, and whether in lockstep."""
+    """Settings for whole texts, and whether rows are decoded in lockstep."""
     if config.family == "ar":
         return {"nucleus": (DecodeSettings(), True)}
     ways = {"FH": (DecodeSettings(), True)}
@@ -233,7 +233,7 @@ def _text(
 
 
 def draw_steps(result: dict[str, Any], file: str) -> None:
-    """Milliseconds of a step over the batch, each system's floor below it."""
+    """Plot milliseconds per step over the batch size, with each system's floor."""
     figure = new_figure(7, 4.5)
     axes = figure.add_subplot()
     names = dict.fromkeys(row["system"] for row in result["steps"])

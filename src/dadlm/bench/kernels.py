@@ -1,4 +1,4 @@
-"""The fused kernels beside their torch twins, at the shapes of the paper's model."""
+"""The fused kernels compared with their torch twins, at the shapes of the paper's model."""
 
 from typing import Any
 
@@ -6,18 +6,19 @@ import torch
 from torch import Tensor
 
 from dadlm import dag
-from dadlm.bench.machine import Machine, log
+from dadlm.bench.machine import Machine, check_counts, log
 from dadlm.dag._recursion import alphas, posteriors
 from dadlm.decode.sample import draw, draw_tokens, nucleus
 
 
 def bench_kernels(rows: int = 32, device: str = "cuda") -> dict[str, Any]:
     """Milliseconds of each piece, fused (on CUDA) and in plain torch."""
+    check_counts(rows=rows)
     machine, chains = Machine(device), rows * 64
     emission, transition = (x.requires_grad_() for x in graph(chains, machine.device))
     few_emission, few_transition = graph(rows, machine.device)
     path_uniform = torch.rand(rows, 16, device=machine.device)
-    # In float64 there is no kernel.
+    # There is no kernel for float64.
     doubles = [x.double() for x in (few_emission, few_transition, path_uniform)]
     logits = torch.randn(rows, 50257, device=machine.device) * 3
     uniform = torch.rand(rows, device=machine.device)
@@ -58,7 +59,7 @@ def bench_kernels(rows: int = 32, device: str = "cuda") -> dict[str, Any]:
 
 
 def graph(chains: int, device: torch.device, N: int = 16, K: int = 4) -> tuple[Tensor, Tensor]:
-    """Random emissions [B, N, K] and transitions [B, N, K, K] of chains in which half is masked."""
+    """Random emissions [B, N, K] and transitions [B, N, K, K] of half-masked chains."""
     masked = torch.rand(chains, N, 1, device=device) < 0.5
     active = masked | (torch.arange(K, device=device) == 0)
     emission = torch.where(active, torch.randn(chains, N, K, device=device) * masked, -torch.inf)

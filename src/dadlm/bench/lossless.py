@@ -1,4 +1,4 @@
-"""The lossless mode beside its own target: whole texts, alternating, and where the time of a cycle goes."""
+"""Mode lossless compared with its target: whole texts, in turn, and where the time of a cycle goes."""
 
 import statistics
 from collections import defaultdict
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dadlm.bench.machine import Machine, log
+from dadlm.bench.machine import Machine, check_counts, log
 from dadlm.decode import DecodeSettings, Generated, generate
 from dadlm.decode.engines import borrow_lossless
 from dadlm.decode.generate import completions
@@ -28,10 +28,11 @@ def bench_lossless(
     temperature: float = 0.0,
     rounds: int = 3,
 ) -> dict[str, Any]:
-    """Tokens a second of mode ar and of mode lossless, each size of tree and the one it chooses itself.
+    """Tokens per second of mode ar and of mode lossless, for each size of tree and the one it chooses itself.
 
-    Prompts are texts that the model has written.
+    The prompts are texts written by the model.
     """
+    check_counts(batches=batches)
     machine, rows = Machine(model.device, model.backbone.embedding.weight.dtype), list[dict[str, Any]]()
     plain = DecodeSettings(mode="ar", max_new_tokens=tokens, temperature=temperature)
     ways = {"ar": plain}
@@ -58,7 +59,7 @@ def _texts(
     rounds: int,
     machine: Machine,
 ) -> list[dict[str, Any]]:
-    """Every way in turn, and again; the first round warms up."""
+    """Time all ways in turn, over several rounds; the first warms up."""
     seconds: dict[str, list[float]] = defaultdict(list)
     made: dict[str, Generated] = {}
 
@@ -91,7 +92,7 @@ def _texts(
 def _phases(
     model: Model, draft: Model | None, prompts: Prompts, how: DecodeSettings, machine: Machine
 ) -> dict[str, float | None]:
-    """Milliseconds of a cycle for each of its phases, measured in a run of its own."""
+    """Milliseconds of each phase of a cycle, measured in a separate run."""
     if how.mode != "lossless":
         return {f"{name}_ms": None for name in (*_PHASES, "rest")}
     spent, cycles = defaultdict[str, float](float), 0

@@ -1,4 +1,4 @@
-"""The machine a benchmark runs on: what it is, its clock, and the ceilings measured there and then."""
+"""The machine that a benchmark runs on: its description, its clock, and its measured ceilings."""
 
 import gc
 import platform
@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from dadlm.errors import ConfigError
+
 
 class Machine:
-    """A device with its dtype and what it reaches on the two things everything is made of.
+    """A device, its dtype and its two ceilings, measured on construction.
 
     `tflops`: TFLOP/s of a large matrix product; `gbytes`: GB/s read and written by copying a large tensor.
     """
@@ -51,7 +53,7 @@ class Machine:
         return statistics.median(self.timed_ms(work) for _ in range(runs))
 
     def launches(self, work: Callable[[], object]) -> int | None:
-        """Kernels, copies and fills that the device does for it; None where nobody counts them."""
+        """Kernels, copies and fills launched on the device; None where there is no count."""
         self.synchronise()
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             work()
@@ -60,11 +62,11 @@ class Machine:
         return sum(on_device) or None
 
     def floor_ms(self, flops: float, bytes_: float) -> float:
-        """The time that arithmetic or memory alone would take, whichever is longer."""
+        """The time that arithmetic or memory traffic alone would take, whichever is longer."""
         return max(flops / self.tflops / 1e9, bytes_ / self.gbytes / 1e6)
 
     def reset_peak(self) -> None:
-        """Memory of earlier measurements must not count."""
+        """Do not count memory of earlier measurements."""
         if self.is_cuda:
             gc.collect()
             torch.cuda.empty_cache()
@@ -78,7 +80,7 @@ class Machine:
         return torch.cuda.max_memory_allocated(self.device) / 2**20 if self.is_cuda else None
 
     def peak_of(self, work: Callable[[], object]) -> float | None:
-        """MiB that tensors take at most while it works, on a GPU."""
+        """Peak memory of tensors in MiB, on a GPU."""
         if not self.is_cuda:
             return None
         self.reset_peak()
@@ -110,7 +112,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, if it is one."""
+    """The commit of the source tree, if git knows one."""
 
     def git(*words: str) -> str:
         words = ("git", "-C", str(Path(__file__).parent), *words)
@@ -122,8 +124,14 @@ def _commit() -> str | None:
         return None
 
 
+def check_counts(**counts: int | tuple[int, ...]) -> None:
+    for name, given in counts.items():
+        if any(count < 1 for count in (given if isinstance(given, tuple) else (given,))):
+            raise ConfigError(f"{name} must be at least 1, got {given}")
+
+
 def log(row: Mapping[str, Any]) -> None:
-    """One line for what was just measured, on standard error: results go to standard output."""
+    """One line about a measurement, on standard error: results go to standard output."""
     known = ((key, value) for key, value in row.items() if value is not None)
     words = (f"{key} {value:.4f}" if isinstance(value, float) else f"{value}" for key, value in known)
     print("  ".join(words), file=sys.stderr, flush=True)

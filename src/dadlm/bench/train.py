@@ -1,4 +1,4 @@
-"""Training steps of all families on the same rows, beside the matrix products they need (`step_flops`)."""
+"""Training steps of all families on the same rows, compared with the FLOPs they need (`step_flops`)."""
 
 import statistics
 import tempfile
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dadlm.bench.machine import Machine, log
+from dadlm.errors import ConfigError
 from dadlm.model import Model, ModelConfig
 from dadlm.noise import NoiseConfig
 from dadlm.recipes import FAMILIES, recipe
@@ -20,10 +21,10 @@ _WARMUP, _GROUPS, _TOGETHER = 6, 3, 8  # steps
 
 
 def systems(scale: str, block_size: int | None = None) -> Iterator[tuple[str, RunConfig]]:
-    """AR, MDLM, BD3LM and DA-DLM, the last one expanded at the input and for the last third; BD3LM and the
-    latter with token edges too."""
+    """AR, MDLM, BD3LM and DA-DLM, expanded at the input or for the last third of its layers; BD3LM and the
+    latter also with token edges."""
     for family in FAMILIES:
-        run = recipe(f"{scale}-{family}", noise=NoiseConfig())  # half of the tokens masked, as counted below
+        run = recipe(f"{scale}-{family}", noise=NoiseConfig())  # masks half of the tokens, as counted below
         N, K = block_size or run.model.block_size, run.model.candidates
         names = {"ar": "AR", "mdlm": "MDLM", "bd3lm": f"BD3LM N={N}", "dadlm": f"DA-DLM N={N} K={K}"}
         name, model = names[family], replace(run.model, block_size=N, expand_at=0)
@@ -42,12 +43,14 @@ def bench_train(
     only: tuple[str, ...] = (),
     device: str = "cuda",
 ) -> dict[str, Any]:
-    """Median milliseconds of a whole optimiser step, and the share of the matrix ceiling it reaches."""
+    """Median milliseconds of a whole optimiser step, and the share of peak FLOP/s that it reaches."""
+    every = dict(systems(scale))
+    chosen = {name: run for name, run in every.items() if not only or any(word in name for word in only)}
+    if not chosen:
+        raise ConfigError(f"no system is called {' or '.join(only)}: there are {', '.join(every)}")
     machine = Machine(device)
     table: list[dict[str, Any]] = []
-    for name, run in systems(scale):
-        if only and not any(word in name for word in only):
-            continue
+    for name, run in chosen.items():
         train = replace(run.train, batch_size=rows, accumulate=1, compile=compile, device=device)
         machine.reset_peak()
         with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +72,7 @@ def bench_train(
 
 
 def _step_ms(run: RunConfig, machine: Machine) -> float:
-    """The median over groups of steps in a row: while the device works, the CPU draws the next batch."""
+    """The median over groups of consecutive steps: while the device works, the CPU draws the next batch."""
     size = 8 * run.train.batch_size * run.model.context
     ids = torch.randint(0, run.model.eot_id or run.model.mask_id, (size,))
     data = Rows.from_ids(ids, run.model.context)
@@ -86,7 +89,7 @@ def _step_ms(run: RunConfig, machine: Machine) -> float:
 
 
 def head_weights(config: ModelConfig) -> int:
-    """Of the vocabulary head, with the columns that token edges add."""
+    """Weights of the vocabulary head, including the columns of token edges."""
     columns = config.edge_rank + config.edge_second_rank if config.edge == "bilinear" else 0
     return (config.width + columns) * config.vocab_size
 
@@ -104,7 +107,7 @@ def step_flops(config: ModelConfig, rows: int) -> float:
     N, K = config.block_size, config.nodes_per_mask
     start = 1 / N if config.family == "dadlm" else 0.0
     late = config.expand_at if config.family == "dadlm" else 0
-    clean = config.layers - 1 + 0.25  # the last layer of the clean stream only makes keys and values
+    clean = config.layers - 1 + 0.25  # the clean stream's last layer only makes keys and values
     noisy = late + (config.layers - late) * ((1 + K) / 2 + start)
     nodes = tokens * (clean + noisy)
     return 6 * nodes * layer + 12 * nodes * config.context / 2 * D + 6 * tokens / 2 * K * head

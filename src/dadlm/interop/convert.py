@@ -1,4 +1,4 @@
-"""A model in one form → a folder in another: ours, the published one, or that of transformers."""
+"""Converts a model's folder between forms: ours, the published ones, and that of transformers."""
 
 import shutil
 from dataclasses import asdict
@@ -27,8 +27,8 @@ def convert(
 ) -> Model:
     """Read a model in any form and write it and its model card to `out`, all or nothing.
 
-    `source` is a folder, a training run, a name that ships with dadlm or one on the hub. `family` and
-    `block_size` say how published weights are to be used, if not as published.
+    `source` is a folder, a training run, the name of a model that ships with dadlm, or one on the hub.
+    `family` and `block_size` say how to use published weights, if not as published.
     """
     folder = Path(source)
     if shipped(source) is not None or not (folder / CONFIG).is_file():

@@ -1,7 +1,7 @@
-"""Reads tensors that somebody else stored: safetensors, several of them with an index, or a PyTorch pickle.
+"""Reads weights stored by others: safetensors, in one file or several with an index, or a PyTorch pickle.
 
-Nothing is trusted: an index may name files of its own folder only, and a pickle is read by the restricted
-loader, which builds tensors and runs nothing.
+Nothing is trusted: an index may name only files of its own folder, and a pickle is read by PyTorch's
+restricted loader, which builds tensors and runs nothing.
 """
 
 import zipfile
@@ -18,7 +18,7 @@ _SAFE, _PICKLE = "model.safetensors", "pytorch_model.bin"
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder; safetensors are preferred where there are both."""
+    """All tensors of a folder; safetensors are preferred if there are both."""
     for name in (_SAFE, _PICKLE):
         if (folder / name).is_file():
             return _read_file(folder / name)
@@ -30,7 +30,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
-    """The parts that an index lists; each must hold what the index says, no more and no less."""
+    """The files that an index lists; each must hold exactly the tensors that the index says."""
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map")
@@ -67,7 +67,7 @@ def _read_file(file: Path) -> dict[str, Tensor]:
 
 
 def _check_archive(file: Path) -> None:
-    """PyTorch's own archive, and no older form: those unpack files or are read by older loaders."""
+    """Accept PyTorch's zip archive only: older forms unpack files, or are read by older loaders."""
     try:
         with zipfile.ZipFile(file) as archive:
             names = archive.namelist()
@@ -80,7 +80,7 @@ def _check_archive(file: Path) -> None:
 
 
 def _is_plain(tensor: object) -> bool:
-    """Numbers that are there: a view that repeats few numbers could claim any size."""
+    """Whether all its numbers are stored: a view that repeats a few could claim any size."""
     if not isinstance(tensor, Tensor) or type(tensor) not in (Tensor, torch.nn.Parameter):
         return False
     return tensor.layout == torch.strided and tensor.device.type == "cpu" and tensor.is_contiguous()

@@ -1,4 +1,4 @@
-"""Options of transformers' `generate` → ours. What our decoder cannot do is refused with a sentence."""
+"""Options of transformers' `generate` → ours; those that our decoder lacks are refused with a reason."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,14 +35,14 @@ _REASONS = {
 class Asked:
     settings: DecodeSettings
     copies: int
-    """Texts for each prompt."""
+    """Texts per prompt."""
     pad_id: int
-    """What fills up shorter rows."""
+    """Pads shorter rows."""
     cache: bool
 
 
 def default_generation(model: Model) -> dict[str, Any]:
-    """What generation_config.json says, so that `pipeline` does not put its own defaults in place of ours."""
+    """The content of generation_config.json, without which `pipeline` would use defaults of its own."""
     ours, config, ends = DecodeSettings(), model.config, model.end_ids
     return {
         "do_sample": True,
@@ -55,7 +55,7 @@ def default_generation(model: Model) -> dict[str, Any]:
 
 
 def turn_end_of(said: Any, config: ModelConfig) -> int | None:
-    """What config.json says of the token that ends a turn."""
+    """The token that ends a turn, as config.json says, checked."""
     if said is None or (type(said) is int and 0 <= said < config.mask_id):
         return said
     raise ConfigError(f"turn_end_id in config.json must be a token below {config.mask_id}, got {said!r}")
@@ -64,9 +64,9 @@ def turn_end_of(said: Any, config: ModelConfig) -> int | None:
 def read_options(
     defaults: Mapping[str, Any], given: Mapping[str, Any], length: int, longest: int, model: Model
 ) -> Asked:
-    """Options `given` by the caller over the model's `defaults`.
+    """Merge options `given` by the caller over the model's `defaults`.
 
-    Rows have `length` tokens with padding, the longest of them `longest` without.
+    Rows have `length` tokens with padding; without it the longest has `longest`.
     """
     config = model.config
     given = {name: value for name, value in given.items() if value is not None}
@@ -88,7 +88,7 @@ def read_options(
 
 
 def _check_end(asked: Any, ends: tuple[int, ...]) -> None:
-    """One of the tokens that end a text, or several: all of them do, whichever are named."""
+    """Accept any of the tokens that end a text: all of them do, whichever are named."""
     named = asked if isinstance(asked, list) else [asked]
     if not named or any(end not in ends for end in named):
         raise ConfigError(
@@ -103,7 +103,7 @@ def _means_nothing(name: str, value: Any) -> bool:
 
 
 def _new_tokens(defaults: Mapping[str, Any], given: Mapping[str, Any], length: int, room: int) -> int | None:
-    """As `given`, and checked later; of the `defaults` as many as fit."""
+    """What is `given`, which is checked later; else the `defaults`, cut to what fits."""
     for options, most in ((given, None), (defaults, room)):
         new = options.get("max_new_tokens")
         if new is None and (whole := options.get("max_length")) is not None:
@@ -116,7 +116,7 @@ def _new_tokens(defaults: Mapping[str, Any], given: Mapping[str, Any], length: i
 
 
 def _refuse(options: Mapping[str, Any]) -> None:
-    """What transformers knows and we do not; names that neither knows get the list of ours."""
+    """Refuse options that only transformers has; for unknown names, `settings_of` lists ours."""
     theirs = vars(GenerationConfig()).keys() | _REASONS.keys()
     for name in sorted(theirs & options.keys() - DecodeSettings.__dataclass_fields__.keys()):
         reason = _REASONS.get(name, "is an option of transformers' decoder that dadlm's does not have")

@@ -12,13 +12,13 @@ _NAMES = {"ar": "autoregressive", "mdlm": "MDLM", "bd3lm": "BD3LM", "dadlm": "DA
 
 
 def check_name(name: str) -> None:
-    """Before anything is written for it."""
+    """Checked before anything is written."""
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name, re.ASCII):
         raise ConfigError(f"a model on the hub is called OWNER/NAME, got {name!r}")
 
 
 def push(folder: Path, name: str, private: bool = False) -> str:
-    """Upload all files of a folder to the repository `name`, made if it is not there; its address."""
+    """Upload all files of a folder to the repository `name`, created if needed; returns its address."""
     from huggingface_hub import HfApi  # here, because it takes a second to import
 
     check_name(name)
@@ -26,7 +26,7 @@ def push(folder: Path, name: str, private: bool = False) -> str:
         api = HfApi()
         address = api.create_repo(name, repo_type="model", private=private, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload by dadlm")
-    except Exception as error:  # of half a dozen libraries, all meaning that the hub did not take it
+    except Exception as error:  # of half a dozen libraries, all meaning that the hub refused it
         reason = str(error).strip().split("\n")[0]
         message = f"the hub did not take {name}: {reason} (hf auth login says who you are)"
         raise CheckpointError(message) from error
@@ -34,7 +34,7 @@ def push(folder: Path, name: str, private: bool = False) -> str:
 
 
 def card_of(model: Model) -> str:
-    """Markdown with the head that the hub reads; what only its maker knows is left to be filled in."""
+    """Markdown with the front matter that the hub reads; what only the model's maker knows is left open."""
     config = model.config
     blocks = f", blocks of {config.block_size}" if config.family in ("bd3lm", "dadlm") else ""
     candidates = f", {config.candidates} candidates" if config.family == "dadlm" else ""

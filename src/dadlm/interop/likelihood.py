@@ -1,10 +1,10 @@
-"""How probable tokens are: each position of a partly masked row, and a continuation after a context.
+"""Probabilities of tokens: at each position of a partly masked row, and of a continuation after a context.
 
 A continuation's probability is exact for AR, else a lower bound: a block's tokens are revealed one by one in
 a random order, and the mean of log p over the orders is at most the log of the mean. A draw takes one order
-for each block and scores every token once, given those revealed before it; what would come after the
-continuation stays masked. (Sets of masked tokens, as in perplexity.py, have the same mean, but count some
-tokens more often than others, which matters in short texts.)
+per block and scores every token once, given those revealed before it; positions after the continuation stay
+masked. (Sets of masked tokens, as in perplexity.py, have the same mean, but count some tokens more often than
+others, which matters in short texts.)
 
 B rows, L tokens, G blocks, J masked copies of blocks, N block size, K candidates, V vocabulary.
 """
@@ -25,7 +25,7 @@ from dadlm.objective import exact_or
 from dadlm.objective.marginals import blocks_of, token_marginals
 
 _COPIES = 128  # masked copies of blocks scored at once
-_CHAINS = 64  # of models with token edges and a large vocabulary: on average the bound stays one
+_CHAINS = 64  # for token edges with a large vocabulary: the mean of the bound is still a bound
 _NEVER = 1 << 62  # rank of a token that is not revealed
 
 
@@ -41,7 +41,7 @@ def position_logp(model: Model, ids: Tensor, clean: Tensor | None = None) -> Ten
         scores = model(ids, Noise.of(ids == mask), emissions=False)
         logp = model.head.token_logits(scores.hidden).log_softmax(-1)
     else:
-        # The tokens that fill up the last block are not known yet.
+        # The padding of the last block is masked.
         ids, clean = (F.pad(x, (0, -length % N), value=mask) for x in (ids, ids if clean is None else clean))
         scores = model(ids, Noise.of(ids == mask), clean=clean, emissions=False)
         hidden = scores.nodes.groups(scores.nodes.to_slots(scores.hidden))
@@ -55,7 +55,7 @@ def position_logp(model: Model, ids: Tensor, clean: Tensor | None = None) -> Ten
 
 
 def _marginal_logp(model: Model, hidden: Tensor, prior: Tensor | None) -> Tensor:
-    """[..., V] of a position's nodes [..., K, D] with log prior [..., K]; None: there is one node."""
+    """[..., V] of a position's nodes [..., K, D] with log prior [..., K]; None: there is a single node."""
     logp = torch.full((), -torch.inf, device=hidden.device)
     for k in range(hidden.shape[-2]):  # one at a time: K vocabularies at once would be K times the memory
         said = model.head.token_logits(hidden[..., k, :], k).log_softmax(-1)
@@ -64,7 +64,7 @@ def _marginal_logp(model: Model, hidden: Tensor, prior: Tensor | None) -> Tensor
 
 
 def _with_edges(model: Model, scores: Scores, ids: Tensor, clean: Tensor, logp: Tensor) -> Tensor:
-    """[B, G, N, V]: at masked positions as the open tokens to their left make it, elsewhere as it is."""
+    """[B, G, N, V]: at masked positions the marginals over open tokens to their left, elsewhere `logp`."""
     V, target = model.config.mask_id, ids.view(len(ids), -1, model.config.block_size)
     blocks = blocks_of(scores.denoised, scores.transition_logp, target, clean, V)
     found = logp.flatten(0, 1)
@@ -86,7 +86,7 @@ class Score:
 def score_continuation(
     model: Model, context: Sequence[int], continuation: Sequence[int], *, draws: int = 1, seed: int = 0
 ) -> Score:
-    """Score token ids after at least one other; draws and seed matter to the bound only."""
+    """Score token ids after at least one token of context; draws and seed affect only the bound."""
     family, length = model.config.family, len(context) + len(continuation)
     if family == "mdlm":
         raise ConfigError("mdlm models are not scored here: use an ar, bd3lm or dadlm model")
@@ -122,7 +122,7 @@ def _bound(model: Model, ids: Tensor, known: int, draws: int, seed: int) -> Scor
     def scored(rank: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of the continuation, and the likeliest token in place of each of its tokens [J].
 
-        A token is scored with itself and all of later rank masked.
+        A token is scored with itself and all tokens of later rank masked.
         """
         rank = rank.masked_fill(position < known, -1).masked_fill(position >= len(ids), _NEVER).view(-1, N)
         block, place = ((rank >= 0) & (rank < _NEVER)).nonzero(as_tuple=True)
@@ -152,7 +152,7 @@ def _logp(
     place: Tensor,
     seed: int,
 ) -> Tensor:
-    """[J, V] at the place [J] of blocks ids [J, N] of one text [L], number `block` [J] of it, masked so."""
+    """[J, V] at `place` [J] of masked copies `ids` [J, N] of blocks number `block` [J] of one text [L]."""
     first = block * model.config.block_size
     denoised = model.denoise(ids[None], masked[None], first[None], clean)
     nodes, copy = denoised.nodes, torch.arange(len(place), device=place.device)

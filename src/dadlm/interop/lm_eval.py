@@ -1,9 +1,9 @@
-"""Our models in EleutherAI's lm-evaluation-harness, under the name "dadlm".
+"""Our models in EleutherAI's lm-evaluation-harness, as the model type "dadlm".
 
     dadlm lm-eval --model_args pretrained=dadlm --tasks lambada_openai
 
-Importing this module registers the class. The harness looks for models in its own package alone, so that its
-command does not find ours; `dadlm lm-eval` registers them and hands over to that command.
+Importing this module registers the class. The harness's own command looks for models only in its own package;
+`dadlm lm-eval` registers ours and then runs that command.
 """
 
 import sys
@@ -31,7 +31,7 @@ _BATCH = 32
 
 @register_model("dadlm")
 class HarnessModel(TemplateLM):
-    """An ar, bd3lm or dadlm model as the harness wants it; `--model_args` are the arguments here."""
+    """An ar, bd3lm or dadlm model for the harness; `--model_args` are the arguments of `__init__`."""
 
     def __init__(
         self,
@@ -46,18 +46,18 @@ class HarnessModel(TemplateLM):
         trust_remote_code: bool = False,
         **decoding: Any,
     ):
-        """`draws` lessens the variance of the bound; `decoding` are options of `dadlm.generate`."""
+        """More `draws` lower the variance of the bound; `decoding` are options of `dadlm.generate`."""
         super().__init__()
         if trust_remote_code:
             raise ConfigError("dadlm never runs code of a model's folder: leave out --trust_remote_code")
-        if device is None or device == "cuda:0":  # which is what the harness says when nobody has chosen one
+        if device is None or device == "cuda:0":  # the harness's own default
             device = "auto"
         self._model = load(pretrained, device=device, dtype=dtype)
         if self._model.tokenizer is None:
             raise ConfigError(f"{pretrained} has no tokenizer: put its tokenizer.json into its folder")
         self._tokenizer = self._model.tokenizer
         self._draws, self._seed, self._decoding = int(draws), int(seed), decoding
-        size = str(batch_size)  # "auto" where the harness should find out: generation alone is batched here
+        size = str(batch_size)  # may be "auto"; only generation is batched here
         self._batch = int(size) if size.isdecimal() else max_batch_size or _BATCH
 
     @property
@@ -82,7 +82,7 @@ class HarnessModel(TemplateLM):
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """A text of any length: split into windows as long as the context allows, each after one token."""
+        """Texts of any length, split into windows as long as the context allows, each after one token."""
         answers = []
         for request in tqdm(requests, "loglikelihood_rolling", disable=disable_tqdm):
             ids = self.tok_encode(request.args[0])
@@ -93,7 +93,7 @@ class HarnessModel(TemplateLM):
         return answers
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Requests with equal options are decoded side by side; a text does not depend on those beside it."""
+        """Requests with equal options are decoded in batches; a text does not depend on its batch."""
         groups: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             groups.setdefault(repr(request.args[1]), []).append(number)
@@ -111,7 +111,7 @@ class HarnessModel(TemplateLM):
         return answers
 
     def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-        known = context[len(continuation) - self._model.config.context :]  # if nothing is left, it is refused
+        known = context[len(continuation) - self._model.config.context :]  # empty: refused
         result = score_continuation(self._model, known, continuation, draws=self._draws, seed=self._seed)
         return result.logp, result.greedy
 
@@ -120,12 +120,12 @@ class HarnessModel(TemplateLM):
         if unknown:
             raise ConfigError(f"unknown generation options: {', '.join(sorted(unknown))}")
         new = min(options["max_gen_toks"], self._model.config.context // 2)  # the rest is for the prompt
-        how: dict[str, Any] = {"max_new_tokens": new, "path": "viterbi"}  # the most probable token, always
+        how: dict[str, Any] = {"max_new_tokens": new, "path": "viterbi"}  # greedy
         if options["do_sample"]:
             how = {"max_new_tokens": new} | {k: options.get(k, 1.0) for k in ("temperature", "top_p")}
             how["top_k"] = options.get("top_k") or None
         ids = [self.tok_encode(prompt)[new - self._model.config.context :] for prompt in prompts]
-        # By the prompt and how often it came: not by what else is asked, or known from an earlier run.
+        # Seeds depend on the prompt and its repetitions, not on other requests: a cache may hold those.
         seen: Counter[str] = Counter()
         seeds = []
         for prompt in prompts:
@@ -135,7 +135,7 @@ class HarnessModel(TemplateLM):
 
 
 def main(words: Sequence[str]) -> None:
-    """The harness's own command; unless another is named, the model is one of ours."""
+    """Run the harness's own command; unless another is named, the model is one of ours."""
     from lm_eval.__main__ import cli_evaluate
 
     words = list(words)

@@ -32,7 +32,7 @@ _GPT2_VOCABULARY = 50258  # GPT-2's ids and the mask
 def read_published(
     folder: Path, family: str | None = None, block_size: int | None = None
 ) -> tuple[Model, Notes | None]:
-    """The model in a published folder, and what writing it back needs: nothing, if family or block change."""
+    """The model in a published folder, and notes for writing it back: None if family or block change."""
     their = read_json(folder / CONFIG)
     published = shape_of(their, folder / CONFIG)
     tensors = read_weights(folder)
@@ -44,7 +44,7 @@ def read_published(
     if family == "mdlm" and block_size is not None:
         raise ConfigError("an mdlm has one block as long as its context: leave the block size out")
     config = replace(published, family=family, block_size=block_size or published.block_size)
-    with torch.device("meta"):  # takes no memory, however large the configuration says it is
+    with torch.device("meta"):  # takes no memory, whatever size the configuration claims
         own = weights(Model(config))
     _check_tensors({published_name(name): tensor for name, tensor in own.items()}, tensors, config, folder)
     model = Model(config, tokenizer)
@@ -53,7 +53,7 @@ def read_published(
 
 
 def write_published(folder: Path, model: Model, notes: Notes | None = None) -> None:
-    """Write a model into an existing folder as its authors would have; without notes, in float32."""
+    """Write a model into an existing folder in the published form; without notes, in float32."""
     config = model.config
     if not config.architecture_class.is_published or config.family not in FAMILIES:
         raise ConfigError(
@@ -85,7 +85,7 @@ def write_published(folder: Path, model: Model, notes: Notes | None = None) -> N
 def _check_tensors(
     expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], config: ModelConfig, origin: object
 ) -> None:
-    """Every missing, unknown, misshapen or unusable tensor, under its published name."""
+    """Refuse missing, unknown, misshapen and unusable tensors, all in one message, by published name."""
     wanted = {name: tuple(tensor.shape) for name, tensor in expected.items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name not in CONSTANTS}
     differences = [f"missing: {name} {wanted[name]}" for name in wanted.keys() - found.keys()]
@@ -110,7 +110,7 @@ def _check_tensors(
 
 
 def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
-    """The folder's own, or GPT-2's, which both were trained with and neither stores."""
+    """The folder's own, or GPT-2's: both were trained with it, and neither stores it."""
     if (folder / "tokenizer.json").is_file():
         tokenizer = Tokenizer.load(folder)
     elif config.vocab_size == _GPT2_VOCABULARY:

@@ -1,4 +1,4 @@
-"""The folders that BD3LM and MDLM published: names of weights, config.json, and what else is there.
+"""The published form of BD3LM and MDLM: names of weights, config.json, and the rest of a folder.
 
 What our own format has no place for is kept in `published.json`, to write a folder back bit for bit.
 """
@@ -43,7 +43,7 @@ _LAYER = {
     "modulation.linear": "adaLN_modulation",
 }
 INV_FREQ = "backbone.rotary_emb.inv_freq"
-CONSTANTS = (INV_FREQ, "sampling_eps_min", "sampling_eps_max")  # stored there, computed or not needed here
+CONSTANTS = (INV_FREQ, "sampling_eps_min", "sampling_eps_max")  # stored there; computed or unused here
 
 
 def published_name(name: str) -> str:
@@ -58,7 +58,7 @@ def published_name(name: str) -> str:
 
 
 def shape_of(their: Mapping[str, Any], origin: object) -> ModelConfig:
-    """Our configuration of their config.json; end-of-text is not in it and taken to be the last token."""
+    """Our configuration for their config.json, which does not name end-of-text: the last token is assumed."""
     family = their.get("model_type")
     if family not in FAMILIES:
         raise CheckpointError(
@@ -66,7 +66,7 @@ def shape_of(their: Mapping[str, Any], origin: object) -> ModelConfig:
             "(dadlm convert --from-causal reads Llama-like models)"
         )
     fields = _FIELDS | ({"block_size": "block_size"} if family == "bd3lm" else {})
-    single_block = their.get("block_size") == their.get("model_length")  # needs no clean text before it
+    single_block = their.get("block_size") == their.get("model_length")  # no clean text before it
     wanted = _WANTED if single_block else _WANTED | {"cross_attn": True}
     differences = [f"{name} is missing" for name in fields if name not in their]
     differences += [
@@ -92,9 +92,9 @@ class Notes:
     config: dict[str, Any]
     """Their config.json."""
     bfloat16: list[str]
-    """Tensors that are stored so; the others are float32."""
+    """Tensors stored in bfloat16; the others are float32."""
     values: dict[str, Any]
-    """The constants that they store with the weights."""
+    """Constants stored with the weights."""
 
     def tensors(self) -> dict[str, Tensor]:
         """The constants, as float32."""
@@ -104,7 +104,7 @@ class Notes:
             raise CheckpointError(f"{NOTES} is damaged ({error}): remove it to write float32") from error
 
     def check(self, config: ModelConfig, names: Collection[str]) -> None:
-        """Anybody may have changed the file: only notes of this model, whose tensors are `names`."""
+        """Refuse notes that do not fit this model, whose tensors are `names`: the file may be edited."""
         known = set(names).union(self.values)
         if not self.values.keys() <= set(CONSTANTS) or not all(name in known for name in self.bfloat16):
             raise CheckpointError(f"{NOTES} names tensors that this model lacks: remove it to write float32")
@@ -116,7 +116,7 @@ class Notes:
 
 
 def take_notes(their: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Notes:
-    """Of a published folder."""
+    """The notes of a published folder."""
     return Notes(
         config=dict(their),
         bfloat16=sorted(name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16),
@@ -125,7 +125,7 @@ def take_notes(their: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Notes
 
 
 def read_notes(folder: Path) -> Notes | None:
-    """Of one of our folders, if it has them."""
+    """The notes in one of our folders, if it has some."""
     file = folder / NOTES
     if not file.is_file():
         return None
@@ -137,7 +137,7 @@ def read_notes(folder: Path) -> Notes | None:
 
 
 def new_notes(config: ModelConfig) -> Notes:
-    """What the authors would have written beside a model that we trained."""
+    """Notes for a model that we trained, as its authors would have written them."""
     values: dict[str, Any] = {INV_FREQ: speeds(config).tolist()}
     their = {"model_type": config.family, "architectures": [config.family.upper()], "torch_dtype": "float32"}
     their |= {name: getattr(config, ours) for name, ours in _FIELDS.items()}
@@ -151,6 +151,6 @@ def new_notes(config: ModelConfig) -> Notes:
 
 
 def speeds(config: ModelConfig) -> Tensor:
-    """Radians per position of each pair of a head."""
+    """Rotary embedding: radians per position for each pair of a head's dimensions."""
     width = config.width // config.heads
     return 1.0 / 10000.0 ** (torch.arange(0, width, 2).float() / width)

@@ -1,4 +1,4 @@
-"""Our models as classes of `transformers`: importing this registers them with AutoConfig and AutoModel."""
+"""Our models as classes of `transformers`; importing this registers them with AutoConfig and AutoModel."""
 
 import dataclasses
 from dataclasses import asdict
@@ -44,7 +44,7 @@ from dadlm.interop.transformers import DadlmConfig, DadlmForMaskedLM
 
 __all__ = ["DadlmConfig", "DadlmForMaskedLM"]
 '''
-MASK = "<|mask|>"  # how AutoTokenizer spells the mask; in our own tokenizer.json it has no text
+MASK = "<|mask|>"  # the mask's spelling for AutoTokenizer; our tokenizer.json has no mask
 _AUTO = {cls.__name__: cls for cls in (AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM)}
 _SHAPE = tuple(field.name for field in dataclasses.fields(ModelConfig))
 
@@ -74,7 +74,7 @@ class DadlmConfig(PretrainedConfig):
                 "these are adapters without their base, which transformers does not read: "
                 "dadlm convert FOLDER --to transformers --out ANOTHER"
             )
-        fields.pop("weights_sha256", None)  # of the weights that were there, not of those that will be saved
+        fields.pop("weights_sha256", None)  # of the loaded weights, not of those that will be saved
         for name, value in asdict(ModelConfig(**{k: fields.pop(k) for k in _SHAPE if k in fields})).items():
             setattr(self, name, value)
         self.turn_end_id = turn_end_of(fields.pop("turn_end_id", None), self.shape)
@@ -87,14 +87,14 @@ class DadlmConfig(PretrainedConfig):
         return ModelConfig(**{name: getattr(self, name) for name in _SHAPE})
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """What config.json holds: complete, and nothing that dadlm would not know."""
+        """The content of config.json: complete, and nothing that dadlm would not know."""
         fields = super().to_diff_dict()
         kept = ("model_type", "architectures", "auto_map", "dtype", "transformers_version", "turn_end_id")
         return {"format": 1} | {k: fields[k] for k in kept if k in fields} | asdict(self.shape)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Nothing: transformers would copy this file into every folder it saves, in place of `REMOTE`."""
+        """Does nothing: transformers would copy this file into every saved folder, in place of `REMOTE`."""
 
 
 class DadlmForMaskedLM(PreTrainedModel, GenerationMixin):
@@ -106,10 +106,10 @@ class DadlmForMaskedLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: DadlmConfig, core: Model | None = None) -> None:
         super().__init__(config)
-        if core is None:  # without a tokenizer, which would know
+        if core is None:  # without a tokenizer, which would know it
             core = Model(config.shape)
             core.turn_end_id = config.turn_end_id
-        # Its parts are registered, it is not: the weights keep the names that they have in our folders.
+        # Its parts are registered, not the model itself: so the weights keep their names in our folders.
         self.__dict__["core"] = core
         self.backbone, self.head, self.graph = core.backbone, core.head, core.graph
         self.generation_config = GenerationConfig(**default_generation(core))
@@ -120,7 +120,7 @@ class DadlmForMaskedLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def of(cls, model: Model) -> "DadlmForMaskedLM":
-        """The same model, sharing its weights, as transformers wants it."""
+        """Wrap a model for transformers; the weights are shared."""
         turn_end = next(iter(model.end_ids[1:]), None)
         return cls(DadlmConfig(**asdict(model.config), turn_end_id=turn_end), model)
 
@@ -132,7 +132,7 @@ class DadlmForMaskedLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         **_: Any,
     ) -> MaskedLMOutput:
-        """`logits` are the log-probabilities of `position_logp`; labels of -100 are left out of the loss."""
+        """`logits` are the log-probabilities of `position_logp`; labels of -100 do not count in the loss."""
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ConfigError("forward takes rows of one length: give one row at a time, without padding")
         logp = position_logp(self.core, input_ids, clean_ids)
@@ -155,10 +155,10 @@ class DadlmForMaskedLM(PreTrainedModel, GenerationMixin):
         seed: int | list[int] | None = None,
         **options: Any,
     ) -> Tensor:
-        """The rows of input_ids [B, L] and what follows them, filled up with end-of-text.
+        """The rows of input_ids [B, L] with their completions, padded with end-of-text.
 
-        Options are those of transformers that have a meaning here, and all of `dadlm.generate`. Without a
-        seed one is drawn from torch's generator, which `transformers.set_seed` sets.
+        Takes the options of transformers that have a meaning here, and all of `dadlm.generate`. Without a
+        seed, one is drawn from torch's generator, which `transformers.set_seed` sets.
         """
         ids = inputs if input_ids is None else input_ids
         if ids is None:
@@ -202,7 +202,7 @@ class DadlmForMaskedLM(PreTrainedModel, GenerationMixin):
         return [row.tokens for row in rows]
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """As transformers does it, and the few lines that let it load the folder again."""
+        """As in transformers, plus the few lines of code that let it load the folder again."""
         super().save_pretrained(save_directory, *args, **kwargs)
         (Path(save_directory) / REMOTE).write_text(_REMOTE_CODE, encoding="utf-8")
 
@@ -210,22 +210,22 @@ class DadlmForMaskedLM(PreTrainedModel, GenerationMixin):
         return self.backbone.embedding
 
     def _init_weights(self, module: torch.nn.Module) -> None:
-        """Nothing: `Model` has done it."""
+        """Does nothing: `Model` has initialised them."""
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Nothing; see `DadlmConfig`."""
+        """Does nothing; see `DadlmConfig`."""
 
 
 def write_transformers(folder: Path, model: Model) -> None:
-    """Write a model into an existing folder, with a card that says what can be known from it."""
+    """Write a model into an existing folder, with a card that says what the model itself can tell."""
     DadlmForMaskedLM.of(model).save_pretrained(folder)
     if (tokenizer := model.tokenizer) is not None:
         tokenizer.save(folder)
         mask = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
         mask |= {"content": MASK, "special": True}
         eot = tokenizer.token_text(tokenizer.eot_id)
-        # From this AutoTokenizer learns what tokenizer.json leaves open.
+        # What AutoTokenizer does not find in tokenizer.json.
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": model.config.context,
@@ -245,5 +245,5 @@ def write_transformers(folder: Path, model: Model) -> None:
 AutoConfig.register("dadlm", DadlmConfig, exist_ok=True)
 for auto in _AUTO.values():
     auto.register(DadlmConfig, DadlmForMaskedLM, exist_ok=True)
-# What `pipeline` looks up before it says that it does not know a model.
+# Without this, `pipeline` says that it does not know the model.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault("dadlm", DadlmForMaskedLM.__name__)

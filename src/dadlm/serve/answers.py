@@ -1,4 +1,4 @@
-"""Schemas of the answers, for OpenAPI. They are built elsewhere; the tests check them against these."""
+"""Schemas of the answers, for OpenAPI alone: the routes build dicts, and tests check them against these."""
 
 from typing import Literal
 
@@ -35,14 +35,14 @@ class Cost(Answer):
     cache_passes: int
     tokens_per_forward: float
     tokens_per_cycle: float | None = None
-    """Mode lossless: of each draft that was verified; null in other modes."""
+    """Mode lossless: tokens per verified draft; null in other modes."""
     seconds: float
-    """From the request's arrival, waiting included."""
+    """Since the request arrived, waiting included."""
 
 
 class TextCost(Cost):
     seed: int
-    """The same request with this seed gives the same text."""
+    """The same request with this seed gives the same text again."""
     seconds_queued: float
 
 

@@ -17,9 +17,9 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainT
 from starlette.staticfiles import StaticFiles
 
 from dadlm.serve import answers, chat_schemas, reference, schemas
-from dadlm.serve.apart import Apart
 from dadlm.serve.body import read_body
 from dadlm.serve.chat import NO_CHAT, ChatCompletion
+from dadlm.serve.executor import DaemonExecutor
 from dadlm.serve.gaps import FilledGaps
 from dadlm.serve.middleware import Guard, RequestLog
 from dadlm.serve.refusals import Refusal, add_handlers
@@ -27,7 +27,7 @@ from dadlm.serve.respond import Answer, respond
 from dadlm.serve.routes import Completion
 from dadlm.serve.service import Service
 
-_PROMPTS = 2  # chat prompts made side by side for a model; more would only share the interpreter
+_PROMPTS = 2  # chat prompts rendered at once for a model; more would only share the interpreter
 _REF = "#/components/schemas/{model}"
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": answers.Error, "description": "refused; `param` names the field"},
@@ -53,9 +53,9 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
         yield
-        service.close(0)  # `Server` has waited for running texts before
+        service.close(0)  # `Server` has already waited for running texts
 
-    # Without the framework's documentation pages, which load scripts from elsewhere: /docs is our own.
+    # The framework's documentation pages load scripts from elsewhere: /docs is our own.
     app = FastAPI(title="dadlm", lifespan=lifespan, docs_url=None, redoc_url=None)
     add_handlers(app)
     _add_decoding(app, service)
@@ -65,8 +65,8 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
     app.mount("/static", StaticFiles(directory=page))
     app.get("/", include_in_schema=False, response_class=FileResponse)(lambda: f"{page}/index.html")
     _add_docs(app)
-    # After all routes: one more would make the framework forget it.
-    app.openapi_schema = _with_bodies(app.openapi(), service)  # now: it takes long, and anyone may ask for it
+    # Made once, because it takes long and anyone may ask for it; after all routes, each of which resets it.
+    app.openapi_schema = _with_bodies(app.openapi(), service)
     # From the inside out: the last one sees a request first.
     app.add_middleware(Guard, key=api_key, settings=service.settings)
     if service.settings.cors_origin:
@@ -84,18 +84,19 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
 def _add_decoding(app: FastAPI, service: Service) -> None:
     """The routes that decode."""
     lock, limits = asyncio.Lock(), service.settings
-    chats = {name: Apart(_PROMPTS, limits.deadline) for name in service.schedulers}
+    chats = {name: DaemonExecutor(_PROMPTS, limits.deadline) for name in service.schedulers}
 
     def post(path: str, schema: type[schemas.Decoding], plan: Callable[..., Answer], **about: Any) -> None:
         async def handle(http: Request) -> Response:
             if schema is chat_schemas.ChatBody and not service.chats:
-                raise Refusal(404, NO_CHAT, code="chat_not_supported")  # whatever is in the body
+                raise Refusal(404, NO_CHAT, code="chat_not_supported")  # whatever the body says
             # The body is not a parameter: the framework would check it on the event loop.
             body = await read_body(http, schema, lock)
-            name, scheduler = service.find(body.model, body.mode)
+            # In a thread: the first request for a mode has its scheduler made, which takes a GPU seconds.
+            name, scheduler = await asyncio.to_thread(service.find, body.model, body.mode)
             work = partial(plan, name, scheduler.model, body, limits)
             if schema is chat_schemas.ChatBody:
-                planned = await chats[name].run("the prompt", work)  # by a template that came with the model
+                planned = await chats[name].run("the prompt", work)  # the template came with the model
             else:
                 planned = await asyncio.to_thread(work)
             return await respond(scheduler, planned, http, bool(body.stream))
@@ -115,7 +116,7 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
-    """What the server is and how it is."""
+    """The routes about the server itself: models, health, metrics."""
     samplers = schemas.describe_samplers()
 
     @app.get("/v1/models", response_model=answers.Models, responses=_ERRORS)
@@ -161,7 +162,7 @@ def _add_docs(app: FastAPI) -> None:
 
 
 def _with_bodies(schema: dict[str, Any], service: Service) -> dict[str, Any]:
-    """The OpenAPI schema with request bodies, bounded by the models that are served."""
+    """The OpenAPI schema with the request bodies, their bounds those of the served models."""
     configs = [scheduler.model.config for scheduler in service.schedulers.values()]
     longest = max(config.context for config in configs) - 1
     bounds: dict[tuple[str, float], int] = {

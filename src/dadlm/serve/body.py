@@ -1,4 +1,4 @@
-"""Reading a request's body: JSON as its schema describes it, or a refusal that says what is wrong."""
+"""Reads and validates a request's JSON body; a refusal names the field at fault."""
 
 import asyncio
 import json
@@ -16,9 +16,9 @@ _NOT_AN_OBJECT = "the body must be a JSON object, sent with content-type: applic
 
 
 async def read_body(http: Request, schema: type[Body], lock: asyncio.Lock) -> Any:
-    """The body as `schema` describes it, or a refusal that names the field at fault.
+    """The body, validated by `schema`.
 
-    Parsed in a thread, as large bodies take long, and one at a time: threads share one interpreter, and
+    Parsed in a thread, because large bodies take long, and one at a time: threads share one interpreter, and
     several would leave little of it to the event loop.
     """
     content = await http.body()
@@ -42,16 +42,16 @@ def _parse(content: bytes, content_type: str, schema: type[Body]) -> Body:
 
 
 def _refusal(error: pydantic.ValidationError) -> Refusal:
-    """The first error; in a union, that of the branch that matched furthest."""
+    """For the first error; in a union, for the branch that matched furthest."""
     errors = error.errors(include_url=False, include_input=False)
-    # A branch that wants another type says nothing about the one that was meant.
+    # A branch for another type says nothing about the one that was meant.
     errors = [one for one in errors if not one["type"].endswith("_type")] or errors
     first = max(errors, key=lambda one: len(one["loc"]))
     if not (place := first["loc"]):
         return Refusal(400, _NOT_AN_OBJECT)
     param = str(place[0])[:100]
     if first["type"] == "extra_forbidden":
-        *inside, name = place  # which may be called anything
+        *inside, name = place  # the client's own name for it
         where = f"{_where(tuple(inside))}.{name}" if inside else str(name)
         return Refusal(400, f"unknown field {where[:200]}", param=param, code="unknown_parameter")
     message = first["msg"].removeprefix("Value error, ")
@@ -62,7 +62,7 @@ def _refusal(error: pydantic.ValidationError) -> Refusal:
 
 
 def _where(place: tuple[int | str, ...]) -> str:
-    """messages[0].content, of a place in which schemas also name the branches of unions."""
+    """An error's location as messages[0].content, without the branches of unions that pydantic puts in it."""
     return str(place[0])[:100] + "".join(map(_step, place[1:]))
 
 
@@ -73,5 +73,5 @@ def _step(part: int | str) -> str:
 
 
 def _is_field(part: int | str) -> bool:
-    """Not a branch, which is called by its class or its type; fields are in lower case."""
+    """Fields are in lower case; branches of unions are named after their class or type."""
     return isinstance(part, str) and part.isidentifier() and part.islower() and part not in _TYPES

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the messages of a conversation as a prompt, the answer as one more message."""
+"""POST /v1/chat/completions: a conversation becomes a prompt, and the completion its next message."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ class ChatCompletion(Completion):
 
 
 def _encoded(name: str, model: Model, body: ChatBody) -> list[int]:
-    """The ids of the conversation, up to where the answer begins."""
+    """The conversation as ids, up to where the answer begins."""
     tokenizer = model.tokenizer
     if tokenizer is None or tokenizer.chat is None:
         message = f"{name} is a base model without a chat template: POST /v1/completions with a prompt"
@@ -62,5 +62,5 @@ def _encoded(name: str, model: Model, body: ChatBody) -> list[int]:
     ]
     try:
         return tokenizer.encode_chat(messages)
-    except DataError as error:  # the template's own refusals among them
+    except DataError as error:  # including the template's own refusals
         raise Refusal(400, f"messages: {error}", param="messages") from error

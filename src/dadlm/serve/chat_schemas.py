@@ -1,4 +1,4 @@
-"""Schemas of POST /v1/chat/completions: what OpenAI's clients send, and what is answered."""
+"""Schemas of POST /v1/chat/completions: requests as OpenAI's clients send them, and answers."""
 
 from typing import Annotated, Any, Literal
 
@@ -31,13 +31,13 @@ class TextPart(Body):
 
 class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant"]
-    """Who says it; developer is another name of system."""
+    """Who says it; developer is another name for system."""
     content: Text | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
     """What is said, or its parts in order."""
     name: Name | None = None
     """Accepted and ignored."""
 
-    # What OpenAI's client has in an answer, which is sent back as a message.
+    # Fields of an answer, which OpenAI's client sends back as a message of the conversation.
     refusal: Annotated[Text | None, unsupported(None, instead="omit it")] = None
     annotations: Annotated[list[Any] | None, unsupported(None, [], instead="omit it")] = None
     audio: Annotated[dict[str, Any] | None, unsupported(None, instead="send text")] = None
@@ -57,9 +57,9 @@ class ChatBody(Decoding):
     max_tokens: Count | None = None
     """Tokens to write. Default: 512, or what the context leaves if that is less."""
     max_completion_tokens: Count | None = None
-    """The newer name of max_tokens."""
+    """The newer name for max_tokens."""
     n: Choices | None = None
-    """Answers. Default 1."""
+    """Number of answers. Default 1."""
     stop: Stops | None = None
     """The answer ends before the first of these."""
     stream_options: StreamOptions | None = None

@@ -1,4 +1,4 @@
-"""POST /v1/fill_gaps: a text with gaps anywhere, and what is put into them."""
+"""POST /v1/fill_gaps: fills gaps anywhere in a text."""
 
 import uuid
 from typing import Any
@@ -16,7 +16,7 @@ from dadlm.tokens.growing_text import text_of
 
 
 class FilledGaps(Answer):
-    """A text with gaps anywhere, filled in."""
+    """The gaps of one text."""
 
     def __init__(
         self, name: str, model: Model, body: FillGapsBody, limits: ServeSettings, kind: str = "fill_gaps"
@@ -37,7 +37,7 @@ class FilledGaps(Answer):
         gaps: list[tuple[int, int]] = []
         for part in body.parts:
             if isinstance(part, Gap):
-                # As an empty prompt: a text that begins with a gap begins after an end-of-text.
+                # A text that begins with a gap follows an end-of-text, as an empty prompt does.
                 ids = ids or [config.eot_id]
                 gaps.append((len(ids), part.gap))
                 ids += [config.eot_id] * min(part.gap, config.context + 1)

@@ -30,15 +30,9 @@ _HEADERS = {
 }
 _CLOSE = {"connection": "close"}
 _PROBES = ("/healthz", "/readyz")
-_WITHOUT_KEY = (
-    *_PROBES,
-    "/",
-    "/docs",
-    "/docs.css",
-    "/openapi.json",
-)  # and the page's files: none holds a secret
+_WITHOUT_KEY = (*_PROBES, "/", "/docs", "/docs.css", "/openapi.json")  # with /static/: none holds a secret
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
-_MOST_READ = 16  # times max_body: most clients listen only after sending everything
+_MOST_READ = 16  # times max_body, to be able to refuse: most clients listen only after sending everything
 
 
 class RequestLog:
@@ -64,7 +58,7 @@ class RequestLog:
 
         try:
             await self.app(scope, receive, send_with_headers)
-        except Exception as error:  # its message may quote the request: only its type and place are logged
+        except Exception as error:  # its message may quote the request: only type and place are logged
             frames = traceback.extract_tb(error.__traceback__)[-8:]
             places = "".join(f"\n  {frame.filename}:{frame.lineno}" for frame in frames)
             _log.error("%s %s%s", id_, type(error).__name__, places)
@@ -80,7 +74,7 @@ class RequestLog:
 
 
 class Guard:
-    """Refuses unknown callers and too many, too large or too slow requests."""
+    """Refuses unknown callers, and requests that are too many, too large or too slow."""
 
     def __init__(self, app: ASGIApp, key: str | None, settings: ServeSettings) -> None:
         self.app, self.settings = app, settings
@@ -124,7 +118,8 @@ class Guard:
 
     def _is_ours(self, name: str) -> bool:
         """Without a key, only the Host tells our own page from a site whose name points here."""
-        if name in (*_LOCAL_NAMES, self.settings.host, *self.settings.allowed_host):
+        ours = (*_LOCAL_NAMES, self.settings.host, *self.settings.allowed_host)
+        if name.lower() in map(str.lower, ours):
             return True
         if self.settings.loopback or self.key is not None:
             return not self.settings.loopback

@@ -13,7 +13,7 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 @dataclass(eq=False)
 class Refusal(Exception):  # noqa: N818 - a response, not a bug
-    """An error response; `param` names the field at fault."""
+    """An error response as an exception; `param` names the field at fault."""
 
     status: int
     message: str

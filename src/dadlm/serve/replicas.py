@@ -1,4 +1,4 @@
-"""Several copies of the server behind one address, on Ray Serve.
+"""Several replicas of the server behind one address, on Ray Serve.
 
 Ray's own processes listen on loopback only; its dashboard and usage reports are off.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from dadlm.errors import ConfigError
 from dadlm.serve.settings import ServeSettings
 
-# Read by Ray on import. The second makes it stay on loopback, as it does on a desktop.
+# Ray reads them on import. The second keeps it on loopback, as on a desktop.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
@@ -25,9 +25,9 @@ def serve_replicas(
     on_gpu: bool,
     announce: Callable[[int], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then let the copies finish their requests.
+    """Serve until SIGTERM or SIGINT, then let the replicas finish their requests.
 
-    `build` makes the application in each copy: models and threads cannot be sent between processes.
+    `build` makes the application in each replica: models and threads cannot be sent between processes.
     """
     if not settings.port:
         raise ConfigError("replicas need a fixed port: pass --port")
@@ -63,7 +63,7 @@ def serve_replicas(
         )
         serve.run(deployment.bind(), name="dadlm", route_prefix="/")
         ended = threading.Event()
-        for name in (signal.SIGTERM, signal.SIGINT):  # only now: Ray sets handlers of its own
+        for name in (signal.SIGTERM, signal.SIGINT):  # after Ray, which sets handlers of its own
             signal.signal(name, lambda *_: ended.set())
         announce(settings.port)
         ended.wait()
@@ -73,7 +73,7 @@ def serve_replicas(
 
 
 def listen_on_loopback() -> None:
-    """Runs in each of Ray's processes: a copy would open a gRPC port on all addresses."""
+    """Runs in each of Ray's processes: a replica would open a gRPC port on all addresses."""
     import grpc
 
     create = grpc.aio.server

@@ -1,4 +1,4 @@
-"""What is asked of a scheduler and what comes back: requests, events, and the handle of a request."""
+"""What a scheduler takes and gives back: requests, their events, and the handle of a submitted request."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ FAILED = "the request could not be decoded; the server's log says why"
 
 
 class QueueFull(DadlmError):  # noqa: N818 - says what happened, as queue.Full does
-    """As many requests wait as may wait; `retry_after` says in how many seconds a place is expected."""
+    """The queue is full; a place is expected in `retry_after` seconds."""
 
     def __init__(self, waiting: int, retry_after: float) -> None:
         super().__init__(f"{waiting} requests are waiting already; try again in {retry_after:.0f} seconds")
@@ -22,23 +22,23 @@ class QueueFull(DadlmError):  # noqa: N818 - says what happened, as queue.Full d
 
 
 class ShuttingDown(DadlmError):  # noqa: N818
-    """The scheduler finishes what it has and takes nothing new."""
+    """The scheduler only finishes what it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request(request.Request):
-    """A text to complete, or one whose gaps are to be filled, and what its client wants to know of it."""
+    """A text to complete, or one whose gaps are to be filled, and what its client gets to see of it."""
 
     stop: tuple[str, ...] = ()
     """At most 4; the text ends before the first that occurs, also where blocks meet."""
     trace: bool = False
-    """Give every denoising step."""
+    """Emit an event for every denoising step."""
     logprobs: int | None = None
-    """Give the log-probability of each token and of so many (0 to 5) best ones of its node."""
+    """Give the log-probability of each token, and this many (0 to 5) of its node's best tokens."""
     deadline: float | None = None
-    """Seconds from submission after which the request ends with what it has."""
+    """Seconds after submission at which the request ends, finished or not."""
     batch: str | None = None
-    """Requests of one batch share a turn when rows are given out; None: this one is alone in its own."""
+    """Requests with the same batch share one turn when rows are given out; None: a turn of its own."""
 
     def __post_init__(self) -> None:
         if len(self.stop) > 4 or not all(isinstance(text, str) and text for text in self.stop):
@@ -53,7 +53,7 @@ class Request(request.Request):
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A committed token, as probable as its node found it at the step that fixed it (not tempered)."""
+    """A committed token with its probability by its node, untempered, at the step that fixed it."""
 
     token: int
     logprob: float
@@ -66,13 +66,14 @@ class Committed:
     """A finished block; an autoregressive model commits one token at a time."""
 
     tokens: list[int]
-    """Up to and including end-of-text or the token that completes a stop text; of gaps, those in them."""
+    """Up to and including end-of-text or the token that completes a stop text; with gaps, only what fills
+    them."""
     text: str
-    """All joined give the whole text; what may become another character or a stop text is held back."""
+    """Joined, the whole text; what may still become another character or a stop text is held back."""
     logprobs: list[TokenLogprob] | None
-    """One for each token, if asked for."""
+    """One per token, if asked for."""
     forward_passes: int
-    """Of this text, up to here."""
+    """Of this text so far."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +98,14 @@ Event = Committed | StepEvent | CycleEvent | Finished
 
 
 class Job:
-    """The handle of a submitted request. Its events are read once, by `for event in job` or with `take`."""
+    """The handle of a submitted request. Its events can be read once: `for event in job`, or `take`."""
 
     def __init__(self, request: Request) -> None:
         self.request, self.cancelled = request, False
         self.failed = False
-        """Whether an event could not be made."""
+        """Whether making an event failed."""
         self.listener: Callable[[], None] = lambda: None
-        """Called after each event, by the thread that made it."""
+        """Called after each event, in the thread that made it."""
         self._events: SimpleQueue[Event] = SimpleQueue()
 
     @property
@@ -112,7 +113,7 @@ class Job:
         return self._events.qsize()
 
     def cancel(self) -> None:
-        """End the request soon; its last event says so, unless it was finished before."""
+        """End the request soon; its last event says so unless it finished first."""
         self.cancelled = True  # checked before every step
 
     def put(self, event: Event) -> None:
@@ -121,7 +122,7 @@ class Job:
         self.listener()
 
     def take(self, timeout: float = 0) -> Event | None:
-        """The next event, if it arrives within so many seconds."""
+        """The next event; None if it does not arrive within `timeout` seconds."""
         try:
             return self._events.get(timeout > 0, timeout)
         except Empty:

@@ -1,6 +1,6 @@
-"""From planned requests to an HTTP response: submit them, then answer whole or as server-sent events.
+"""Submits the requests of one HTTP request and answers it, whole or as server-sent events.
 
-All or none: if one text is refused or cannot be finished, so are the others of the same HTTP request.
+All or nothing: if one of its texts is refused or cannot be finished, the whole HTTP request fails.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from dadlm.serve.refusals import INTERNAL_ERROR, Refusal
 from dadlm.serve.request import Event, Finished, Job, QueueFull, Request, ShuttingDown
 from dadlm.serve.scheduler import Scheduler
 
-_KEEP_ALIVE = 10.0  # seconds of silence after which proxies are shown that the connection is alive
+_KEEP_ALIVE = 10.0  # seconds of silence after which a comment shows proxies that the connection is alive
 _UNFINISHED = {
     "deadline": "the text was not finished within this server's time limit",
     "shutdown": "the server is shutting down and could not finish the text; send it again",
@@ -29,13 +29,13 @@ _UNFINISHED = {
 
 
 class Answer(ABC):
-    """What one HTTP request asks the scheduler, and the answer as its events arrive."""
+    """What one HTTP request asks of the scheduler, and the answer that its events add up to."""
 
     requests: list[Request]
 
     @abstractmethod
     def take(self, index: int, event: Event) -> list[dict[str, Any]]:
-        """Record an event of text `index`; the chunks that a stream sends for it."""
+        """Record an event of text `index`; returns the chunks that a stream sends for it."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]: ...
@@ -44,7 +44,7 @@ class Answer(ABC):
         return []
 
     def account(self, ends: Sequence[Finished], choices: int = 1) -> dict[str, Any]:
-        """Tokens, passes, time and seeds; a prompt that several `choices` share counts once."""
+        """Usage and costs; a prompt shared by several `choices` counts once."""
         prompt = sum(end.prompt_tokens for end in ends[::choices])
         new = sum(end.completion_tokens for end in ends)
         each = [
@@ -157,9 +157,9 @@ def _cancel(jobs: Sequence[Job]) -> None:
 
 
 async def _events(jobs: Sequence[Job]) -> AsyncIterator[tuple[int, Event] | None]:
-    """(index of the text, event) as they arrive; None after each `_KEEP_ALIVE` seconds of silence.
+    """(index of the text, event) as they arrive; None after every `_KEEP_ALIVE` seconds of silence.
 
-    What the client does not read stays with the job, where the scheduler sees it.
+    What a client does not read stays queued in its job, where the scheduler sees it.
     """
     loop, arrived, unfinished = asyncio.get_running_loop(), asyncio.Event(), dict(enumerate(jobs))
 

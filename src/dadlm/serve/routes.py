@@ -1,4 +1,4 @@
-"""POST /v1/completions: what it asks the scheduler, and the answers in OpenAI's format."""
+"""POST /v1/completions: its body becomes requests, their events answers in OpenAI's format."""
 
 import re
 import secrets
@@ -23,7 +23,7 @@ _LATER_BYTE = re.compile("<0x[89AB].>")
 
 
 def request_options(model: Model, body: Decoding, limits: ServeSettings, max_new_tokens: int | None = None):
-    """What the requests of all routes have in common; for options left out, what suits the model."""
+    """The fields that the requests of all routes share; options left out get what suits the model."""
     names = {field.name for field in fields(DecodeSettings)}
     given = {name: value for name, value in body if name in names and value is not None}
     try:
@@ -36,7 +36,7 @@ def request_options(model: Model, body: Decoding, limits: ServeSettings, max_new
         message = "logprobs: mode lossless keeps none; ask for the same text with mode ar"
         raise Refusal(400, message, param="logprobs")
     if settings.shortlist is not None and model.head.successors is None:
-        Constants().keep_successors(model)  # once, and here in a thread of its own: it takes seconds
+        Constants().keep_successors(model)  # once; it takes seconds, which this thread may
     seed = secrets.randbits(31) if body.seed is None else body.seed
     return {"settings": settings, "seed": seed, "trace": bool(body.trace), "deadline": limits.deadline}
 
@@ -60,9 +60,9 @@ class Choice:
 
     text: str
     decoder: TextStream
-    """Decodes token by token, to find the place of each in the text."""
+    """Decodes token by token, to find where each begins in the text."""
     offset: int = 0
-    """Characters of the text that `decoder` has decoded."""
+    """Characters that `decoder` has decoded so far."""
     tokens: int = 0
     logprobs: dict[str, list[Any]] = field(default_factory=dict)
     end: Finished | None = None
@@ -87,7 +87,7 @@ class Completion(Answer):
     def begin(self, name: str, model: Model, body: Any, limits: ServeSettings, prompts: int) -> None:
         """What is known before anything is encoded."""
         self.body, self.model, self.tokenizer, n = body, model, model.tokenizer, body.n or 1
-        most = min(limits.max_choices, limits.max_queue)  # more can never wait together: not a case for 429
+        most = min(limits.max_choices, limits.max_queue)  # more could never wait together: 429 would be wrong
         if prompts * n > most:
             raise Refusal(400, f"{prompts} prompts × n = {n} are more than {most} texts", param="n")
         id_, now = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
@@ -103,7 +103,7 @@ class Completion(Answer):
         self.choices = [Choice("", TextStream(self.tokenizer)) for _ in self.requests]
 
     def fitting(self, ids: list[int], wanted: int | None, asked: str = "max_tokens") -> tuple[int, ...]:
-        """A prompt after which the context has room for what is wanted, by the field that is asked for it."""
+        """The prompt, if the context leaves room for as many tokens as are wanted by the field `asked`."""
         config, ids, param = self.model.config, ids or [self.model.config.eot_id], self.prompt_param
         left = config.context - len(ids)
         if left < 1:
@@ -152,10 +152,10 @@ class Completion(Answer):
         return self.chunk_head | {"choices": [_choice(index, text, logprobs, reason)]} | more
 
     def _logprobs(self, choice: Choice, tokens: list[TokenLogprob]) -> dict[str, list[Any]]:
-        """Those of new tokens, which are added to those of the choice."""
+        """Of new tokens; they are added to the choice's own."""
         offsets = []
         for token in tokens:
-            # Not the tokens' own texts: half a character has no length, and spaces join words.
+            # The tokens' own texts do not add up: half a character has none, and spaces join words.
             before = choice.decoder.undecided
             piece = choice.decoder.add([token.token])[0]
             after = piece + choice.decoder.undecided
@@ -173,7 +173,7 @@ class Completion(Answer):
         return new
 
     def _name(self, id_: int) -> str:
-        """A token as it is in the text; if that is empty or half a character, in readable form."""
+        """A token as it stands in the text; if that is empty or half a character, in readable form."""
         text = text_of(self.tokenizer, [id_])
         if self.tokenizer is None or (text and "\ufffd" not in text):
             return text or str(id_)
@@ -185,10 +185,10 @@ def _choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str 
 
 
 def _begin(before: str, after: str, name: str) -> int:
-    """Where a token begins in the undecided end of a text, which was `before` and is `after` with the token.
+    """Where a token begins in the undecided end of a text, which is `before` without it and `after` with it.
 
-    A character that it completes or goes on with began in a token before it. `name` is empty if the token has
-    no text.
+    A character that it completes or continues began in an earlier token. `name` is empty if the token has no
+    text.
     """
     if not name:
         return len(before)

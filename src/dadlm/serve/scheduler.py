@@ -1,7 +1,7 @@
 """Continuous batching: requests join and leave between denoising steps of one model.
 
-One thread owns the model and calls `tick` over and over: end requests that were cancelled or are late, admit
-waiting ones in turn (`waiting`), one step of the engine, hand out what is new. Knows nothing of HTTP.
+One thread owns the model and calls `tick` in a loop: end requests that are cancelled or late, admit waiting
+ones in turn (`waiting`), run one step of the engine, hand out what is new. Knows nothing of HTTP.
 """
 
 import copy
@@ -46,7 +46,7 @@ class Scheduler:
         self.model, self.clock, self.max_queue = model, clock, max_queue
         self._engine, self._tasks = engine or Engine(model, lockstep=False), dict[Row, Task]()
         if model.config.edge != "none" and self._engine.graphs.enabled:
-            self._engine.prepare_shortlists()  # later it would hold up the rows in work, and move graphs
+            self._engine.prepare_shortlists()  # later it would stall running rows and drop captured graphs
         self.max_rows = reserve_rows(self._engine, slots_that_fit(model, max_rows))
         self._waiting, self._stats, self._tracer = Waiting(), Stats(), Tracer()
         self._changed = threading.Condition()  # guards `_waiting`, `_tasks`, `_stats` and `_stop_at`
@@ -64,7 +64,7 @@ class Scheduler:
         return self._thread is not None and self._thread.is_alive() and self._stop_at is None
 
     def submit(self, request: Request) -> Job:
-        """Queue a request. What this model cannot do is refused with a ConfigError."""
+        """Queue a request; a ConfigError refuses what this model cannot do."""
         task = Task(self.model, Job(request), self.clock())
         with self._changed:
             if self._stop_at is not None:
@@ -78,14 +78,14 @@ class Scheduler:
         return task.job
 
     def shutdown(self, grace: float) -> None:
-        """Accept no more requests, finish the others within `grace` seconds, and end those that are left."""
+        """Accept no more requests, give the others `grace` seconds to finish, and end those that are left."""
         with self._changed:
             self._stop_at = self.clock() + grace
             self._changed.notify_all()
         self._run() if self._thread is None else self._thread.join()
 
     def stats(self) -> Stats:
-        """A copy of the counts as they are now."""
+        """A snapshot of the counts."""
         with self._changed:
             stats = copy.deepcopy(self._stats)
             stats.queue, stats.queue_limit = len(self._waiting), self.max_queue
@@ -98,7 +98,7 @@ class Scheduler:
         try:
             while not self._is_over():
                 self.tick()
-        except BaseException:  # a broken device: `alive` is False from now on, and no client waits forever
+        except BaseException:  # a broken device, say: no client may wait forever, and `alive` is False
             _log.exception("the scheduler stopped")
             reason, message = "error", FAILED
         with self._changed:
@@ -111,14 +111,14 @@ class Scheduler:
         self._engine.release()
 
     def _is_over(self) -> bool:
-        """Wait until there is something to do; True when there never will be again."""
+        """Wait until there is work; True if there will never be any again."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._tasks or self._stop_at is not None)
             has_work = self._waiting or self._tasks
             return self._stop_at is not None and (not has_work or self.clock() >= self._stop_at)
 
     def tick(self) -> None:
-        """One step of the engine, and what its clients get of it."""
+        """One step of the engine, and everything around it."""
         full = False
         try:
             self._sweep()
@@ -128,16 +128,16 @@ class Scheduler:
         except torch.OutOfMemoryError:
             full = True
         except torch.AcceleratorError:
-            raise  # the device answers nothing after it: better no scheduler than one that fails everyone
+            raise  # the device is lost: better no scheduler than one that fails every request
         except Exception:
             _log.exception("a step failed")
             for task in list(self._tasks.values()):
                 self._end(task, "error", FAILED)
-        if full:  # only now: the error's frames hold on to the memory
+        if full:  # only now: the error's frames held on to the memory
             self._shrink()
 
     def _sweep(self) -> None:
-        """End requests that nobody waits for any more."""
+        """End requests that are cancelled, failed or late."""
         with self._changed:
             tasks = [*self._tasks.values(), *self._waiting]
         for task in tasks:
@@ -145,28 +145,27 @@ class Scheduler:
                 self._end(task, *end)
 
     def _admit(self) -> None:
-        """In turn, while there are rows to be had and the prompts fit the next step."""
-        engine = self._engine
-        while engine.tokens_to_read < engine.read_at_once:
+        """Give waiting requests rows, in turn, while there are rows and the prompts fit the next step."""
+        while self._engine.tokens_to_read < self._engine.read_at_once:
             with self._changed:
-                has_room = len(engine.rows) < self.max_rows or self._interrupt()
+                has_room = len(self._engine.rows) < self.max_rows or self._interrupt()
                 if not has_room or (task := self._waiting.next(self._tasks.values())) is None:
                     return
                 self._waiting.remove(task)
                 self._tasks[task.row] = task
                 task.joined = self.clock() if task.joined is None else task.joined
             with self._isolated(task):
-                engine.add(task.row)
+                self._engine.add(task.row)
 
     def _interrupt(self) -> bool:
-        """Take a row from a request that has more than its share, if there is one; its text resumes later."""
+        """Take a row from a request that has more than its share, if one has; its text resumes later."""
         if task := self._waiting.to_interrupt(self._tasks.values()):
             self._engine.remove(task.row)
             self._waiting.insert(0, self._tasks.pop(task.row))
         return task is not None
 
     def _step(self) -> Iterator[StepResult]:
-        """A step of all rows; if it fails, of each row alone, so that only the one at fault fails."""
+        """One step of all rows; if that fails, of each row alone, so that only the one at fault fails."""
         tasks = list(self._tasks.values())
         try:
             if tasks:
@@ -181,18 +180,18 @@ class Scheduler:
                 yield self._engine.step(only=task.row)
 
     @contextmanager
-    def _isolated(self, task: Task) -> Iterator[None]:
-        """What fails inside ends this task and no other."""
+    def _isolated(self, task: Task, of_all: tuple[type[Exception], ...] = _OF_ALL) -> Iterator[None]:
+        """An error inside ends this task and no other, unless it is one `of_all`."""
         try:
             yield
-        except _OF_ALL:
+        except of_all:
             raise
         except Exception:
             _log.exception("a request failed")
             self._end(task, "error", FAILED)
 
     def _hand_out(self, result: StepResult) -> None:
-        """Give clients the tokens that were committed, and what they asked to know of the step."""
+        """Give clients what was committed, and the traces and log-probabilities that they asked for."""
         if result.rows:
             with self._changed:
                 self._stats.step(len(result.rows))
@@ -201,11 +200,12 @@ class Scheduler:
                 self._tracer.put(self._tasks[row].job, make_event)
         if result.step is not None:
             for index, row in result.rows.items():
-                with self._isolated(task := self._tasks[row]):
+                # Out of memory here, too, ends one task: after another step, what this one committed is lost.
+                with self._isolated(task := self._tasks[row], (torch.AcceleratorError,)):
                     if make_event := task.observe(self.model, result.step, index):
                         self._tracer.put(task.job, make_event)
         for new in result.committed:
-            if task := self._tasks.get(new.row):  # its observation may have failed
+            if task := self._tasks.get(new.row):  # observing it may have failed
                 with self._isolated(task):
                     committed, reason = task.commit(new.positions, self.clock())
                     with self._changed:
@@ -215,7 +215,7 @@ class Scheduler:
                         self._end(task, reason)
 
     def _end(self, task: Task, reason: Reason, message: str | None = None) -> None:
-        """Free the task's place and finish it."""
+        """Free the task's row or place in the queue, and finish it."""
         with self._changed:
             if task.row in self._engine.rows:
                 self._engine.remove(task.row)
@@ -231,7 +231,7 @@ class Scheduler:
         self._tracer.put(task.job, finished)
 
     def _shrink(self) -> None:
-        """Out of memory: half as many rows. Their requests wait again and resume where they were."""
+        """Out of memory: halve the rows. All requests wait again and resume where they were."""
         tasks = sorted(self._tasks.values(), key=lambda task: task.submitted)
         if self.max_rows == 1:
             for task in tasks:
@@ -246,5 +246,5 @@ class Scheduler:
             self._waiting[:0] = tasks
             self._tasks.clear()
             self._engine.release()
-            with suppress(torch.OutOfMemoryError):  # then a step finds out, and its requests are told
+            with suppress(torch.OutOfMemoryError):  # then a step finds out, and shrinks again
                 self.max_rows = reserve_rows(self._engine, self.max_rows)

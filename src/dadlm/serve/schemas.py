@@ -1,4 +1,4 @@
-"""Schemas of request bodies. The routes check bounds that depend on the model."""
+"""Schemas of request bodies; bounds that depend on the model are checked by the routes."""
 
 from dataclasses import fields
 from typing import Annotated, Any, Literal
@@ -14,12 +14,13 @@ from dadlm.model import Mode
 MAX_CHARACTERS = 100_000
 MAX_TOKENS = 100_000
 MAX_ID = 2**31
+MAX_VOCABULARY = 1_000_000
 MAX_PROMPTS = 64
 MAX_PARTS = 256
 
 
 def _unicode(text: str) -> str:
-    """JSON can hold lone surrogates, which neither tokenizers nor answers can."""
+    """JSON can spell lone surrogates, which neither tokenizers nor answers can hold."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -28,7 +29,7 @@ def _unicode(text: str) -> str:
 
 
 def _as_integer(value: object) -> object:
-    """JSON has one kind of number: 5.0 is an integer too."""
+    """JSON has a single kind of number: 5.0 is an integer, too."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -40,6 +41,7 @@ Ids = Annotated[list[Id], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=T
 Stop = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_unicode)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS), _INTEGER]
+Likeliest = Annotated[int, Field(ge=1, le=MAX_VOCABULARY), _INTEGER]
 Choices = Annotated[int, Field(ge=1, le=128), _INTEGER]
 Stops = Stop | Annotated[list[Stop], Field(max_length=4)]
 
@@ -63,7 +65,7 @@ class StreamOptions(Body):
 
 
 class Decoding(Body):
-    """Options of both routes; null is the default."""
+    """Options of all routes that decode; null is the default."""
 
     model: Name | None = None
     """A name from /v1/models. Default: the first."""
@@ -73,7 +75,7 @@ class Decoding(Body):
     """Divides the logits before a token is sampled; 0 takes the most probable one. Default 1."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Sample from the smallest set of tokens whose probability reaches this. Default 0.9."""
-    top_k: Count | None = None
+    top_k: Likeliest | None = None
     """Sample from the k likeliest tokens only. Default: from all."""
     mode: Mode | None = None
     """One of the model's `modes` in /v1/models: diffusion, block by block; ar, token by token; lossless, the
@@ -100,7 +102,7 @@ class Decoding(Body):
     nucleus: Literal["standard", "bd3lm", "position"] | None = None
     """position: top_p applies to a position's tokens, not to those of the sampled candidate (DA-DLM; its
     default without token edges); bd3lm leaves out the token that crosses top_p."""
-    shortlist: Count | None = None
+    shortlist: Likeliest | None = None
     """M, for models with token edges: draw from the M likeliest tokens without the edges and the likeliest
     successors of the token to the left. Default: from the whole vocabulary."""
     tree: Annotated[int, Field(ge=0, le=MOST_NODES)] | None = None
@@ -124,7 +126,7 @@ class Decoding(Body):
 
 
 def unsupported(*neutral: object, instead: str):
-    """A field of OpenAI's of which only the neutral values are accepted, as clients send those by default."""
+    """A field of OpenAI's API that accepts only its neutral values, which clients send by default."""
 
     accepted = [(isinstance(one, bool), one) for one in neutral]  # False is equal to 0
 
@@ -192,7 +194,7 @@ class FillGapsBody(Decoding):
 
 
 def describe_samplers() -> list[dict[str, Any]]:
-    """Every sampler with its options and their bounds, for clients that build controls from them."""
+    """All samplers with their options and bounds, for clients that build controls from them."""
     properties = CompletionBody.model_json_schema()["properties"]
     defaults = {field.name: field.default for field in fields(DecodeSettings)}
 

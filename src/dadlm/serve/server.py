@@ -25,7 +25,7 @@ _OTHER_FILES = 128  # open files other than connections
 
 
 def open_socket(settings: ServeSettings) -> socket.socket:
-    """Bound before any model is loaded: an address in use is refused at once."""
+    """A bound socket, made before any model is loaded, so that an address in use is refused at once."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -38,7 +38,7 @@ def open_socket(settings: ServeSettings) -> socket.socket:
 
 
 def connections_possible(wanted: int) -> int:
-    """As many of the wanted connections as the limit of open files allows, which is raised if possible."""
+    """How many of the wanted connections the limit of open files allows; it is raised if possible."""
     try:
         import resource
     except ImportError:  # Windows, which has no such limit
@@ -53,7 +53,7 @@ def connections_possible(wanted: int) -> int:
 
 
 class Server(uvicorn.Server):
-    """uvicorn that lets the schedulers finish on shutdown and then exits with code 0."""
+    """uvicorn, but it lets the schedulers finish on shutdown and exits with code 0."""
 
     def __init__(self, app: FastAPI, service: Service, announce: Callable[[], None] = lambda: None) -> None:
         self.service, self.announce, settings = service, announce, service.settings
@@ -72,28 +72,28 @@ class Server(uvicorn.Server):
         self.announce()  # only now can clients connect
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Requests that arrive meanwhile are refused with 503 rather than dropped."""
+        """Requests that still arrive are refused with 503 rather than dropped."""
         finishing = asyncio.create_task(asyncio.to_thread(self.service.close, self.service.settings.grace))
         await asyncio.sleep(_TO_ARRIVE)
         await super().shutdown(sockets)
         await finishing
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """uvicorn would raise the signal again at the end, which would not be code 0."""
+        """uvicorn would raise the signal again at the end: the exit code would not be 0."""
         if self.should_exit:
             os._exit(128 + sig)  # second signal: do not wait
         self.should_exit = True
 
 
 class Protocol(H11Protocol):
-    """Closes connections without a complete request head in time, or whose client does not read the answer.
+    """Closes connections that send no complete request head in time, or do not read the answer.
 
-    If there are too many, idle ones are closed first, of the address that has most of them.
+    If there are too many, an idle one is closed, of the address that has most connections.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        # uvicorn itself would then refuse every request, probes too.
+        # Not uvicorn's own limit: beyond it every request is refused, probes too.
         self.most, self.limit_concurrency = self.limit_concurrency or 0, None
         self.timer: asyncio.TimerHandle | None = None  # set while waiting for a request
         self.silent = True  # nothing received yet
@@ -110,13 +110,14 @@ class Protocol(H11Protocol):
             self._close_one()
 
     def _close_one(self) -> None:
-        """Close an idle connection, of the address that has most; if there is none, this one."""
+        """Close an idle connection, of the address that has most; if none is idle and the reserve is used up,
+        this one."""
         ours = (one for one in self.connections if isinstance(one, Protocol))
         opened = [one for one in ours if not one.transport.is_closing()]
         if len(opened) <= self.most:
             return
         held = Counter(one.address for one in opened)
-        # None of the same address that is as new: its request may be on its way too.
+        # Not one of the same address that is as new: its request may be on its way, too.
         aged = self.loop.time() - _TO_ARRIVE
         idle = [one for one in opened if one.timer and (one.address != self.address or one.since < aged)]
         if idle:
@@ -144,7 +145,7 @@ class Protocol(H11Protocol):
         super().on_response_complete()
 
     def _wait(self, seconds: float | None) -> None:
-        """Close the connection unless a request comes within `seconds`; None: stop waiting."""
+        """Close the connection unless a request arrives within `seconds`; None: stop waiting."""
         if self.timer is not None:
             self.timer.cancel()
         self.since = self.loop.time()

@@ -1,4 +1,4 @@
-"""The models of a server, each with its scheduler, and their metrics."""
+"""The models of a server, their schedulers and metrics."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ _KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram
 
 
 class Service(Collector):
-    """`draft` names the model that drafts for AR models in mode lossless; None: what stood in the text."""
+    """`draft` names the model that drafts for AR models in mode lossless; None: they look up earlier text."""
 
     def __init__(
         self,
@@ -38,18 +38,18 @@ class Service(Collector):
         self._draft = None if draft is None else models[draft]
         for model in models.values():
             if self._draft is not None and model.config.family == "ar":
-                target_and_draft(model, self._draft)  # refused now, not at the first request
+                target_and_draft(model, self._draft)  # refuses a wrong draft now, not at the first request
         self._schedule = partial(schedule, max_rows=settings.max_rows, max_queue=settings.max_queue)
         self.schedulers = {name: self._schedule(model) for name, model in models.items()}
         self.in_modes: dict[tuple[str, Mode], Scheduler] = {}
-        """Those of modes that are not a model's first, made when one is asked for: most never are."""
+        """Of modes other than a model's first, made when one is asked for: most never are."""
         self._lock = threading.Lock()  # of `in_modes` and `running`
-        self.registry = CollectorRegistry()  # of its own: a process may run several servers
+        self.registry = CollectorRegistry()  # its own: a process may run several servers
         self.registry.register(self)
 
     @property
     def all_schedulers(self) -> dict[str, Scheduler]:
-        """By what they are called in the metrics."""
+        """By their names in the metrics."""
         return self.schedulers | {f"{name} ({mode})": one for (name, mode), one in self.in_modes.items()}
 
     def start(self) -> None:
@@ -63,13 +63,13 @@ class Service(Collector):
             was_running, self.running = self.running, False
         if was_running:
             schedulers = self.all_schedulers.values()
-            with ThreadPoolExecutor(len(schedulers)) as pool:  # they share the grace period
+            with ThreadPoolExecutor(len(schedulers)) as pool:  # side by side: they share the grace period
                 for scheduler in schedulers:
                     pool.submit(scheduler.shutdown, grace)
 
     @property
     def broken(self) -> bool:
-        """Whether a scheduler has stopped by itself; only a restart helps."""
+        """Whether a scheduler has died; only a restart helps."""
         return self.running and not all(scheduler.alive for scheduler in self.all_schedulers.values())
 
     @property
@@ -83,7 +83,7 @@ class Service(Collector):
         return [name for name, tokenizer in tokenizers.items() if tokenizer is not None and tokenizer.chat]
 
     def find(self, name: str | None, mode: Mode | None = None) -> tuple[str, Scheduler]:
-        """A model's name and scheduler; None: the first, and the model's usual mode."""
+        """A model's name and scheduler; by default of the first model, and of the model's first mode."""
         name = next(iter(self.schedulers)) if name is None else name
         if name not in self.schedulers:
             message = f"model: no {name[:100]!r} here, only {', '.join(self.schedulers)}"
@@ -97,7 +97,7 @@ class Service(Collector):
         return name, self._in_mode(name, mode)
 
     def _in_mode(self, name: str, mode: Mode) -> Scheduler:
-        """A model's scheduler for another mode, side by side with its own."""
+        """A model's scheduler for another mode, which runs beside its own."""
         with self._lock:
             if (name, mode) not in self.in_modes:
                 if not self.running:
@@ -106,7 +106,7 @@ class Service(Collector):
                     )
                 scheduler = self._make(self.schedulers[name].model, mode)
                 scheduler.start()
-                self.in_modes[name, mode] = scheduler
+                self.in_modes = {**self.in_modes, (name, mode): scheduler}  # `all_schedulers` takes no lock
             return self.in_modes[name, mode]
 
     def _make(self, model: Model, mode: Mode) -> Scheduler:
@@ -143,7 +143,7 @@ class Service(Collector):
 
 
 def _samples(value: Any) -> list[tuple[list[str], list[Any]]]:
-    """(labels beside the model, arguments of `add_metric`)."""
+    """(labels after the model's name, further arguments of `add_metric`)."""
     if isinstance(value, dict):
         return [([reason], [count]) for reason, count in value.items()]
     if isinstance(value, Histogram):

@@ -1,4 +1,4 @@
-"""What a scheduler counts, in plain numbers: prometheus_client, which `service` uses, is optional."""
+"""What a scheduler counts, without prometheus_client, which is optional: `service` makes metrics of it."""
 
 # ruff: noqa: RUF009 - the calls make fields
 
@@ -15,12 +15,12 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _TOKENS_PER_FORWARD = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 _WINDOW = 10  # seconds over which a rate is taken
 _LONGEST_RETRY = 120.0  # seconds
-_REMEMBERED = 32  # texts whose times tell how long one takes
+_REMEMBERED = 32  # texts whose mean duration is expected of the next
 
 
 @dataclass
 class Histogram:
-    """Counts of values up to each bound, not cumulative; the last counts those above all bounds."""
+    """Counts of values up to each bound, not cumulative; the last is of values above all bounds."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(init=False)
@@ -44,7 +44,7 @@ def _histogram(bounds: tuple[float, ...], text: str) -> Any:
 
 @dataclass
 class Stats:
-    """Gauges are current values, all else counts since the start. The names are those of the metrics."""
+    """Gauges are current values, all others count from the start. The names are those of the metrics."""
 
     queue: int = _metric("gauge", "Requests waiting.")
     queue_limit: int = _metric("gauge", "Requests that may wait.")
@@ -68,7 +68,7 @@ class Stats:
 
     def __post_init__(self) -> None:
         self._recent: deque[list[int]] = deque(maxlen=_WINDOW + 1)  # [second, tokens]
-        self._durations: deque[float] = deque(maxlen=_REMEMBERED)  # seconds that texts had a row for
+        self._durations: deque[float] = deque(maxlen=_REMEMBERED)  # seconds that texts held a row
 
     def step(self, rows: int) -> None:
         """Count a forward pass."""
@@ -100,6 +100,6 @@ class Stats:
             self._durations.append(finished.seconds_running)
 
     def retry_after(self, rows: int) -> float:
-        """Seconds until a place in the queue is expected: all rows are busy, and end one after another."""
+        """Seconds until a place in the queue is expected: all rows are busy, and finish evenly spread."""
         mean = sum(self._durations) / max(1, len(self._durations))
         return min(_LONGEST_RETRY, max(1.0, mean / rows))

@@ -1,4 +1,4 @@
-"""A request in work: the engine's row, the text given to the client so far, and when things happened."""
+"""A request in progress: its row in the engine, the text given out so far, and its times."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -15,9 +15,9 @@ from dadlm.model import Model
 from dadlm.serve.request import FAILED, Committed, Finished, Job, Reason, TokenLogprob
 from dadlm.tokens.growing_text import TextStream
 
-_UNREAD_STEPS = 256  # traced steps, some 50 kB each, that may wait for a client who does not read
+_UNREAD_STEPS = 256  # traced steps of about 50 kB that may queue up for a client that does not read
 _TOKENS_SHOWN = 3  # of each node in a trace
-_DIGITS = 5  # of a probability in a trace, which is mostly these
+_DIGITS = 5  # of a probability; a trace consists mostly of these
 _ROUNDED = ("top_tokens", "transition", "probability", "alone")
 
 
@@ -32,13 +32,13 @@ class Task:
         self.batch: object = self if job.request.batch is None else job.request.batch
         self.tokens = 0
         self.logprobs: dict[int, TokenLogprob] = {}
-        """Of the block in work, by position."""
+        """Of the current block, by position."""
         self.submitted = now
         self.joined: float | None = None
         self.first_commit: float | None = None
 
     def must_end(self, now: float) -> tuple[Reason, str | None] | None:
-        """Why a text ends before it is finished, if it does."""
+        """Why the text must end before it is finished, if it must."""
         deadline = self.request.deadline
         if self.job.cancelled:
             return "cancelled", None
@@ -52,8 +52,8 @@ class Task:
 
     @torch.inference_mode()
     def observe(self, model: Model, step: Step, index: int) -> Callable[[], StepEvent] | None:
-        """Take from row `index` of a step what the client asked to know of it; returns what makes the event
-        of a traced one, at any time and in any thread."""
+        """Take the log-probabilities that the client asked for from row `index` of a step; for a traced
+        request, returns a function that makes its event, at any time and in any thread."""
         if self.request.logprobs is not None:
             self.logprobs |= _logprobs(model, _row_of(step, index, self.row.block), self.request.logprobs)
         if not self.request.trace:
@@ -61,7 +61,7 @@ class Task:
         return partial(_event, model, _row_of(step, index, self.row.block, copy=True))
 
     def commit(self, positions: list[int], now: float) -> tuple[Committed, Reason | None]:
-        """What the client gets of positions that were committed, and why the text ends, if it does."""
+        """What the client gets for newly committed positions, and why the text ends, if it does."""
         text, positions, reason = self._text_of(positions, self.row.finished)
         logprobs = None if self.request.logprobs is None else [self.logprobs[p] for p in positions]
         self.tokens += len(positions)
@@ -71,7 +71,7 @@ class Task:
         return Committed(tokens, text, logprobs, self.row.forward_passes), reason
 
     def _text_of(self, new: list[int], reason: Reason | None) -> tuple[str, list[int], Reason | None]:
-        """The text of new positions; where a stop text ends them, they end too."""
+        """The text of new positions, and the positions, up to a stop text if one ends them."""
         if self.request.gaps:
             return self._text_of_gaps(new), new, reason
         text, used = self.text.add([self.row.ids[p] for p in new])
@@ -83,7 +83,7 @@ class Task:
         return text, new, None
 
     def _text_of_gaps(self, new: list[int]) -> str:
-        """A gap's text stands alone: half a character at its end has no other half."""
+        """Each gap is decoded by itself: half a character at its end is never completed."""
         ends, text = {first + length - 1 for first, length in self.row.gaps}, ""
         for position in new:
             text += self.text.add([self.row.ids[position]])[0]
@@ -108,8 +108,8 @@ class Task:
 
 
 def _row_of(part: Any, row: int, width: int, copy: bool = False) -> Any:
-    """One row of a step and of all tensors in it; `width` leaves out the padding of a shorter MDLM window. A
-    copy outlives the step."""
+    """One row of a step and of all tensors in it; `width` cuts off the padding of a shorter MDLM window. A
+    copy stays valid after the step."""
     if part is None:  # the model has no such part
         return None
     if isinstance(part, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Hands events to clients. Those of traced requests are made in another thread: the scheduler's goes on."""
+"""Hands events to clients; those of traced requests are made in another thread than the scheduler's."""
 
 import logging
 import threading
@@ -9,18 +9,18 @@ from dataclasses import replace
 from dadlm.serve.request import FAILED, Event, Finished, Job
 
 _log = logging.getLogger("dadlm.serve")
-_MOST = 256  # events that may wait to be made, some 100 kB each; then the scheduler waits
+_MOST = 256  # events of about 100 kB that may wait to be made; then the scheduler waits
 
 
 class Tracer:
-    """A job gets its events in the order in which they come here."""
+    """Each job gets its events in the order of `put`."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "dadlm-trace")
         self._room = threading.Semaphore(_MOST)
 
     def put(self, job: Job, event: Event | Callable[[], Event]) -> None:
-        """Give a job an event, or what makes one; a traced job soon, after the steps before it."""
+        """Give a job an event, or a function that makes one: at once, or after the steps of its trace."""
         if not job.request.trace and not callable(event):
             return job.put(event)
         self._room.acquire()
@@ -41,5 +41,5 @@ class Tracer:
             self._room.release()
 
     def close(self) -> None:
-        """Wait until all is handed out."""
+        """Wait until everything is handed out."""
         self._pool.shutdown()

@@ -1,8 +1,8 @@
-"""Who gets the next row: texts of different HTTP requests in turn, those of one in the order they came.
+"""Who gets the next row: HTTP requests take turns, the texts of one go in the order they came.
 
 A request for 64 texts must not keep the short one behind it waiting, so rows are shared equally between the
-requests that want some; one that holds more than its share gives rows back. A text that lost its row does its
-block again later, with the same random numbers.
+requests that want some, and one that holds more than its share gives rows back. A text that loses its row
+repeats its block later, with the same random numbers.
 """
 
 from collections import Counter
@@ -12,16 +12,16 @@ from dadlm.serve.task import Task
 
 
 class Waiting(list[Task]):
-    """Tasks without a row, first come first; those that were interrupted before all others."""
+    """Tasks without a row, in order of arrival; interrupted ones come first."""
 
     def next(self, running: Collection[Task]) -> Task | None:
-        """The first task of those whose requests have fewest rows."""
+        """The first task of the request that has the fewest rows."""
         rows = Counter(task.batch for task in running)
         return min(self, key=lambda task: rows[task.batch], default=None)
 
     def to_interrupt(self, running: Collection[Task]) -> Task | None:
-        """The task of the request with most rows that has done least of its block, if the next in turn has at
-        least two rows fewer: with one fewer they would change places for ever. A traced one only between two
+        """Of the request with the most rows, the task that has done least of its block, if the next in turn
+        has at least two rows fewer: with one fewer they would swap for ever. A traced task only between two
         blocks: its client has seen the steps."""
         if (following := self.next(running)) is None:
             return None

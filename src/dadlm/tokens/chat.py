@@ -1,7 +1,6 @@
-"""A chat template, which makes one text of the messages of a conversation, and its files.
+"""A chat template, which turns the messages of a conversation into one text, and its files.
 
-How a template is rendered is said elsewhere (`chat_sandbox`), and so is what becomes of the text
-(`chat_prompt`). Knows nothing of tokenizers and models.
+`chat_sandbox` renders it, `chat_prompt` encodes the result. Knows nothing of tokenizers and models.
 """
 
 import json
@@ -13,20 +12,20 @@ from typing import Any, Literal, TypedDict
 from dadlm.errors import DataError
 
 ANSWER_TOKENS = 512
-"""Of an answer at most, where nobody says how many."""
+"""The longest answer, unless the caller gives a length."""
 FILE = "tokenizer_config.json"
 """Where Hugging Face keeps a template, beside tokenizer.json."""
 ALONE = "chat_template.jinja"
-"""Where transformers 5 keeps it instead; the other still names the tokens."""
+"""Where transformers 5 keeps it instead; tokenizer_config.json still names the tokens."""
 _MOST_BYTES = 4 << 20  # of each file
-_MOST_TEMPLATE = 1 << 16  # characters; long ones that are in use have 20,000
+_MOST_TEMPLATE = 1 << 16  # characters; the long ones in use have 20,000
 _NAMED = ("bos_token", "eos_token")
 Role = Literal["system", "user", "assistant"]
 ROLES = ("system", "user", "assistant")
 
 
 class Message(TypedDict):
-    """What one side says."""
+    """One message of a conversation."""
 
     role: Role
     content: str
@@ -35,12 +34,12 @@ class Message(TypedDict):
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
     text: str
-    """Jinja, with Hugging Face's names: messages, add_generation_prompt, bos_token, eos_token; tools and
-    documents, which are none."""
+    """Jinja, given Hugging Face's names: messages, add_generation_prompt, bos_token, eos_token; tools and
+    documents, both none."""
     bos_token: str = ""
-    """How the tokenizer calls what a text begins with."""
+    """The token that begins a text, as it is spelled."""
     eos_token: str = ""
-    """How it calls what ends a turn."""
+    """The token that ends a turn."""
 
     def __post_init__(self) -> None:
         if len(self.text) > _MOST_TEMPLATE:
@@ -51,10 +50,10 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message]) -> str:
         """The conversation as one text, up to where the answer begins."""
-        from dadlm.tokens.chat_sandbox import render  # here, because most models have no template
+        from dadlm.tokens.chat_sandbox import render  # here: most models have no template
 
         names: dict[str, Any] = {name: getattr(self, name) for name in _NAMED}
-        # Of these templates ask whether they are none, which what is not defined is not.
+        # Templates ask whether these are none, and an undefined name is not.
         names |= {"tools": None, "documents": None}
         return render(self.text, names | {"messages": messages, "add_generation_prompt": True})
 
@@ -62,11 +61,11 @@ class ChatTemplate:
         settings = {"chat_template": self.text} | {name: getattr(self, name) for name in _NAMED}
         text = json.dumps({name: value for name, value in settings.items() if value}, indent=2)
         (folder / FILE).write_text(text + "\n", encoding="utf-8")
-        (folder / ALONE).unlink(missing_ok=True)  # of what was there before: it would win
+        (folder / ALONE).unlink(missing_ok=True)  # an older one would win
 
     @classmethod
     def read(cls, folder: Path) -> "ChatTemplate | None":
-        """The template of a folder; None where it has none."""
+        """The template of a folder; None if it has none."""
         settings = _settings(folder / FILE)
         template = _content(folder / ALONE)
         template = settings.get("chat_template") if template is None else template
@@ -74,8 +73,8 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, template: object, bos: object = None, eos: object = None) -> "ChatTemplate | None":
-        """From the values of tokenizer_config.json, or of a tokenizer of transformers: of several templates
-        the one that is called default."""
+        """From the values of tokenizer_config.json, or of a tokenizer of transformers; of several templates,
+        the one named default."""
         if isinstance(template, list):
             named = (one for one in template if isinstance(one, dict) and one.get("name") == "default")
             template = next(named, None)
@@ -99,9 +98,9 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _settings(file: Path) -> dict[str, Any]:
-    """What a tokenizer_config.json says; nothing where there is none."""
+    """The content of a tokenizer_config.json; empty if there is none."""
+    written = _content(file)
     try:
-        written = _content(file)
         content = {} if written is None else json.loads(written)
         if not isinstance(content, dict):
             raise ValueError("not an object")
@@ -126,6 +125,6 @@ def _unreadable(file: Path, error: Exception) -> DataError:
 
 
 def _spelling(token: object) -> str:
-    """A token's text; Hugging Face writes some of them with their settings."""
+    """A token's text; Hugging Face writes some tokens as objects with settings."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else ""

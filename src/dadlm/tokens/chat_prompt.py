@@ -1,8 +1,8 @@
-"""Messages → the ids of a prompt, such that what people write never becomes a special token.
+"""Messages → the ids of a prompt, in which text that people write never becomes a special token.
 
-The whole conversation is encoded at once, because what some tokenizers make of a word depends on what stands
-before it. Meanwhile the special tokens that the template wrote are spelled in another way, which nobody can
-guess, and their usual spelling is plain text.
+The whole conversation is encoded at once, because some tokenizers encode a word by what stands before it.
+Meanwhile the special tokens that the template wrote are spelled in another way, which nobody can guess, and
+their usual spelling is plain text.
 """
 
 import json
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class ChatPrompts:
-    """The prompts of one tokenizer and its template."""
+    """Makes prompts for one tokenizer and its template."""
 
     def __init__(self, tokenizer: "Tokenizer", chat: ChatTemplate) -> None:
         self._chat, self._special = chat, _special(tokenizer, chat)
         names = _any_of(sorted(self._special, key=len, reverse=True))
         self._name = re.compile(f"({names})")
-        # In messages, filters of the template might change the case.
+        # Ignoring case: the template's filters might change that of messages.
         self._spelled = re.compile(names, re.IGNORECASE)
         ends = {name[end] for name in self._special for end in (0, -1)}
         self._ends = re.compile(_any_of(sorted(ends)), re.IGNORECASE)
@@ -42,9 +42,9 @@ class ChatPrompts:
     def _pieces(self, messages: Sequence[Message]) -> list[str]:
         """The rendered conversation, cut at the special tokens: every second piece is one.
 
-        Where messages lack the characters that such tokens begin and end with, none is made of them, whatever
-        the template does. Messages that have them are rendered without, and the result is taken if the
-        template did not care; else they are rendered without whole tokens.
+        Messages without the characters that special tokens begin and end with cannot become one, whatever the
+        template does. So these characters are hidden while the template is at work; only if that changes what
+        it writes, whole tokens are hidden instead.
         """
         pieces = self._rendered(messages, self._spelled)
         if any(self._ends.search(message["content"]) for message in messages):
@@ -54,8 +54,8 @@ class ChatPrompts:
         return pieces
 
     def _rendered(self, messages: Sequence[Message], hidden: re.Pattern[str]) -> list[str]:
-        """The pieces; while the template is at work, unused characters stand for what matches `hidden` in a
-        message."""
+        """The pieces; while the template is at work, unused characters stand in for what matches `hidden` in
+        the messages."""
         unused = self._unused(messages)
         stand_in = defaultdict[str, str](lambda: next(unused))
         plain: list[Message] = [
@@ -67,14 +67,14 @@ class ChatPrompts:
         return [piece.translate(written) for piece in pieces]
 
     def _unused(self, messages: Sequence[Message]) -> Iterator[str]:
-        """Characters for private use that stand nowhere in a conversation."""
+        """Characters for private use that occur nowhere in a conversation."""
         said = set(self._chat.text).union(*self._special, *(message["content"] for message in messages))
         yield from (character for character in map(chr, range(0xF0000, 0x110000)) if character not in said)
         raise DataError("the messages hold every character that Unicode has for private use: shorten them")
 
 
 class _Encoder:
-    """Encodes a text cut at its special tokens as the tokenizer would the whole."""
+    """Encodes a text that is cut at its special tokens as the tokenizer would encode the whole."""
 
     def __init__(self, tokenizer: "Tokenizer", special: dict[str, int]) -> None:
         content = tokenizer._inner.to_str()
@@ -82,8 +82,8 @@ class _Encoder:
         added, key = inner.get_added_tokens_decoder(), secrets.token_hex(16)
         self._special = special
         self._spelling = {name: f"\U000f0000{key} {id_}\U000f0000" for name, id_ in special.items()}
-        # Special tokens that are found in text are plain text to a `Tokenizer`, and others are not: the new
-        # spellings are others.
+        # A `Tokenizer` encodes the spelling of special tokens as plain text. The new spellings are added
+        # tokens that are not special, which it does recognise.
         inner.add_special_tokens([added[id_] for id_ in special.values()])
         inner.add_tokens([_spelled(added[id_], self._spelling[name]) for name, id_ in special.items()])
         self._id = {inner.token_to_id(self._spelling[name]): id_ for name, id_ in special.items()}
@@ -104,7 +104,7 @@ class _Encoder:
 
 
 def _special(tokenizer: "Tokenizer", chat: ChatTemplate) -> dict[str, int]:
-    """The special tokens, by how they are spelled; and those that the template has a name for."""
+    """The ids of the special tokens, and of those that the template has a name for, by their spelling."""
     added = tokenizer._inner.get_added_tokens_decoder()
     spelled = {token.content: id_ for id_, token in added.items()}
     named = {name: spelled[name] for name in (chat.bos_token, chat.eos_token) if name in spelled}
@@ -112,13 +112,13 @@ def _special(tokenizer: "Tokenizer", chat: ChatTemplate) -> dict[str, int]:
 
 
 def _spelled(token: tokenizers.AddedToken, spelling: str) -> tokenizers.AddedToken:
-    """A token that takes as much of the space around it, spelled otherwise."""
+    """A token that takes as much of the space around it, under another spelling."""
     space = {"lstrip": token.lstrip, "rstrip": token.rstrip}
     return tokenizers.AddedToken(spelling, normalized=False, special=False, **space)
 
 
 def _unknown(inner: tokenizers.Tokenizer, model: dict[str, Any]) -> int | None:
-    """What stands for unknown words: the one special token that any text may become."""
+    """The token for unknown words: the one special token that any text may become."""
     name = model.get("unk_token")
     return inner.token_to_id(name) if isinstance(name, str) else model.get("unk_id")
 

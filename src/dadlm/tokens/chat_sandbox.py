@@ -1,7 +1,7 @@
-"""Rendering a chat template: Jinja in a sandbox, set up as transformers does it, which templates expect.
+"""Renders a chat template: Jinja in a sandbox, set up as in transformers, which templates are written for.
 
-A template comes with a model and may be hostile. It cannot reach Python, and its text is cut off; time it can
-waste. Imported only where a template is rendered: most models have none.
+A template comes with a model and may be hostile: it cannot reach Python, and its output is bounded, but it
+can waste time. Imported only where a template is rendered: most models have none.
 """
 
 import datetime
@@ -19,30 +19,30 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from dadlm.errors import DataError
 
 _MOST_TEXT = 1 << 22  # characters of a rendered conversation
-_MOST_TOLD = 500  # characters of an error that a template words
+_LONGEST_MESSAGE = 500  # characters of an error, which a template may word
 _REFUSED = "the chat template does not take these messages"
 
 
 def render(template: str, names: Mapping[str, Any]) -> str:
-    """The text that a template makes of what it is given."""
+    """The text that a template makes of these variables."""
     parts, length = list[str](), 0
     try:
         for part in _compiled(template).generate(names):
             parts.append(part)
-            length += len(part) or 1  # empty ones are kept too
+            length += len(part) or 1  # empty parts take memory, too
             if length > _MOST_TEXT:
                 raise DataError(f"the chat template makes more than {_MOST_TEXT:,} characters of this")
     except DataError:
         raise
     except jinja2.TemplateSyntaxError as error:
-        place = f"line {error.lineno}: {_told(error)}"
+        place = f"line {error.lineno}: {_shortened(error)}"
         raise DataError(f"the chat template is not valid Jinja, {place}") from error
-    except Exception as error:  # whatever a template can provoke, its own refusals among it
-        raise DataError(f"{_REFUSED}: {_told(error)}") from error
+    except Exception as error:  # whatever a template can provoke
+        raise DataError(f"{_REFUSED}: {_shortened(error)}") from error
     return "".join(parts)
 
 
-@lru_cache(maxsize=8)  # here and not with the template: what is compiled cannot be copied or pickled
+@lru_cache(maxsize=8)  # not an attribute of `ChatTemplate`: compiled templates cannot be copied or pickled
 def _compiled(template: str) -> jinja2.Template:
     made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     made.filters["tojson"] = _json
@@ -51,7 +51,7 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's, which also refuses the operators by which a short template fills the memory at once."""
+    """Jinja's, which also refuses operators with which a short template could fill the memory at once."""
 
     intercepted_binops = frozenset({"*", "+", "**"})
 
@@ -62,7 +62,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _size(operator: str, left: Any, right: Any) -> int:
-    """How long the result is: characters, items, or bits of a number."""
+    """The size of an operator's result: characters, items, or bits of a number."""
     if operator == "**":
         return _length(left) * right if isinstance(right, int) else 0
     if operator == "*" and isinstance(right, int) and not isinstance(left, int):
@@ -89,12 +89,12 @@ class _Generation(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-def _told(what: object) -> str:
-    return str(what)[:_MOST_TOLD]
+def _shortened(message: object) -> str:
+    return str(message)[:_LONGEST_MESSAGE]
 
 
 def _refuse(message: object) -> NoReturn:
-    raise DataError(f"{_REFUSED}: {_told(message)}")
+    raise DataError(f"{_REFUSED}: {_shortened(message)}")
 
 
 def _json(
@@ -104,7 +104,7 @@ def _json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it: Jinja's own makes text for HTML."""
+    """As in transformers: Jinja's own escapes for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

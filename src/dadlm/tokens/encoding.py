@@ -1,6 +1,6 @@
-"""Pieces of text to ids, here or in several processes, always in the order they came.
+"""Pieces of text → ids, in this process or in several, always in order.
 
-At most two batches for each process are in memory; the result does not depend on how many there are.
+At most two batches per process are in memory; the result does not depend on the number of processes.
 """
 
 import os
@@ -23,7 +23,7 @@ Encoded = Generator[tuple[list[Piece], Ids]]
 
 
 def encode_batches(batches: Iterable[list[Piece]], tokenizer: Tokenizer, file: Path, workers: int) -> Encoded:
-    """Each batch with the ids of its pieces; `file` is the tokenizer's own."""
+    """Each batch with the ids of its pieces; `file` is where the tokenizer is saved."""
     if workers == 1:  # here: the library spreads a batch over the cores by itself
         for batch in batches:
             yield batch, tokenizer.encode_batch([piece.text for piece in batch])
@@ -39,7 +39,7 @@ def encode_batches(batches: Iterable[list[Piece]], tokenizer: Tokenizer, file: P
                 ids = _exchange(process, texts)
             finally:
                 idle.put(process)
-            # Again here where it failed there: to say why.
+            # What failed there is encoded again here, to say why.
             return tokenizer.encode_batch(texts) if ids is None else ids
 
         threads = stack.enter_context(ThreadPoolExecutor(workers))  # left first, while processes still answer
@@ -54,9 +54,9 @@ def encode_batches(batches: Iterable[list[Piece]], tokenizer: Tokenizer, file: P
 
 
 def _start(file: Path, stack: ExitStack) -> subprocess.Popen:
-    """A process that tokenises; killed when the stack is left."""
+    """A process that tokenises, killed when the stack is left."""
     process = subprocess.Popen(
-        [sys.executable, "-P", worker.__file__, str(file)],  # -P: our files' names must not hide others
+        [sys.executable, "-P", worker.__file__, str(file)],  # -P: our modules must not shadow others
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},  # one core each

@@ -1,22 +1,22 @@
-"""Tokens → text for whoever reads along, piece by piece; what was sent never has to be taken back.
+"""Tokens → text for a reader, piece by piece; what was sent never has to be taken back.
 
-Held back until it is certain: an incomplete character at the end, and what may become a stop text. The text
-ends where the first stop text begins, wherever the borders of the tokens are.
+An incomplete character at the end, and what may become a stop text, are held back until they are certain.
+The text ends where the first stop text begins, wherever the tokens' boundaries are.
 """
 
 from collections.abc import Sequence
 
 from dadlm.tokens.tokenizer import Tokenizer
 
-_INCOMPLETE = "\ufffd"  # what decoders write for the bytes of a character that is not complete
+_INCOMPLETE = "\ufffd"  # what decoders write for the bytes of an incomplete character
 _WINDOW, _OVERLAP = 64, 16
-# Characters. Of bytes that never become one, so many are waited for. 3 are not enough: for one open byte,
-# decoders with byte fallback doubt all bytes before it, back to the last clean place in the window.
+# Characters held back for bytes that never become one. 3 would not be enough: for one open byte, decoders
+# with byte fallback doubt all bytes before it, back to the last clean place in the window.
 _LONGEST_INCOMPLETE = 2 * _WINDOW
 
 
 def text_of(tokenizer: Tokenizer | None, ids: Sequence[int]) -> str:
-    """Tokens as text; a model without a tokenizer has none."""
+    """Tokens as text; empty without a tokenizer."""
     return "" if tokenizer is None else tokenizer.decode(ids)
 
 
@@ -31,11 +31,11 @@ class TextStream:
 
     @property
     def undecided(self) -> str:
-        """The end of the text that may still become another character; meaningless with stop texts."""
+        """The end of the text, which may still become another character; meaningless with stop texts."""
         return text_of(self._tokenizer, self._window)[self._given :]
 
     def add(self, tokens: Sequence[int]) -> tuple[str, int | None]:
-        """Text that is certain now, and how many of the tokens it took to reach a stop text (None: none)."""
+        """Text that is now certain, and how many tokens it took to reach a stop text (None: not reached)."""
         if not self._stop:
             return self._decoded(tokens), None
         pieces = []
@@ -48,7 +48,7 @@ class TextStream:
         return "".join(pieces), None
 
     def end(self) -> tuple[str, bool]:
-        """The rest, when no more tokens come; whether it reached a stop text."""
+        """The rest, once no more tokens come, and whether it reached a stop text."""
         rest = text_of(self._tokenizer, self._window)[self._given :]
         self._window, self._given = [], 0
         return self._before_stop(rest, last=True)
@@ -57,13 +57,13 @@ class TextStream:
         window = [*self._window, *tokens]
         text = text_of(self._tokenizer, window)
         if len(tokens) > 1 and text.endswith(_INCOMPLETE):
-            # Whole characters inside a block are certain, whatever its end cuts in two.
+            # Whole characters inside a block are certain even if its end cuts one in two.
             return "".join(self._decoded([token]) for token in tokens)
         self._window = window
         open_end = min(_LONGEST_INCOMPLETE, len(text) - len(text.rstrip(_INCOMPLETE)))
         certain = len(text) - open_end
         new, self._given = text[self._given : certain], max(self._given, certain)
-        if len(self._window) > _WINDOW and not open_end:  # or long texts would take longer and longer
+        if len(self._window) > _WINDOW and not open_end:  # or every token of a long text would take longer
             for some in range(_OVERLAP, _OVERLAP + 4):  # not from the middle of a character
                 if text.endswith(rest := text_of(self._tokenizer, self._window[-some:])):
                     self._window, self._given = self._window[-some:], len(rest)
@@ -73,7 +73,7 @@ class TextStream:
     def _before_stop(self, new: str, last: bool = False) -> tuple[str, bool]:
         held = self._held + new
         found = min((at for stop in self._stop if (at := held.find(stop)) >= 0), default=len(held) + 1)
-        # Where the longest end of `held` begins that is the beginning of a stop text.
+        # `maybe`: where the longest end of `held` begins that is the beginning of a stop text.
         longest = 0 if last else max(map(len, self._stop), default=1) - 1
         places = range(max(0, len(held) - longest), len(held))
         maybe = next((at for at in places if any(s.startswith(held[at:]) for s in self._stop)), len(held))

@@ -11,7 +11,7 @@ from dadlm.tokens.pieces import Piece, marked
 from dadlm.tokens.readers import field_of
 
 _PREFIX = "hf:"
-_EVERY = 1000  # rows between two anchors: taking one costs as much as a row
+_EVERY = 1000  # rows between two anchors: taking one costs as much as reading a row
 
 
 def is_dataset(source: str) -> bool:
@@ -19,7 +19,7 @@ def is_dataset(source: str) -> bool:
 
 
 def read(source: str, text_field: str, split: str, anchor: Any = None) -> Iterator[Piece]:
-    """The documents of one split in order; whole files before an anchor are not downloaded again."""
+    """The documents of one split, in order; files before the anchor are not downloaded again."""
     try:
         import datasets
     except ImportError as error:
@@ -45,14 +45,14 @@ def read(source: str, text_field: str, split: str, anchor: Any = None) -> Iterat
 
 
 def describe(source: str, split: str) -> dict[str, object]:
-    """What identifies the text: name, configuration, split, and the commit of the dataset's repository."""
+    """What identifies the text: name, configuration, split, and commit of the dataset's repository."""
     name, config = _parts(source)
     return {"dataset": name, "config": config, "split": split, "revision": _revision(name)}
 
 
 @functools.cache
 def _revision(name: str) -> str | None:
-    """The current commit; asked once, so that what is named and what is read are the same."""
+    """The current commit, asked once, so that the revision described is the one that is read."""
     import huggingface_hub  # here, because it takes a second to import
 
     with _from_hub(_PREFIX + name):

@@ -1,4 +1,4 @@
-"""Which rows training sees when, of one source or of several in given shares: `0.7:a.jsonl.zst,0.3:b/`.
+"""Which rows training sees when, from one source or several in given shares: `0.7:a.jsonl.zst,0.3:b/`.
 
 The order is a function of (seed, step) alone, however a step is split into micro-batches or processes.
 """
@@ -15,7 +15,7 @@ from dadlm.counter import permute
 from dadlm.errors import ConfigError, DataError
 from dadlm.tokens.rows import Rows
 
-_ROUND = 1000  # samples dealt out together: shares are exact to a thousandth
+_ROUND = 1000  # samples in a round: shares are exact to a thousandth
 _WEIGHT = r"(\d+\.?\d*|\.\d+):"
 
 
@@ -32,8 +32,8 @@ def parse_mixture(source: str) -> list[tuple[float, str]]:
 class Mixture(Rows):
     """Rows of several sources, numbered one source after another.
 
-    Training's samples are dealt out in rounds of 1,000: each has every source's share exactly, in an order of
-    its own. A source gives its rows epoch after epoch, at its own pace.
+    Samples for training come in rounds of 1,000, each with every source's exact share, shuffled anew. A
+    source gives its rows epoch after epoch, at its own pace.
     """
 
     def __init__(self, parts: Sequence[Rows], weights: Sequence[float]):
@@ -49,25 +49,25 @@ class Mixture(Rows):
         raise DataError("the rows of a mixture are not one text: split its sources instead")
 
     def order(self, place: Tensor, seed: int) -> Tensor:
-        """The rows of the samples so numbered, int64."""
+        """The rows of the samples numbered `place`, int64."""
         turn = place // _ROUND
         slot = permute(place % _ROUND, _ROUND, seed, ~turn)  # ~: rounds are shuffled unlike epochs
         row = torch.empty_like(place)
         low = 0
         for part, size, begin in zip(self._parts, self._slots, self._begins, strict=True):
             own = (slot >= low) & (slot < low + size)
-            given = turn[own] * size + slot[own] - low  # by this source before
+            given = turn[own] * size + slot[own] - low  # the source's own samples before this one
             row[own] = begin + permute(given % len(part), len(part), seed, given // len(part))
             low += size
         return row
 
     def round(self) -> Rows:
-        """One round in memory, for validation: every source in its share."""
+        """One round in memory, for validation, with every source in its share."""
         return Rows.from_ids(self.batch(self.order(torch.arange(_ROUND), 0)).flatten(), self.context)
 
 
 def _slots(weights: Sequence[float]) -> list[int]:
-    """The samples of each source in a round; what rounding leaves over goes to the largest remainders."""
+    """How many samples of a round each source has; rounding leaves the rest to the largest remainders."""
     exact = [weight / sum(weights) * _ROUND for weight in weights]
     slots = [int(share) for share in exact]
     by_remainder = sorted(range(len(slots)), key=lambda part: slots[part] - exact[part])
@@ -79,8 +79,8 @@ def _slots(weights: Sequence[float]) -> list[int]:
 
 
 def training_rows(rows: Sized, step: int, batch_size: int, seed: int, start: int = 0) -> Tensor:
-    """Which rows step `step` takes, int64 [B], when `start` rows were taken before the first step; epochs
-    follow one another, each with every row once."""
+    """The rows of step `step`, int64 [B]; `start` rows were taken before the first step. Each epoch has every
+    row once."""
     place = start + step * batch_size + torch.arange(batch_size, dtype=torch.int64)
     if isinstance(rows, Mixture):
         return rows.order(place, seed)

@@ -1,7 +1,7 @@
 """Text to shards: read, tokenise in batches, write, and only then give the folder its name.
 
-The name is a hash over everything that could change the tokens, so a finished folder is reused at once. A
-killed run resumes after its last finished shard. Memory stays constant whatever the source's size.
+The name is a hash of everything that could change the tokens, so a finished folder is reused at once. A
+killed run resumes after its last finished shard. Memory does not depend on the source's size.
 """
 
 import hashlib
@@ -42,10 +42,10 @@ def prepare(
     workers: int = 1,
     progress: bool = True,
 ) -> Shards:
-    """The tokens of a source as shards under `folder`, made now or found finished from before.
+    """The tokens of a source as shards under `folder`, made now or found there.
 
-    `shard_tokens` is the most that one file holds, and what a kill may cost; `workers` processes tokenise, or
-    this one if it is 1. Each document is followed by end-of-text.
+    A file holds at most `shard_tokens`, which is also what a kill may cost. `workers` processes tokenise; if
+    it is 1, this one does. End-of-text follows each document.
     """
     for name, value in {"shard_tokens": shard_tokens, "workers": workers}.items():
         if value < 1:
@@ -94,14 +94,14 @@ def _write_tokens(encoded: Encoded, eot_id: int, writer: ShardWriter, bar: Progr
 
 
 def _progress(show: bool) -> Progress:
-    """A bar on standard error: share and bytes per second of the source, tokens so far."""
+    """A bar on standard error: share of the source, bytes per second, tokens so far."""
     columns = (TextColumn("{task.fields[tokens]:,} tokens"), TransferSpeedColumn())
     console = Console(stderr=True)
     return Progress(*Progress.get_default_columns(), *columns, console=console, disable=not show)
 
 
 def _folder_name(source: str, identity: dict[str, Any]) -> str:
-    """`<stem>-<16 hex digits>`: the stem for people, the digits for what the tokens depend on."""
+    """`<stem>-<16 hex digits>`: the stem for people, the digits a hash of what the tokens depend on."""
     digest = hashlib.sha256(json.dumps({"version": VERSION, **identity}, sort_keys=True).encode()).hexdigest()
     name = source if source.startswith("hf:") else Path(source).resolve().name.split(".")[0]
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:40] or "text"
@@ -113,7 +113,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     size = 0
     for piece in pieces:
         batch.append(piece)
-        size += len(piece.text) + 64  # a share for the piece itself: there may be millions of tiny ones
+        size += len(piece.text) + 64  # 64 for the piece itself: there may be millions of tiny ones
         if size >= _BATCH:
             yield batch
             batch, size = [], 0

@@ -1,8 +1,8 @@
-"""Long documents in bounded pieces, so that text of any length goes through in constant memory.
+"""Long documents in bounded pieces, so that text of any length is processed in constant memory.
 
-Text is split before a space (else a newline) that follows a visible character. GPT-2's rule for words looks
-forwards only and lets a word begin, never end, with a space: such a boundary is one in any case, and the ids
-do not change. Only where `LIMIT` characters have none is the text split at `LIMIT` itself.
+Text is split before a space (else a newline) that follows a visible character. GPT-2's rule for words only
+looks ahead and lets a word begin, never end, with a space: it splits there in any case, so the ids do not
+change. Only where `LIMIT` characters have no such place is the text split at `LIMIT` itself.
 """
 
 from collections.abc import Iterator
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 LIMIT = 1 << 16
-"""Characters in a piece at most: boundaries are rare, yet cores share one long document."""
+"""Most characters of a piece: boundaries are rare, yet cores can share one long document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of a document; the texts of pieces joined up to one that `ends` are the document exactly."""
+    """A stretch of a document; the pieces up to one that `ends` join to exactly the document."""
 
     text: str
     ends: bool
     """Whether the document ends here."""
     read: int = 0
-    """Bytes of the source consumed so far, as they lie on disk; 0 where nobody can tell."""
+    """Bytes of the source consumed so far, as stored on disk; 0 where unknown."""
     anchor: Any = None
-    """A place at or before this piece where reading may begin anew: the number of a file, or what the reader
-    of a dataset says of itself; JSON."""
+    """A place at or before this piece where reading can resume, as JSON: the number of a file, or the state
+    of a dataset's reader."""
 
 
 def split_text(text: str) -> list[str]:

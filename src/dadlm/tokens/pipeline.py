@@ -1,7 +1,7 @@
-"""What a tokenizer.json may ask for: nothing by which a short text takes hours or all memory.
+"""Checks that a tokenizer.json has nothing by which a short text could take hours or all memory.
 
-Everything is allowed that the tokenizers of GPT-2, BERT, Llama, SmolLM2 and ours have. Refused are texts that
-grow from part to part, expressions that backtrack without end, and tables that nobody can look into.
+Everything in the tokenizers of GPT-2, BERT, Llama, SmolLM2 and ours is allowed. Refused are steps by which
+texts grow and grow, regular expressions that backtrack without end, and tables that cannot be inspected.
 """
 
 import json
@@ -16,12 +16,12 @@ from dadlm.errors import DataError
 
 _MOST_PARTS, _MOST_GROWTH, _LONGEST_WORD = 32, 16, 1000
 _LISTS = ("normalizers", "pretokenizers", "decoders", "processors")
-# A group that is repeated; escaped brackets and those of a character class are none.
+# A repeated group; escaped brackets and those of a character class do not count.
 _REPEATED_GROUP = re.compile(r"(?:\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\\[)]|\)(?![*+{]))*\)[*+{]", re.DOTALL)
 
 
 def check_pipeline(inner: tokenizers.Tokenizer) -> None:
-    """Refuse a tokenizer that could do harm to who encodes or decodes with it."""
+    """Refuse a tokenizer that could harm whoever encodes or decodes with it."""
     longest = getattr(inner.model, "max_input_chars_per_word", 0)
     if longest > _LONGEST_WORD:
         raise DataError(
@@ -59,7 +59,7 @@ def _check_pattern(step: dict[str, Any], name: str) -> None:
     if pattern.get("String") == "":
         raise DataError(f"the tokenizer's {name} looks for an empty text")
     expression = pattern.get("Regex", "")
-    hidden = re.search(r"\\g<|\(\?[a-z]*x", expression)  # calls of groups, and blanks that mean nothing
+    hidden = re.search(r"\\g<|\(\?[a-z]*x", expression)  # calls of groups, and ignored whitespace
     if expression and (step["type"] == "Replace" or hidden or _REPEATED_GROUP.match(expression)):
         raise DataError(
             f"the tokenizer's {name} has a regular expression that may take for ever or make a text grow: "
@@ -68,7 +68,7 @@ def _check_pattern(step: dict[str, Any], name: str) -> None:
 
 
 def _growth(step: dict[str, Any]) -> float:
-    """How many times longer a text may become."""
+    """How many times as long a text may become."""
     if step["type"] == "Replace":
         return max(1.0, len(step["content"].encode()) / len(step["pattern"]["String"].encode()))
     if step["type"] == "Prepend":
@@ -80,8 +80,8 @@ def _growth(step: dict[str, Any]) -> float:
 
 @contextmanager
 def without_panic() -> Iterator[None]:
-    """The library panics where an expression takes too long: no `Exception`, so that it would go through
-    everything that holds others up."""
+    """The library panics where an expression takes too long. That is no `Exception`, and would pass every
+    handler on its way."""
     try:
         yield
     except BaseException as error:

@@ -1,6 +1,6 @@
-"""One file to documents: .txt and .jsonl, plain or packed with gzip or zstd, and .parquet.
+"""One file to documents: .txt and .jsonl, plain or compressed with gzip or zstd, and .parquet.
 
-Texts come out exactly as they are, but for a byte-order mark at the start of a file.
+Texts come out exactly as they are, except for a byte-order mark at the start of a file.
 """
 
 import codecs
@@ -19,30 +19,30 @@ from dadlm.tokens.zstd import ZstdReader
 
 PACKINGS = (".gz", ".zst")
 LONGEST = 64 << 20
-"""Bytes of a line of .jsonl or a text of .parquet: a few bytes of a packed file may stand for any number, and
-memory takes several times as many."""
+"""Bytes of a line of .jsonl or a text of .parquet: few bytes of a compressed file can stand for any number,
+and memory takes several times as many."""
 _CHUNK = 1 << 18
 _ROWS = 16  # of a parquet file, in memory at once
 _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 
 def file_format(path: Path) -> tuple[str, str]:
-    """(format, packing) by the file's name, e.g. (".jsonl", ".zst"); ("", "") when it is none we know."""
+    """(format, compression) by the file's name, e.g. (".jsonl", ".zst"); ("", "") if it is none we know."""
     endings = [ending.lower() for ending in path.suffixes[-2:]]
     packing = endings.pop() if endings and endings[-1] in PACKINGS else ""
     form = endings[-1] if endings else ""
-    known = form in (".txt", ".jsonl") or (form == ".parquet" and not packing)  # parquet packs by itself
+    known = form in (".txt", ".jsonl") or (form == ".parquet" and not packing)  # parquet compresses by itself
     return (form, packing) if known else ("", "")
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a pipe or a device, which would be waited for; standard input may be read by its name."""
+    """Refuse pipes and devices, which would block; standard input may be read by its name."""
     if path.exists() and not path.is_file() and not str(path.absolute()).startswith(_STREAMS):
         raise DataError(f"{path} is no regular file")
 
 
 def read_file(path: Path, text_field: str) -> Iterator[Piece]:
-    """The file's documents in order, in pieces; empty documents are left out."""
+    """The file's documents in order, in pieces, without empty ones."""
     form, packing = file_format(path)
     try:
         if form == ".parquet":
@@ -88,7 +88,7 @@ def _decoded(stream: BinaryIO, path: Path) -> Iterator[str]:
 
 
 def _jsonl(stream: BinaryIO, path: Path, text_field: str) -> Iterator[tuple[str, bool]]:
-    """One JSON object a line; blank lines are passed over."""
+    """One JSON object a line; blank lines are skipped."""
     offset = 0
     for number, line in enumerate(iter(partial(stream.readline, LONGEST + 1), b""), 1):
         if len(line) > LONGEST:
@@ -116,7 +116,7 @@ def _too_long(where: str) -> DataError:
 
 
 def _not_utf8(path: Path, line: int, read: int, error: UnicodeDecodeError) -> DataError:
-    """What was decoded begins in that line and ends with byte number `read` of the file."""
+    """The bytes in `error` begin in that line, and end at byte number `read` of the file."""
     data, start = error.object, error.start
     line += data.count(b"\n", 0, start)
     where = f"line {line}, byte offset {read - len(data) + start}"
@@ -128,7 +128,7 @@ def _not_utf8(path: Path, line: int, read: int, error: UnicodeDecodeError) -> Da
 
 
 def _parquet(path: Path, text_field: str) -> Iterator[Piece]:
-    """The texts of one column in order; `read` goes with the share of rows, as bytes mean little here."""
+    """The texts of one column in order; `read` follows the share of rows, as bytes mean little here."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -143,7 +143,7 @@ def _parquet(path: Path, text_field: str) -> Iterator[Piece]:
             for batch in file.iter_batches(_ROWS, columns=[text_field]):
                 for value in batch.column(0):
                     row += 1
-                    stored = getattr(value, "as_buffer", lambda: None)()  # of a text that is there
+                    stored = getattr(value, "as_buffer", lambda: None)()  # None where the text is null
                     if stored is not None and stored.size > LONGEST:
                         raise _too_long(f"{path}, row {row}")
                     document = field_of({text_field: value.as_py()}, text_field, f"{path}, row {row}")
@@ -156,7 +156,7 @@ def _parquet(path: Path, text_field: str) -> Iterator[Piece]:
 
 
 def _check_sizes(metadata: Any, path: Path, text_field: str) -> None:
-    """Refuse what is too long on average, before anything is unpacked."""
+    """Refuse texts that are too long on average, before anything is decompressed."""
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         columns = map(group.column, range(group.num_columns))
@@ -166,7 +166,7 @@ def _check_sizes(metadata: Any, path: Path, text_field: str) -> None:
 
 
 def field_of(record: object, text_field: str, where: str) -> str:
-    """The text of one record, or an error saying where, and which fields there are."""
+    """The text of one record, or an error that says where it is missing, and which fields there are."""
     if not isinstance(record, dict):
         found = type(record).__name__
         raise DataError(f'{where}: expected an object like {{"{text_field}": "..."}}, found {found}')

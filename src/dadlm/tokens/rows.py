@@ -55,7 +55,7 @@ class Rows:
         return part
 
     def border(self, near: int) -> int:
-        """The row nearest to `near` at which the rows may be split: in a stream any."""
+        """The row nearest to `near` at which the rows may be split: in a stream, any row."""
         return near
 
     def __getitem__(self, index: int) -> Tensor:
@@ -80,7 +80,7 @@ class Rows:
         return np.concatenate(parts).astype(np.int64)
 
     def fingerprint(self) -> str:
-        """A hash of the number of rows, their length and some 64 of them."""
+        """A hash of the number of rows, their length, and about 64 of them."""
         digest = hashlib.sha256(f"{len(self)} {self.context}".encode())
         for index in range(0, len(self), max(1, len(self) // 64)):
             digest.update(self[index].numpy().tobytes())
@@ -92,7 +92,7 @@ class Rows:
 
 
 class DocumentRows(Rows):
-    """Every document begins a row; its last row is filled up with end-of-text, trained on like text."""
+    """Every document begins a row; its last row is padded with end-of-text, trained on like text."""
 
     def __init__(self, arrays: Sequence[np.ndarray], context: int, eot_id: int):
         self._eot = eot_id
@@ -101,7 +101,7 @@ class DocumentRows(Rows):
     def _count(self, tokens: int) -> int:
         starts_of = zip(self._starts, self._arrays, strict=True)
         ends = [start + np.flatnonzero(array == self._eot) for start, array in starts_of]
-        self._stops = np.concatenate(ends) + 1  # of each document, its end-of-text included
+        self._stops = np.concatenate(ends) + 1  # of each document, including its end-of-text
         rows = -(-np.diff(self._stops, prepend=0) // self.context)
         self._rows_before = np.concatenate([[0], np.cumsum(rows)])
         return int(rows.sum())
@@ -111,7 +111,7 @@ class DocumentRows(Rows):
         return cls(shards.arrays, context, shards.index.eot_id)
 
     def border(self, near: int) -> int:
-        """Where a document begins, so that each is wholly in one part."""
+        """Where a document begins, so that each is in one part as a whole."""
         begins = self._rows_before - self._first
         begins = begins[(begins > 0) & (begins < len(self))]
         if not len(begins):

@@ -1,10 +1,10 @@
-"""Token ids on disk: plain little-endian integers, memory-mapped, beside an index that vouches for them.
+"""Token ids on disk: plain little-endian integers, memory-mapped, and an index with their checksums.
 
     <name>/index.json        version, dtype, counts, checksums, and what the tokens were made from
     <name>/tokenizer.json    the tokenizer that made them
     <name>/shard-00000.bin   ids of documents one after another, end-of-text after each
 
-The index holds no names of files: a shard's follows from its number, so no index can point elsewhere.
+The index names no files: a shard's name follows from its number, so no index can point elsewhere.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Index:
 
     version: int = VERSION
     dtype: str
-    """"<u2" when every id fits into 16 bits, else "<u4"."""
+    """"<u2" if every id fits into 16 bits, else "<u4"."""
     shards: list[int]
     """Tokens in each shard file."""
     sha256: list[str]
@@ -44,10 +44,10 @@ class Index:
     vocab_size: int
     eot_id: int
     identity: dict[str, Any]
-    """What the folder's name is a hash of: tokenizer fingerprint, options, source."""
+    """What the folder's name is a hash of: the tokenizer's fingerprint, options, source."""
 
     def __post_init__(self) -> None:
-        """What comes from a file may be anything."""
+        """A file may hold anything."""
         if self.dtype not in ("<u2", "<u4"):
             raise ValueError(f"dtype {self.dtype!r}")
         if not all(type(count) is int and count > 0 for count in self.shards):
@@ -79,7 +79,7 @@ _AGAIN = "delete the folder and prepare the data again"
 
 @dataclass(frozen=True)
 class Shards:
-    """A finished folder of tokens; `open` is the way to get one."""
+    """A finished folder of tokens; get one with `open`."""
 
     folder: Path
     index: Index
@@ -96,7 +96,7 @@ class Shards:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Shards":
-        """Map the shards of a folder, after a check that every file is there in its full size."""
+        """Map the shards of a folder, after checking that every file is there in full size."""
         folder = Path(folder)
         index = Index.read(folder)
         dtype, arrays = np.dtype(index.dtype), []
@@ -114,7 +114,7 @@ class Shards:
 
 
 def verify(folder: str | Path) -> Shards:
-    """Read every byte of a finished folder and compare it with the index; the shards, if all is well."""
+    """Compare every byte of a finished folder with the index; returns the shards if all is well."""
     shards = Shards.open(folder)
     for number, expected in enumerate(shards.index.sha256):
         file = shards.folder / shard_name(number)

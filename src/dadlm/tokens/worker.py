@@ -1,7 +1,7 @@
-"""A process that tokenises: lists of texts come in on standard input, their ids go out on standard output.
+"""A process that tokenises: reads lists of texts from standard input, writes their ids to standard output.
 
-Run as a file, not as a module of the package, so that it holds the tokenizer in memory but not torch. It ends
-when its input does: none outlives a run that was killed.
+Run as a file, not as a module of the package, so that torch is not loaded. It ends when its input does, so
+none outlives a run that is killed.
 """
 
 import json
@@ -18,7 +18,7 @@ def send(stream: IO[bytes], value: Any) -> None:
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """What the other end sent, a line; EOFError when it is gone."""
+    """A line from the other end; EOFError if it is gone."""
     line = stream.readline()
     if not line.endswith(b"\n"):
         raise EOFError
@@ -28,13 +28,13 @@ def receive(stream: IO[bytes]) -> Any:
 def main(file: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started us decides when to stop
     tokenizer = tokenizers.Tokenizer.from_file(file)
-    tokenizer.encode_special_tokens = True  # as `Tokenizer` does; it is not part of the file
+    tokenizer.encode_special_tokens = True  # as `Tokenizer` does: the file does not store it
     while True:
         texts = receive(sys.stdin.buffer)
         try:
             encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
             ids = [encoding.ids for encoding in encodings]
-        except Exception:  # the library raises bare Exception; the caller encodes again to find out why
+        except BaseException:  # the library also panics; the caller encodes again to find out why
             ids = None
         send(sys.stdout.buffer, ids)
 

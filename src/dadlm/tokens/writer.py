@@ -1,4 +1,4 @@
-"""Ids into shard files of bounded size, in order, with a journal of the finished ones to resume from."""
+"""Writes ids to shard files of bounded size, in order, with a journal of finished ones to resume from."""
 
 import hashlib
 import json
@@ -18,23 +18,23 @@ JOURNAL = "journal.jsonl"
 
 @dataclass(frozen=True)
 class Place:
-    """How far a source is in the shards."""
+    """How much of a source is in the shards."""
 
     anchor: Any = None
-    """Where reading may begin to come here; see `Piece`."""
+    """Where reading can resume; see `Piece`."""
     pieces: int = 0
-    """Pieces from there on that are in the shards whole."""
+    """Whole pieces after the anchor that are in the shards."""
     ids: int = 0
     """Ids of the next piece that are in the shards."""
     documents: int = 0
-    """Whole documents since the beginning of the source."""
+    """Whole documents from the beginning of the source."""
     text_bytes: int = 0
-    """UTF-8 bytes of whole pieces since the beginning of the source."""
+    """UTF-8 bytes of whole pieces from the beginning of the source."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A finished shard, and the place that was reached with it."""
+    """A line of the journal: a finished shard, and the place reached with it."""
 
     tokens: int
     sha256: str
@@ -42,7 +42,7 @@ class Line:
 
 
 class ShardWriter:
-    """Takes the pieces that follow `place`; begins a new file whenever one holds `shard_tokens`."""
+    """Takes the pieces after `place`; begins a new file whenever one holds `shard_tokens`."""
 
     def __init__(self, folder: Path, vocab_size: int, shard_tokens: int):
         self.dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
@@ -56,7 +56,7 @@ class ShardWriter:
     def write(self, piece: Piece, ids: Sequence[int] | np.ndarray) -> None:
         if piece.anchor != self.place.anchor:
             self.place = replace(self.place, anchor=piece.anchor, pieces=0)
-        array = np.asarray(ids, dtype=self.dtype)[self.place.ids :]  # those before went into an earlier shard
+        array = np.asarray(ids, dtype=self.dtype)[self.place.ids :]  # the rest is in an earlier shard
         while len(array):
             part, array = np.split(array, [self._limit - self._held])
             if self._file is None:
@@ -77,7 +77,7 @@ class ShardWriter:
         )
 
     def finish(self) -> None:
-        """End the current file; it is on the disk before the journal says so."""
+        """End the current file; it is on disk before the journal says so."""
         if self._file is None:
             return
         _sync(self._file)
@@ -92,7 +92,7 @@ class ShardWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What is not finished is not kept: the next run writes it anew."""
+        """An unfinished file is not kept: the next run writes it anew."""
         if self._file is not None:
             self._file.close()
 
@@ -107,7 +107,7 @@ def _sync(file: BinaryIO) -> None:
 
 
 def _read_journal(folder: Path, item_size: int) -> list[Line]:
-    """The shards that can be kept; lines after them are dropped from the file."""
+    """The shards that can be kept; later lines are dropped from the file."""
     journal, lines, good = folder / JOURNAL, [], 0
     if not journal.exists():
         return []

@@ -1,6 +1,6 @@
 """Decompress zstd files as a stream, in bounded memory.
 
-`zstandard.stream_reader` takes a truncated file for a complete one; `decompressobj` knows the end of a frame.
+`zstandard.stream_reader` takes a truncated file for a complete one; `decompressobj` knows where a frame ends.
 """
 
 import io
@@ -9,12 +9,12 @@ from typing import Any, BinaryIO
 
 from dadlm.errors import DataError
 
-_WINDOW = 1 << 31  # the most that zstd itself can pack with (--long=31); the package's own limit is lower
-_INPUT = 128  # bytes unpacked at once: 4 bytes may stand for 128 KiB, so at most 4 MiB come out
+_WINDOW = 1 << 31  # the largest that zstd can compress with (--long=31); the package's default is lower
+_INPUT = 128  # bytes decompressed at once: 4 bytes may stand for 128 KiB, so at most 4 MiB come out
 
 
 class ZstdReader(io.RawIOBase):
-    """The unpacked bytes of all frames of `raw`; `EOFError` when the file is damaged or not complete."""
+    """The decompressed bytes of all frames of `raw`; `EOFError` if the file is damaged or incomplete."""
 
     def __init__(self, raw: BinaryIO):
         self._parts, self._ready = _unpacked(raw), memoryview(b"")

@@ -1,6 +1,6 @@
-"""One forward pass in motion, as an animated SVG: words drawn alone beside words drawn along a path.
+"""One forward pass as an animated SVG: words drawn independently, beside words drawn along a path.
 
-Both panels show the same context; a frame is one draw, with the seeds 0, 1, 2, … in order.
+Both panels show the same context; each frame is one draw, with seeds 0, 1, 2, …
 """
 
 from collections.abc import Iterator, Mapping
@@ -101,7 +101,7 @@ def _words(event: StepEvent) -> list[list[str]]:
 
 
 def _lit(event: StepEvent, words: list[list[str]], language: Language) -> Iterator[str]:
-    """The drawn words; the path, where there is one."""
+    """The drawn words, and the path if there is one."""
     graph, previous = len(event.top_tokens[0]) > 1, None
     for place, token in enumerate(event.drawn):
         assert token is not None, "one step draws all"

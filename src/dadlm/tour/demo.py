@@ -1,6 +1,6 @@
 """The demo: models that ship with the package, first on a language whose truth is known, then on real text.
 
-A section is a function of (folder, prompt, seed, console) that returns what it showed as plain data.
+A section is a function of (folder, prompt, seed, console) that returns the numbers it showed as plain data.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from dadlm.tour.real_text import SHOWN, SYSTEMS, compare, completions, show_comp
 from dadlm.tour.report import introduce, show_samples, write_text
 
 SEED = 0
-"""Of the language that the shipped models of the tour have learned."""
+"""Of the language that the shipped models of the tour were trained on."""
 WRITTEN = ("demo.json", "dag.svg", "dag.png", "tour.svg", "valid.txt")
 _BLOCKS, _BEFORE, _NODES = 1024, 4, 16
 _NEXT = """\
@@ -40,7 +40,7 @@ _NEXT = """\
 @one_thread()
 def show_demo(out: Path, prompt: str, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
     """Show every section; returns (and writes to demo.json) every number that is shown."""
-    new_figure(1, 1)  # fails at once where the extra is missing
+    new_figure(1, 1)  # fails at once if the extra is missing
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose another --out")
     out.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """A small language whose true distribution is known: a Markov chain over phrases.
 
-Each phrase is one block long. After it, K others follow with equal probability, which differ at *every*
+Each phrase is one block long. One of K others follows it, with equal probability, and these differ at *every*
 position: a model that draws the words independently is right only once in K^(N-1) times. In a second language
-all phrases share the word at one place: a chain of neighbouring words forgets there which phrase it is in.
+all phrases share the word at one place: there, a chain of neighbouring words forgets which phrase it is in.
 
 N words per phrase, K successors.
 """
@@ -25,10 +25,10 @@ WORDS = (
 )
 PHRASES, SUCCESSORS = 16, 4
 SHARED = 2
-"""The place of the shared word, in the language that has one."""
+"""The position of the shared word, in the language that has one."""
 LENGTH = len(WORDS)
 BLOCKS = 8
-"""Phrases of a text to train on."""
+"""Phrases in a training text."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Language:
 
     @property
     def total_correlation(self) -> float:
-        """C = (n - 1)·log K with n places that differ: what no factorised predictor of a whole block can get
-        below (paper, Eq. 3)."""
+        """C = (n - 1)·log K with n positions that differ: no factorised predictor of a whole block can get
+        below it (paper, Eq. 3)."""
         return (LENGTH - self.shares_word - 1) * math.log(SUCCESSORS)
 
     def rows(self, count: int, blocks: int, seed: int) -> Tensor:
@@ -71,7 +71,7 @@ class Language:
 
 
 def make_language(seed: int = 0, shares_word: bool = False) -> Language:
-    """Deal the words out to phrases, and give each phrase K successors that share no word, or just one."""
+    """Deal words out to phrases, and give each phrase K successors that share no word, or just one."""
     chance = random.Random(seed)
     while True:
         # A word for each phrase at every position, every word equally often.

@@ -20,8 +20,8 @@ from dadlm.tour.language import LENGTH, SUCCESSORS, Language
 def divergence(model: Model, language: Language, walks: Tensor) -> float:
     """Mean KL(truth ‖ model) of a fully masked block, in nats, over all blocks but the first of walks [R, G].
 
-    Exact for each context: the truth is uniform on K known successors, and the model gives each of them a
-    probability in closed form, the sum over all paths (a single one for BD3LM).
+    Exact for each context: the truth is uniform over K known successors, and the model's probability of each
+    is a sum over all paths in closed form (a single path for BD3LM).
     """
     ids = language.phrases[walks].to(model.device)  # [R, G, N]
     rows = ids.flatten(1)
@@ -46,7 +46,7 @@ class Validity:
 
 
 def validity(model: Model, language: Language, walks: Tensor, steps: int, seed: int) -> Validity:
-    """Write one block after each true text walks [R, G] in so many steps, from the plain distribution."""
+    """Write one block after each true text of `walks` [R, G] in this many steps, without a nucleus."""
     prompts = language.phrases[walks].flatten(1).tolist()
     settings = DecodeSettings(max_new_tokens=LENGTH, sampler="random", steps=steps, top_p=1.0)
     out = generate(model, prompts, seed=seed, batch_size=256, settings=settings)

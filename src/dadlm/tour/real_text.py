@@ -1,4 +1,4 @@
-"""The models that ship with the package complete one prompt in equal steps; AR judges by its perplexity."""
+"""The models that ship with the package complete one prompt in equal steps; AR judges their perplexity."""
 
 import math
 import time
@@ -26,7 +26,7 @@ SYSTEMS = {
     "DA-DLM with edges": "dadlm-edges",
 }
 SHOWN = ("AR", "BD3LM", "DA-DLM with edges")
-"""Whose first text is printed."""
+"""The systems whose first text is printed."""
 NOTES = (
     "Perplexity: of all texts under AR, which is lenient with its own. T: steps a block of 16, each of which "
     "writes every fourth word (dilated). Seconds: of one processor, all texts. Edges: a token is scored "
@@ -37,15 +37,15 @@ NOTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """What one system wrote."""
+    """The texts of one system, measured."""
 
     system: str
     steps: int | None
     """Per block; None: token by token."""
     text: str
-    """The first of the texts."""
+    """The first text."""
     seconds: float
-    """Of the processor, for all texts side by side."""
+    """Processor time of all texts together."""
     tokens: int
     forward_passes: int
     judge_perplexity: float
@@ -57,7 +57,7 @@ class Completion:
 
 
 def completions(models: Mapping[str, Model], prompt: str, seed: int, judge: Model) -> Iterator[Completion]:
-    """Each system as soon as it is measured; text i has the seed `seed` + i."""
+    """Yields each system as soon as it is measured; text i has seed `seed` + i."""
     for system, model in models.items():
         if model.tokenizer is None:
             raise ConfigError("a model without a tokenizer cannot read a prompt")
@@ -78,9 +78,9 @@ def completions(models: Mapping[str, Model], prompt: str, seed: int, judge: Mode
 
 
 def _settings(model: Model, prompt: int) -> DecodeSettings:
-    """A quarter as many steps as a block has tokens; AR has one way."""
+    """A quarter as many steps as a block has tokens; AR has no choice."""
     N, context = model.config.block, model.config.context
-    # To the end of a block: tokens beyond the end would cost passes and not count.
+    # Up to the end of a block: tokens that are cut off would cost passes and not count.
     length: dict[str, int] = {"max_new_tokens": max(1, min(prompt + NEW_TOKENS, context) // N * N - prompt)}
     if N == 1:
         return settings_for(model.config, length)

@@ -37,7 +37,7 @@ def introduce(language: Language, console: Console) -> None:
 
 
 def write_text(file: Path, language: Language, seed: int) -> None:
-    """The text that training validates on, for `dadlm evaluate`: its tokens are these rows in order."""
+    """Write the tour's validation text for `dadlm evaluate`: its tokens are these rows in order."""
     lines = [language.tokenizer.decode(row.tolist()) for row in language.validation(seed)]
     file.write_text("\n".join(lines), encoding="utf-8")
 
@@ -45,7 +45,7 @@ def write_text(file: Path, language: Language, seed: int) -> None:
 def show_samples(
     models: dict[str, Model], language: Language, walks: Tensor, seed: int, console: Console
 ) -> None:
-    """Let the models continue the same phrases, one forward pass per phrase, and mark what is true."""
+    """Let the models continue the same phrases, one forward pass per phrase, and mark true successors."""
     console.print("[bold]Three phrases each in three forward passes[/bold] (✓: a true successor):")
     prompts = language.phrases[walks[:3, 0]].tolist()
     for name, model in models.items():
@@ -61,7 +61,7 @@ def show_samples(
 
 
 def _mark(language: Language, before: list[int], block: list[int]) -> str:
-    """A block, marked by whether it is a successor of the one before it."""
+    """A block, marked as a true successor of the one before it or not."""
     known = (language.phrases == torch.tensor(before)).all(-1).nonzero()
     text = language.tokenizer.decode(block)
     if len(known) and len(block) == LENGTH and language.valid(known[0], torch.tensor([block])):
@@ -77,7 +77,7 @@ def report(
     language: Language,
     console: Console,
 ) -> None:
-    """`difference` is that of a pair of models, the first minus the second."""
+    """`difference` is between the models of `pair`, the first minus the second."""
     chance = SUCCESSORS ** (1 + language.shares_word - LENGTH)
     table = Table(title="Blocks that are a true successor of the block before (1,024 each)")
     table.add_column("steps per block")
@@ -100,12 +100,12 @@ def report(
 
 
 def folder(name: str) -> str:
-    """Where the tour keeps a model: "BD3LM, edges" is bd3lm-edges."""
-    return {"BD3LM": "bd3lm", "DA-DLM": "dadlm"}[name.split(",")[0]] + ("-edges" if "," in name else "")
+    """The folder of a model: "DA-DLM, edges" is in dadlm-edges."""
+    return name.lower().replace("-", "").replace(", ", "-")
 
 
 def draw(out: Path, models: dict[str, Model], language: Language, start: float, walks: Tensor) -> None:
-    """The curves of the models from their common start, and the last one's graph of a block."""
+    """Draw the models' curves from their common start, and a block's graph by the last model."""
     curves = {name: read_curve(out / folder(name) / "metrics.jsonl") for name in models}
     name, model = list(models.items())[-1]
     prompt = language.phrases[walks[0]].flatten().tolist()
@@ -124,7 +124,7 @@ def read_curve(metrics: Path) -> list[tuple[int, float]]:
 
 
 def draw_curve(curves: dict[str, list[tuple[int, float]]], bound: float, start: float, file: Path) -> None:
-    """Divergence while training: one line per model from the same starting value, and the bound C."""
+    """Divergence during training: one line per model from the same start, and the bound C."""
     figure = new_figure(7, 4.2)
     axes = figure.add_subplot()
     for (name, curve), colour in zip(curves.items(), _COLOURS, strict=False):

@@ -1,7 +1,7 @@
 """The tour: train on a language whose truth is known, and see what the graph adds.
 
-BD3LM is trained first; from there BD3LM and DA-DLM train on for the same number of steps. The second tour has
-a language with a shared word, and token edges in both models beside the plain ones.
+BD3LM is trained first; from there, BD3LM and DA-DLM are trained on for the same number of steps. The second
+tour has a language with a shared word, and models with token edges beside the plain ones.
 """
 
 import shutil
@@ -36,9 +36,9 @@ WITH_EDGES = PLAIN | {"BD3LM, edges": ("bd3lm", EDGES), "DA-DLM, edges": ("dadlm
 
 @one_thread()
 def take_tour(out: Path, seed: int = 0, quiet: bool = False, edges: bool = False) -> dict[str, Any]:
-    """Train, measure, draw; returns (and writes to tour.json) every number that is shown. With `edges` it is
-    the second tour."""
-    new_figure(1, 1)  # fails before minutes of training where the extra is missing
+    """Train, measure, draw; returns (and writes to tour.json) every number that is shown. `edges`: the second
+    tour."""
+    new_figure(1, 1)  # fails before minutes of training if the extra is missing
     language, console = make_language(seed, shares_word=edges), Console(quiet=quiet)
     introduce(language, console)
     _clear(out)
@@ -76,7 +76,7 @@ def take_tour(out: Path, seed: int = 0, quiet: bool = False, edges: bool = False
 
 
 def _clear(out: Path) -> None:
-    """A tour starts from nothing; it removes what an earlier one left, and nothing else."""
+    """Remove what an earlier tour left, and nothing else."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; choose another --out")
     others = {file.name for file in out.iterdir()} - set(WRITTEN) if out.exists() else set()
@@ -85,7 +85,7 @@ def _clear(out: Path) -> None:
     for name in ("common", *map(folder, WITH_EDGES)):
         shutil.rmtree(out / name, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "tour.json", {})  # says whose folder it is, should the tour be interrupted
+    write_json(out / "tour.json", {})  # marks the folder as ours, should the tour be interrupted
 
 
 def _train(
@@ -111,5 +111,5 @@ def _train(
         return {"divergence": divergence(model, language, walks)}
 
     if Trainer(run, model, rows, valid, quiet=quiet, probe=probe).run().interrupted:
-        raise KeyboardInterrupt  # training saved its state, but a tour has no use for a part of it
+        raise KeyboardInterrupt  # training can be resumed, a tour cannot
     return load(out / "last")

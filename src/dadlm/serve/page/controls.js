@@ -1,4 +1,4 @@
-// The form: the server's models and samplers, the settings that have an effect, and links to a run.
+// The form: the server's models and samplers, settings as far as they apply, and links to a run.
 
 import { make } from "./dom.js";
 import { exampleFor, inOrder, inWords, isTour, laneName, modeInWords } from "./models.js";
@@ -29,7 +29,7 @@ export class Controls {
     });
   }
 
-  /** What is chosen, also where it has no effect. */
+  /** All values, also those without effect. */
   get values() {
     const values = { lane: [] };
     for (const { name, type, value, checked } of this.form.elements) {
@@ -73,13 +73,13 @@ export class Controls {
 
   #laneChoice(lane) {
     const { model, mode } = lane;
-    // Others know other words, or write the same text in another way.
+    // The others have another vocabulary, or write the same text in another way.
     const defaultChecked = isTour(model) === isTour(this.models[0]) && mode === model.dadlm.modes[0];
     const box = make("input", { type: "checkbox", name: "lane", value: keyOf(lane), defaultChecked });
     return make("label", { className: "check", title: inWords(model) }, box, laneName(lane));
   }
 
-  /** What these values are about: models, each with a mode. */
+  /** The lanes of these values: models, each with a mode. */
   lanes(values) {
     if (values.task === "race") return this.#allLanes().filter((lane) => values.lane.includes(keyOf(lane)));
     return this.models.filter(({ id }) => id === values.model).map((model) => {
@@ -103,7 +103,7 @@ export class Controls {
     return `#${hash}`;
   }
 
-  /** Set the controls as a link says; gives the step it points at, or null if there is no link. */
+  /** Set the controls as a link says; returns { step } that it points at, or null if this is no link. */
   follow(hash) {
     const linked = new URLSearchParams(hash.slice(1));
     if (!linked.has("seed")) return null;
@@ -116,7 +116,7 @@ export class Controls {
     return { step: linked.has("step") ? Math.trunc(Number(linked.get("step"))) || 0 : Infinity };
   }
 
-  /** Choose a lane to write, with its steps. */
+  /** Choose a lane for Write, with its steps. */
   choose({ model, mode }) {
     this.form.elements.task.value = "write";
     this.form.elements.trace.checked = true;
@@ -126,7 +126,7 @@ export class Controls {
     this.show();
   }
 
-  /** Show the controls that apply, and why others do not. */
+  /** Show the controls that apply, and say why others do not. */
   show() {
     this.#disableAr();
     this.#offerModes();
@@ -150,7 +150,7 @@ export class Controls {
     this.page.samplerSummary.textContent = this.form.elements.sampler.disabled ? "" : this.#summary(values.sampler);
   }
 
-  /** What a sampler does, with the names that its options have on the page. */
+  /** What a sampler does, its options under their names on the page. */
   #summary(sampler) {
     const summary = this.samplers.find(({ name }) => name === sampler)?.summary;
     return summary ? `A pass keeps ${summary.replace(/`(\w+)`/g, (_, name) => `“${this.nameOf(name)}”`)}.` : "";
@@ -163,7 +163,7 @@ export class Controls {
     return field ? nameOf(field) : setting;
   }
 
-  /** An example and settings that suit the models, where nobody has typed anything. */
+  /** An example and settings that suit the models, as defaults. */
   #suggest({ task }, lanes) {
     const { prompt, max_tokens: tokens, steps } = this.form.elements;
     const example = exampleFor(lanes[0].model);

@@ -1,4 +1,4 @@
-// Probabilities read off a step's transitions and tokens, for those who draw it.
+// Probabilities of a step, from its transitions and tokens.
 
 /** [N][K]: how likely a path is to come through each node. */
 export function reach(step) {

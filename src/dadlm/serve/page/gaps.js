@@ -1,9 +1,9 @@
-// Texts with gaps, which the page writes as [[5]].
+// Texts with gaps, written as [[5]] on the page.
 
 const MOST_PARTS = 256; // what the server takes
 
 export class GapError extends Error {
-  /** `place`: from where to where the text is at fault. */
+  /** `place`: [begin, end] of the faulty part of the text. */
   constructor(message, place = null) {
     super(message);
     this.place = place;

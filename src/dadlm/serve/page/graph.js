@@ -1,5 +1,5 @@
 // A step as SVG: groups as columns, candidates as boxes, transitions as lines, the chosen path lit.
-// All looks are attributes, so that the picture is the same in the page and in a file.
+// All styling is in attributes, so that the picture is the same on the page and in a file.
 
 import { edgesInto, reach, tokensAt } from "./flow.js";
 import { Run } from "./run.js";

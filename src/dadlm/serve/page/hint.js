@@ -1,4 +1,4 @@
-// The card beside a node that is pointed at, focused or tapped: its tokens, and how likely it is to be reached.
+// The card beside a node that is hovered, focused or tapped: its tokens, and how likely it is to be reached.
 
 import { bar, make } from "./dom.js";
 import { drawnAt, reach } from "./flow.js";

@@ -19,11 +19,11 @@ let runs = []; // on the page: one, or one for each lane
 let asked = null; // the values of the controls that they were made with
 let running = null; // aborts what runs
 let unread = null; // a link that was opened before the models were loaded
-let linked = null; // the step that a link points at, once its run is started
+let linked = null; // the step that a link points at, for the next run
 
 page.controls.addEventListener("submit", (event) => {
   event.preventDefault();
-  // Not the browser's own check: an invalid value in a hidden control would block the button.
+  // The browser's own check would let an invalid value in a hidden control block the button.
   const shown = [...page.controls.elements].filter((field) => !field.closest("[hidden]"));
   const faulty = shown.find((field) => !field.checkValidity());
   if (faulty?.closest("details")) page.settings.open = true;
@@ -45,9 +45,9 @@ showStage();
 addEventListener("hashchange", openPage);
 openPage();
 
-/** The page opens with an example that runs. A link only fills in its settings: others may have made it. */
+/** The page opens by running an example. A link only fills in its settings: a stranger may have made it. */
 async function openPage() {
-  const { hash } = location; // as it was opened: a run started while the models load changes it
+  const { hash } = location; // now: a run that is started while the models load changes it
   try {
     await controls.load(page.key.value);
   } catch (error) {
@@ -63,7 +63,7 @@ async function openPage() {
   }
 }
 
-/** For a model that does not know the words of the example. */
+/** For a model that lacks the words of the example. */
 function withoutExample() {
   [runs, asked] = [[], null];
   viewer.show(null);
@@ -83,7 +83,7 @@ function fillIn(hash) {
   page.status.textContent = `The link’s settings are filled in. ${page.run.textContent} runs them.`;
 }
 
-/** Start the run that the controls describe; gives the error that ended it, if one did. */
+/** Start the run that the controls describe; returns the error that ended it, if one did. */
 async function start(byUser = true) {
   running?.abort();
   const mine = (running = new AbortController());
@@ -134,7 +134,7 @@ async function writeOne(values, signal, byUser, step) {
     page.status.textContent = "Written. Now the same once more, step by step …";
     await run.trace(ask({ trace: true }), () => viewer.update());
   }
-  if (step === Infinity) viewer.update(); // stays at an earlier step if one was chosen
+  if (step === Infinity) viewer.update(); // which stays at an earlier step if one was chosen
   else viewer.go(step);
   page.status.textContent = ENDS[run.reason];
 }
@@ -203,7 +203,7 @@ function showAt(index) {
   showFigures(page.figures, run);
 }
 
-/** End what runs, without a word. */
+/** Silently end what runs. */
 function drop() {
   running?.abort();
   settle();

@@ -1,4 +1,4 @@
-// What a model is, in words, and an example that suits it.
+// Models in words, and examples that suit them.
 
 const FAMILIES = { ar: "autoregressive", mdlm: "MDLM", bd3lm: "BD3LM", dadlm: "DA-DLM" };
 const MODES = {
@@ -21,7 +21,7 @@ const TEXT = {
 /** A model of `dadlm tour`: its language has a few dozen words. */
 export const isTour = ({ id }) => id.startsWith("tour");
 
-/** The models, one to begin with first. */
+/** The models, first the one to begin with. */
 export function inOrder(models) {
   const first = models.find((one) => isTour(one) && one.dadlm.family === "dadlm") ?? models[0];
   return [first, ...models.filter((one) => one !== first)];
@@ -39,7 +39,7 @@ export function modeInWords(mode) {
   return MODES[mode] ?? mode;
 }
 
-/** A model, with its mode if that is not its usual one. */
+/** A model's name, with the mode if it is not the default. */
 export function laneName({ model, mode }) {
   return mode === model.dadlm.modes[0] ? model.id : `${model.id}, ${mode}`;
 }

@@ -1,4 +1,4 @@
-// Which settings have an effect, and why others have none.
+// Which settings apply, and why others do not.
 
 const OF_BLOCKS = ["sampler", "path", "nucleus", "infill_k"];
 const GREEDY = ["temperature", "top_p", "nucleus"];

@@ -1,4 +1,4 @@
-// Light or dark, and the colours of the style sheet as values that a picture can carry with it.
+// Light or dark, and the style sheet's colours as values that a picture can carry with it.
 
 const NAMES = ["surface", "line", "edge", "ink", "faint", "anchor", "on-anchor", "path", "fixed", "infilled"];
 const system = matchMedia("(prefers-color-scheme: dark)");
@@ -16,7 +16,7 @@ export function palette() {
   return colours;
 }
 
-/** Let a button switch between light and dark; `changed` is called whenever the colours are others. */
+/** Let a button switch between light and dark; `changed` is called whenever the colours change. */
 export function themeSwitch(button, changed) {
   const name = () => (button.textContent = `Switch to ${isDark() ? "light" : "dark"}`);
   const show = () => {

@@ -52,7 +52,7 @@ export class Lane {
     this.inside.hidden = !run.isOver;
   }
 
-  /** A bar in the colour of the best only once all are there. */
+  /** The bar of the best is highlighted once all have finished. */
   #row({ name, less, of, words }, lanes, isOver) {
     const all = lanes.filter(({ problem }) => !problem).map(({ run }) => of(run));
     const value = of(this.run);
@@ -69,7 +69,7 @@ export class Lane {
   }
 }
 
-/** Run the lanes at once or in turn, and keep them drawn until the last is there. */
+/** Run the lanes at once or in turn, and redraw them until the last has finished. */
 export async function race(lanes, inTurn, chunksOf) {
   let isOver = false;
   const draw = () => lanes.forEach((lane) => lane.draw(lanes, isOver));

@@ -1,9 +1,7 @@
-// A run as data: the request, its steps and text, and what follows from them. No drawing.
-
-import { draftOf } from "./drafts.js";
+// A run as data: its request, steps and text, and what follows from them. No drawing.
 
 const OF_DRAWN = ["drawn", "drawn_texts", "probability", "alone"];
-const BEFORE = 7; // how many earlier tokens are drawn before one that is decided alone
+const BEFORE = 7; // earlier tokens that are drawn before one that is decided alone
 
 export class Run {
   /** `parts` is the request's text: strings, and numbers for gaps to fill; a prompt is its only part. */
@@ -22,7 +20,7 @@ export class Run {
     this.given = new Map(); // block → which of its positions were known from the start
   }
 
-  /** Take in a stream of the server's objects, timed. */
+  /** Consume a stream of the server's objects, timed. */
   async time(chunks, changed = () => {}) {
     this.begun = performance.now();
     try {
@@ -35,7 +33,7 @@ export class Run {
     }
   }
 
-  /** Take in the steps of the same text, written once more with tracing, which takes longer. */
+  /** Consume the steps of the same text, written once more with tracing, which takes longer. */
   async trace(chunks, changed) {
     this.isTracing = true;
     try {
@@ -64,7 +62,7 @@ export class Run {
     for (const [id, text] of step.top_tokens?.flat(2) ?? []) this.textOf.set(id, text);
     step.texts?.forEach((text, i) => this.textOf.set(step.ids[i], text));
     if (!this.given.has(step.block)) this.given.set(step.block, step.anchor);
-    // For the text as it stood at this step; not part of the event.
+    // How much of the text stood there at this step; not part of the event.
     this.steps.push({ ...step, written: this.traced });
   }
 
@@ -72,7 +70,7 @@ export class Run {
     return this.reason !== null && !this.isTracing;
   }
 
-  /** Of the run without tracing, as the server has measured it. */
+  /** Of the run without tracing, as measured by the server. */
   get seconds() {
     if (this.begun === null) return 0;
     return this.figures.seconds ?? ((this.ended ?? performance.now()) - this.begun) / 1000;
@@ -112,7 +110,7 @@ export class Run {
     return this.parts.some((part) => typeof part === "number");
   }
 
-  /** A step that shows much: half of its block known, or all of it open. */
+  /** A step worth seeing first: the one with most known tokens, but at most half of its block. */
   get openingStep() {
     const scores = this.steps.map(({ anchor = [] }) => {
       const known = anchor.filter(Boolean).length;
@@ -129,7 +127,7 @@ export class Run {
   /** How many positions of a step's block belong to the text: its last block may be longer than the text. */
   #lengthOf(step) {
     const { length } = step.ids;
-    const isCut = this.reason === "length" || this.reason === "filled"; // after an end-of-text, see all
+    const isCut = this.reason === "length" || this.reason === "filled"; // not after an end-of-text
     if (!isCut || !this.usage) return length;
     return Math.max(1, Math.min(length, this.usage.total_tokens - step.block * length));
   }
@@ -188,10 +186,16 @@ export class Run {
     };
   }
 
+  /** What a cycle of mode lossless drafted: { text, kind: accepted | refused }; undefined for other steps. */
+  draftAt(index) {
+    const { drafted_texts: texts, accepted } = this.steps[index] ?? {};
+    return texts?.map((text, i) => ({ text, kind: accepted[i] ? "accepted" : "refused" }));
+  }
+
   /** A sentence about a step. */
   describe(index) {
-    const draft = draftOf(this.steps[index], (id) => this.token(id));
-    if (draft.length) {
+    const draft = this.draftAt(index);
+    if (draft) {
       const taken = draft.filter(({ kind }) => kind === "accepted").length;
       return `Cycle ${index + 1}: ${taken} of ${draft.length} drafted tokens accepted`;
     }

@@ -1,4 +1,4 @@
-// Talks to the server: models and samplers, answers as streams of objects, error messages.
+// Talks to the server: models and samplers, streamed answers, error messages.
 
 export class ServerError extends Error {
   /** `param`: the setting at fault. */
@@ -12,7 +12,7 @@ export async function listModels(key) {
   return (await ask("v1/models", { headers: headers(key) })).json();
 }
 
-/** The objects of a server-sent answer, as they arrive. Aborting the signal makes the server cancel. */
+/** The objects of an answer by server-sent events, as they arrive. If the signal aborts, the server cancels. */
 export async function* stream(path, body, key, signal) {
   const answer = await ask(path, {
     method: "POST",
@@ -46,7 +46,7 @@ async function* chunks(readable) {
   try {
     for (let next = await reader.read(); !next.done; next = await reader.read()) yield next.value;
   } catch (error) {
-    if (error.name === "AbortError") throw error; // any other is reported as an answer without an end
+    if (error.name === "AbortError") throw error; // others are reported as an incomplete answer
   } finally {
     await reader.cancel().catch(() => {}); // an aborted one has nothing left to cancel
   }

@@ -1,7 +1,6 @@
-// Looks at one run step by step: slider, arrow keys, play, and the graph with its hints.
+// Shows one run step by step: slider, arrow keys, play, and the graph with its hints.
 
 import { make } from "./dom.js";
-import { draftOf } from "./drafts.js";
 import { hasEdges } from "./flow.js";
 import { drawGraph } from "./graph.js";
 import { showHint } from "./hint.js";
@@ -11,7 +10,7 @@ import { shown } from "./svg.js";
 import { MEANINGS } from "./words.js";
 
 const BEAT = 700; // milliseconds that a step stays while playing
-const SIGNS = { accepted: "✓ ", refused: "✗ ", drafted: "" };
+const SIGNS = { accepted: "✓ ", refused: "✗ " };
 const TURN = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 export class Viewer {
@@ -44,7 +43,7 @@ export class Viewer {
     return this.#index;
   }
 
-  /** Begin to look at a run; null clears the place. */
+  /** Show a run from its start; null clears the view. */
   show(run) {
     this.#pause();
     this.#run = run;
@@ -94,6 +93,7 @@ export class Viewer {
     caption.textContent = isEmpty ? "" : this.#run.describe(this.#index);
     if (this.#run) this.moved(this.#index);
     this.#drawGraph();
+    this.#drawDraft();
     if (isEmpty) return;
     slider.max = this.#count - 1;
     slider.value = this.#index;
@@ -101,7 +101,6 @@ export class Viewer {
     count.textContent = `${this.#index + 1} / ${this.#count}`;
     // A screen reader would read out every step that arrives or plays.
     caption.setAttribute("aria-live", this.#timer || !this.#run.isOver ? "off" : "polite");
-    this.#drawDraft();
   }
 
   #drawGraph() {
@@ -131,7 +130,7 @@ export class Viewer {
 
   #drawDraft() {
     const { drafts } = this.page;
-    const draft = draftOf(this.#run.steps[this.#index], (id) => this.#run.token(id));
+    const draft = this.#run?.draftAt(this.#index) ?? [];
     drafts.hidden = !draft.length;
     drafts.replaceChildren(...draft.map(({ text, kind }) =>
       make("span", { className: kind, title: kind, text: SIGNS[kind] + shown(text) }),

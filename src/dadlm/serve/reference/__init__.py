@@ -1,4 +1,4 @@
-"""The page at /docs: the OpenAPI schema as HTML. It needs no script, and nothing from elsewhere."""
+"""The page at /docs: the OpenAPI schema as HTML, without scripts or anything from elsewhere."""
 
 from collections.abc import Iterator
 from html import escape
@@ -22,7 +22,7 @@ _HUGE = 10**9  # bounds beyond it are those of the type
 
 
 def render(schema: Json, examples: dict[str, str]) -> str:
-    """A page with every route and the fields of what it takes and gives; `examples` by path."""
+    """A page with every route and the fields of its request and answer; `examples` by path."""
     parts, routes = schema["components"]["schemas"], list(_routes(schema["paths"]))
     contents = "".join(f'<li><a href="#{_anchor(path)}">{escape(path)}</a></li>' for path, *_ in routes)
     body = "".join(_route(*one, parts, examples.get(one[0], "")) for one in routes)
@@ -78,7 +78,7 @@ def _resolved(schema: Json, parts: Json) -> Json:
 
 
 def _kind(schema: Json, parts: Json) -> str:
-    """What a field may be, in words."""
+    """The type of a field, in words."""
     if branches := schema.get("anyOf"):
         return " or ".join(_kind(one, parts) for one in branches if one.get("type") != "null")
     if "enum" in schema or "const" in schema:

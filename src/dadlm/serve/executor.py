@@ -1,7 +1,7 @@
-"""Work that others made and that may never end: so much of it at a time, in threads that hold up nothing.
+"""Runs untrusted work that may never end, a few pieces at a time, in daemon threads of its own.
 
-The pool that asyncio has for all work would be full of it after a few dozen requests, and the process could
-not leave before its threads do.
+asyncio's default pool would be full of it after a few dozen requests, and the process could not exit before
+the pool's threads end.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ from dadlm.serve.refusals import Refusal
 _T = TypeVar("_T")
 
 
-class Apart:
-    """`most` pieces of work side by side, while others wait; `seconds` for waiting and work, None: for ever.
-    What takes longer is refused; the work itself goes on, and its place is not free."""
+class DaemonExecutor:
+    """Runs `workers` pieces of work at once, others wait. Waiting and work together may take `seconds` (None:
+    no limit), then the request is refused; the work itself runs on and keeps its worker."""
 
-    def __init__(self, most: int, seconds: float | None) -> None:
-        self._free, self._seconds = asyncio.Semaphore(most), seconds
+    def __init__(self, workers: int, seconds: float | None) -> None:
+        self._free, self._seconds = asyncio.Semaphore(workers), seconds
 
     async def run(self, what: str, work: Callable[[], _T]) -> _T:
         try:
             async with asyncio.timeout(self._seconds):
-                await self._free.acquire()  # and given back by the thread, whether anyone still waits or not
+                await self._free.acquire()  # released by the thread, whether anyone still waits or not
                 return await asyncio.wrap_future(self._begin(work))
         except TimeoutError as error:
             message = f"{what} was not finished within this server's time limit"
@@ -34,7 +34,7 @@ class Apart:
 
     def _begin(self, work: Callable[[], _T]) -> Future[_T]:
         future, loop = Future[_T](), asyncio.get_running_loop()
-        future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+        future.set_running_or_notify_cancel()  # so it can no longer be cancelled
 
         def do() -> None:
             try:
@@ -46,7 +46,7 @@ class Apart:
 
         try:
             Thread(target=do, daemon=True).start()
-        except RuntimeError:  # no more threads: then nobody else gives the place back
+        except RuntimeError:  # no more threads: nobody else will release it
             self._free.release()
             raise
         return future
