@@ -194,7 +194,7 @@ def test_refusals():
         generate(tiny("ar"), [[1]], draft="lookup", **how)
     with pytest.raises(ConfigError, match="one_pass belongs to mode lossless"):
         DecodeSettings(one_pass=True)
-    with pytest.raises(ConfigError, match="one_pass says how the tree"):
+    with pytest.raises(ConfigError, match="one_pass describes the tree"):
         DecodeSettings(mode="lossless", one_pass=True)
     with pytest.raises(ConfigError, match="one_pass must be"):
         DecodeSettings(mode="lossless", tree=4, one_pass=1)  # type: ignore[arg-type]

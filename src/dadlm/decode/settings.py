@@ -95,8 +95,9 @@ class DecodeSettings:
         _choice("sampler", self.sampler, tuple(SAMPLERS))
         _choice("path", self.path, ("sample", "viterbi", "lookahead"))
         _choice("nucleus", self.nucleus, ("standard", "bd3lm", "position"))
-        if not isinstance(self.padded, bool):
-            raise ConfigError(f"padded must be true or false, got {self.padded!r}")
+        for name in ("padded", "drawn", "one_pass"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
         _within("top_p", self.top_p, 0, 1, open_low=True)
         _within("threshold", self.threshold, 0, 1)
         _within("transition_weight", self.transition_weight, 0, 1)
@@ -105,22 +106,16 @@ class DecodeSettings:
         for name in ("max_new_tokens", "steps", "top_k", "shortlist"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
-        if self.tree is not None and self.mode != "lossless":
-            raise ConfigError(f"tree belongs to mode lossless, and the mode is {self.mode}: leave it out")
-        if self.tree is not None and (not _is_whole(self.tree) or not 0 <= self.tree <= MOST_NODES):
-            raise ConfigError(f"tree must be a whole number from 0 to {MOST_NODES}, got {self.tree!r}")
-        for name in ("drawn", "one_pass"):
-            wanted = getattr(self, name)
-            if not isinstance(wanted, bool):
-                raise ConfigError(f"{name} must be true or false, got {wanted!r}")
-            if wanted and self.mode != "lossless":
+        lossless = {"tree": self.tree is not None, "drawn": self.drawn, "one_pass": self.one_pass}
+        for name in (name for name, is_given in lossless.items() if is_given):
+            if self.mode != "lossless":
                 raise ConfigError(
                     f"{name} belongs to mode lossless, and the mode is {self.mode}: leave it out"
                 )
-            if wanted and self.tree is None:
-                raise ConfigError(
-                    f"{name} says how the tree of mode lossless is made: give its size too (tree)"
-                )
+            if self.tree is None:
+                raise ConfigError(f"{name} describes the tree of mode lossless: give its size too (tree)")
+        if self.tree is not None and (not _is_whole(self.tree) or not 0 <= self.tree <= MOST_NODES):
+            raise ConfigError(f"tree must be a whole number from 0 to {MOST_NODES}, got {self.tree!r}")
         for owner in SAMPLERS.values():
             for name in set(owner.options) - set(SAMPLERS[self.sampler].options):
                 if getattr(self, name) != type(self).__dataclass_fields__[name].default:
