@@ -74,6 +74,9 @@ class DecodeSettings:
     more tokens a cycle, and a text as likely as in mode ar. At temperature 0 it changes nothing."""
 
     def __post_init__(self) -> None:
+        for name, value in list(vars(self).items()):
+            if getattr(value, "ndim", None) == 0:  # a number of numpy or torch
+                object.__setattr__(self, name, value.item())
         _choice("mode", self.mode, get_args(Mode))
         _choice("sampler", self.sampler, tuple(SAMPLERS))
         _choice("path", self.path, ("sample", "viterbi", "lookahead"))
@@ -98,13 +101,14 @@ class DecodeSettings:
             raise ConfigError(f"drawn belongs to mode lossless, and the mode is {self.mode}: leave it out")
         if self.drawn and self.tree is None:
             raise ConfigError("drawn says how the tree of mode lossless is made: give its size too (tree)")
-        for owner in SAMPLERS.values():
-            for name in set(owner.options) - set(SAMPLERS[self.sampler].options):
-                if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                    raise ConfigError(
-                        f"{name} belongs to the {owner.name} sampler, and {self.sampler} does not read it: "
-                        f"leave it out, or choose the sampler {owner.name}"
-                    )
+        for name in {name for one in SAMPLERS.values() for name in one.options}:
+            owners = [one.name for one in SAMPLERS.values() if name in one.options]
+            if self.sampler in owners or getattr(self, name) == type(self).__dataclass_fields__[name].default:
+                continue
+            raise ConfigError(
+                f"{name} belongs to the {' and '.join(owners)} sampler{'s' * (len(owners) > 1)}, and "
+                f"{self.sampler} does not read it: leave it out, or choose the sampler {' or '.join(owners)}"
+            )
         if self.infill is not None:
             if not isinstance(self.infill, tuple | list) or len(self.infill) != 2:
                 raise ConfigError(f"infill takes a gap length k and a ratio r, got {self.infill!r}")
