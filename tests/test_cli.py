@@ -454,7 +454,7 @@ def test_decoding_options_are_understood(words: list[str], cli: Cli, trained: Tr
 BAD_DECODING: dict[str, tuple[list[str], str]] = {
     "more steps than tokens": (["--sampler", "random", "--steps", "9"], "steps is 9.* 8 tokens"),
     "no steps": (["--sampler", "random", "--steps", "0"], "steps must be .*at least 1, got 0"),
-    "steps of another sampler": (["--sampler", "entropy", "--steps", "4"], "random sampler"),
+    "steps of another sampler": (["--sampler", "entropy", "--steps", "4"], "random and dilated samplers"),
     "threshold without sampler": (["--threshold", "0.5"], "confidence sampler"),
     "no tokens": (["--max-new-tokens", "0"], "max_new_tokens must be .*at least 1"),
     "too many tokens": (["--max-new-tokens", "500"], "max_new_tokens is 500.* context of 128"),
