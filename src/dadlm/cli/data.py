@@ -72,6 +72,8 @@ def run(words: list[str]) -> int:
 def _results(options: _Prepare | _Verify | _TrainTokenizer) -> Iterator[dict[str, Any]]:
     """What was made: one of each source of a mixture, or folder."""
     if isinstance(options, _Verify):
+        if not options.folders:
+            raise ConfigError("no folder to verify: name some that `dadlm data prepare` has made")
         for folder in options.folders:
             shards = verify(folder)
             yield {"folder": folder, "shards": len(shards.arrays), "tokens": shards.tokens, "sound": True}
