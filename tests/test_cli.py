@@ -418,6 +418,20 @@ def test_no_prompt_at_all(cli: Cli, trained: Trained, monkeypatch: pytest.Monkey
     refused(cli(*words), "no prompt", "standard input")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
     refused(cli(*words), "standard input is not UTF-8")
+    lax = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr("sys.stdin", lax)  # as Python opens it where the locale is C
+    refused(cli(*words), "standard input is not UTF-8")
+
+
+def test_errors_of_the_parser_are_plain(cli: Cli) -> None:
+    result = cli("generate", "a", "--infill", 2)
+    refused(result, "--infill", "INT FLOAT")
+    assert "bold" not in result.err
+    result = cli("train", "small", "--length", -1)
+    refused(result, "length must be positive, got -1")
+    assert "RouteConfig" not in result.err and "parsing" not in result.err
+    lines = [line for line in result.err.splitlines() if line.startswith("│")]
+    assert len(set(map(len, lines))) == 1, "the box is whole"
 
 
 @pytest.mark.parametrize(
@@ -440,7 +454,7 @@ def test_decoding_options_are_understood(words: list[str], cli: Cli, trained: Tr
 BAD_DECODING: dict[str, tuple[list[str], str]] = {
     "more steps than tokens": (["--sampler", "random", "--steps", "9"], "steps is 9.* 8 tokens"),
     "no steps": (["--sampler", "random", "--steps", "0"], "steps must be .*at least 1, got 0"),
-    "steps of another sampler": (["--sampler", "entropy", "--steps", "4"], "random sampler"),
+    "steps of another sampler": (["--sampler", "entropy", "--steps", "4"], "random and dilated samplers"),
     "threshold without sampler": (["--threshold", "0.5"], "confidence sampler"),
     "no tokens": (["--max-new-tokens", "0"], "max_new_tokens must be .*at least 1"),
     "too many tokens": (["--max-new-tokens", "500"], "max_new_tokens is 500.* context of 128"),
@@ -476,7 +490,14 @@ def test_no_such_model(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     refused(cli("generate", "hello", "--model", "runs/nowhere"), "there is no folder runs/nowhere. Models")
     (tmp_path / "empty").mkdir()
-    refused(cli("generate", "hello", "--model", "empty"), "empty is not a model folder")
+    refused(cli("generate", "hello", "--model", "empty"), "empty is not a model folder: config.json")
+    refused(cli("generate", "hello", "--model", ""), "no model is named; those that ship: dadlm-edges")
+
+
+def test_a_folder_of_models_names_them(cli: Cli, trained: Trained) -> None:
+    route = trained.runs["dadlm"].parent
+    assert trained.runs["ar"].parent == route
+    refused(cli("generate", "hello", "--model", route), f"holds some; name one: .*{trained.runs['ar']}")
 
 
 def test_text_is_printed_as_it_is(cli: Cli, trained: Trained) -> None:

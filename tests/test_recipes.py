@@ -110,3 +110,11 @@ def test_an_unknown_recipe_is_refused_with_the_list(name: str) -> None:
     with pytest.raises(ConfigError, match="unknown recipe") as caught:
         recipe(name)
     assert all(known in str(caught.value) for known in RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("smal", "small"), ("small-dlm", "small-mdlm"), ("Lab-ar", "lab-ar")]
+)
+def test_the_nearest_recipe_is_named(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean {meant}\\?"):
+        recipe(name)

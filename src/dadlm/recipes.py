@@ -10,6 +10,7 @@ of any scale.
 
 from collections.abc import Callable
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from dadlm.errors import ConfigError
@@ -145,7 +146,9 @@ def recipe(name: str, **changes) -> RunConfig:
     """The run called SCALE-FAMILY, or SCALE-FAMILY-STEPS, with top-level fields replaced."""
     if name not in RECIPES:
         routes = f"or a route, which is all stages in one: {', '.join(ROUTES)}"
-        raise ConfigError(f"unknown recipe {name!r}; choose one of {', '.join(RECIPES)}, {routes}")
+        near = get_close_matches(name, (*RECIPES, *ROUTES), 1)
+        meant = f"; did you mean {near[0]}? Choose" if near else "; choose"
+        raise ConfigError(f"unknown recipe {name!r}{meant} one of {', '.join(RECIPES)}, {routes}")
     scale, family, *_ = name.split("-")
     run = _SCALES[scale](family)  # type: ignore[arg-type]
     if name in _LONGER:

@@ -2,7 +2,9 @@
 
 import re
 
+import numpy as np
 import pytest
+import torch
 from tests.decode.tiny import FAMILIES, prompt_of, tiny
 
 from dadlm import ConfigError, DadlmError, DecodeSettings, Model, generate, stream
@@ -17,7 +19,14 @@ BAD_SETTINGS = {
     "steps 0": ({"sampler": "random", "steps": 0}, ["steps", "at least 1", "0"]),
     "steps -3": ({"sampler": "random", "steps": -3}, ["steps", "at least 1", "-3"]),
     "steps with first-hitting": ({"steps": 2}, ["steps", "random", "first-hitting"]),
-    "steps with confidence": ({"sampler": "confidence", "steps": 2}, ["steps", "random", "confidence"]),
+    "steps with confidence": (
+        {"sampler": "confidence", "steps": 2},
+        [
+            "steps belongs to the random and dilated samplers",
+            "confidence",
+            "choose the sampler random or dilated",
+        ],
+    ),
     "sampler": ({"sampler": "greedy"}, ["sampler", "greedy", "first-hitting, random, confidence"]),
     "path": ({"path": "beam"}, ["path", "beam", "sample, viterbi"]),
     "nucleus": ({"nucleus": "wide"}, ["nucleus", "wide", "standard, bd3lm"]),
@@ -171,3 +180,45 @@ def test_nothing_is_decoded_before_every_prompt_is_checked(model, monkeypatch):
     monkeypatch.setattr(Model, "read", lambda *_, **__: pytest.fail("decoding began"))
     with pytest.raises(DadlmError):
         generate(model, [prompt_of(5), prompt_of(40)])
+
+
+def test_prompts_of_any_kind(model):
+    """Arrays, tensors and what is gone through once; rows of an array are prompts of their own."""
+    rows = [prompt_of(5), prompt_of(5)[::-1]]
+    told = generate(model, rows, seed=1, max_new_tokens=3).tokens
+    for prompts in (np.array(rows), torch.tensor(rows), (row for row in rows), tuple(map(tuple, rows))):
+        assert generate(model, prompts, seed=1, max_new_tokens=3).tokens == told
+    one = generate(model, rows[:1], seed=1, max_new_tokens=3).tokens
+    assert generate(model, torch.tensor(rows[0]), seed=1, max_new_tokens=3).tokens == one
+    column = [[id_] for id_ in rows[0]]  # one prompt of one token each
+    assert len(generate(model, torch.tensor(column), seed=1, max_new_tokens=1).tokens) == len(column)
+
+
+@pytest.mark.parametrize(
+    "prompts", [None, 5, b"abc", [None], [b"abc"], [[b"a"]], [[1.5]], torch.tensor([1.5])]
+)
+def test_what_is_no_prompt_is_refused(model, prompts):
+    with pytest.raises(ConfigError, match=r"text.* token ids.*got"):
+        generate(model, prompts, max_new_tokens=1)
+
+
+def test_a_stream_has_one_prompt(model):
+    with pytest.raises(ConfigError, match=r"a prompt must be a text .*got \['The'\]"):
+        stream(model, ["The"])
+
+
+def test_numbers_of_numpy_are_numbers(model):
+    numbers = {"max_new_tokens": np.int64(3), "top_p": np.float32(0.5), "top_k": np.int32(4)}
+    plain = {"max_new_tokens": 3, "top_p": 0.5, "top_k": 4}
+    assert generate(model, prompt_of(5), seed=1, **numbers) == generate(model, prompt_of(5), seed=1, **plain)
+
+
+@pytest.mark.parametrize("batch_size", [0, 1.5, None, True])
+def test_batch_size_is_a_whole_number(model, batch_size):
+    with pytest.raises(ConfigError, match="batch_size must be a whole number of at least 1"):
+        generate(model, prompt_of(5), batch_size=batch_size)
+
+
+def test_settings_are_settings(model):
+    with pytest.raises(ConfigError, match="settings must be a DecodeSettings, got dict"):
+        generate(model, prompt_of(5), settings={"max_new_tokens": 2})  # type: ignore[arg-type]

@@ -313,6 +313,13 @@ def test_a_race_counts_while_it_runs(browser, models) -> None:
         page.get_by_text("Stopped.").wait_for()
 
 
+def test_a_race_says_who_could_not_finish(browser, url) -> None:
+    with visit(browser, url, hash_of("race", prompt="the unicorn"), refused=True) as page:
+        press_run(page)
+        page.get_by_text(" could not finish.").wait_for()
+        assert page.get_by_text("all models have finished").count() == 0
+
+
 def test_infill(browser, url, models) -> None:
     model = models["dadlm"]
     ids = model.tokenizer.encode("the red a a a river a a fox")
@@ -420,6 +427,7 @@ def test_refusals_are_shown(browser, url) -> None:
         press_run(page)
         page.wait_for_selector("#problem:not([hidden])")
         assert "unicorn" in page.get_by_role("alert").inner_text()
+        page.wait_for_function(IN_VIEW, arg="#problem")  # though the page has gone on to the result
         page.get_by_label("Prompt").fill(PROMPT)
         page.get_by_label("Tokens", exact=True).fill("9999")
         page.get_by_role("button", name="Write").click()

@@ -38,6 +38,10 @@ def test_prepare_and_verify_a_mixture(texts, capsys):
         assert said(capsys) == [
             {"folder": result["folder"], "shards": 1, "tokens": result["tokens"], "sound": True}
         ]
+    assert main(["data", "verify", *(result["folder"] for result in made), "--json"]) == 0  # as a shell's *
+    [both] = [told["sources"] for told in said(capsys)]
+    assert [one["tokens"] for one in both] == [result["tokens"] for result in made]
+    assert main(["data", "verify"]) == 2 and "no folder to verify" in capsys.readouterr().err
     with open(f"{made[0]['folder']}/shard-00000.bin", "r+b") as file:
         file.write(b"\1\0\1\0")
     assert main(["data", "verify", made[0]["folder"]]) == 2

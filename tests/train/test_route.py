@@ -16,7 +16,7 @@ from dadlm.recipes import ROUTES, route
 from dadlm.train import Finished, RunConfig, train, train_route, trainer
 from dadlm.train.loop import Loop
 from dadlm.train.origin import fresh_model
-from dadlm.train.route import RouteConfig, stages_of
+from dadlm.train.route import RouteConfig, stages_of, write_log
 
 FAMILIES = ("ar", "bd3lm", "dadlm")
 STEPS = 4
@@ -48,6 +48,16 @@ def test_a_route_is_its_stages_one_by_one(shared: RouteConfig, tmp_path: Path) -
     steps = [entry["route_step"] for entry in entries]
     assert steps == sorted(steps) and steps[-1] == 3 * STEPS
     pytest.importorskip("matplotlib")
+    assert "<svg" in (Path(shared.out) / "route.svg").read_text("utf-8")
+
+
+def test_a_route_stopped_before_its_first_loss_is_drawn_without_a_word(shared: RouteConfig) -> None:
+    pytest.importorskip("matplotlib")
+    stages = stages_of(shared, recipes())
+    log = Path(stages[0].out) / "metrics.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text('{"step": 1, "tokens": 5}\n', "utf-8")
+    write_log(stages, Path(shared.out))  # warnings are errors here
     assert "<svg" in (Path(shared.out) / "route.svg").read_text("utf-8")
 
 

@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from dadlm.cli.options import ModelOptions, open_draft, open_model, parse, suited_settings
+from dadlm.cli.options import ModelOptions, input_lines, open_draft, open_model, parse, suited_settings
 from dadlm.decode import DecodeSettings
 from dadlm.decode.engines import engine_of
 from dadlm.decode.generate import completions, decode_steps
@@ -139,7 +139,7 @@ def _piped(talk: Conversation, as_json: bool) -> int:
     """A message per line of standard input; answers alone on standard output. Unknown commands and lines that
     are too long are told, and do not keep the other lines from being answered."""
     code = 0
-    for line in _lines():
+    for line in map(str.strip, input_lines()):
         try:
             if _obey(talk, line):
                 break
@@ -209,11 +209,3 @@ def _keep(piece: str) -> None:
 
 def _print(piece: str) -> None:
     print(piece, end="", flush=True)
-
-
-def _lines() -> Iterator[str]:
-    try:
-        for line in sys.stdin:
-            yield line.removeprefix("\ufeff").strip()
-    except UnicodeDecodeError as error:
-        raise DataError(f"standard input is not {error.encoding.upper()}: {error.reason}") from None

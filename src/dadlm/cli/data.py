@@ -33,10 +33,10 @@ class _Prepare(JsonOption):
 
 @dataclass(frozen=True)
 class _Verify(JsonOption):
-    """read a folder of shards completely and compare it with its checksums"""
+    """read folders of shards completely and compare them with their checksums"""
 
-    folder: tyro.conf.Positional[str]
-    """A folder written by `dadlm data prepare`."""
+    folders: tyro.conf.Positional[tuple[str, ...]]
+    """Folders written by `dadlm data prepare`."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,13 @@ def run(words: list[str]) -> int:
 
 
 def _results(options: _Prepare | _Verify | _TrainTokenizer) -> Iterator[dict[str, Any]]:
-    """What was made: one of each source of a mixture."""
+    """What was made: one of each source of a mixture, or folder."""
     if isinstance(options, _Verify):
-        shards = verify(options.folder)
-        yield {"folder": options.folder, "shards": len(shards.arrays), "tokens": shards.tokens, "sound": True}
+        if not options.folders:
+            raise ConfigError("no folder to verify: name some that `dadlm data prepare` has made")
+        for folder in options.folders:
+            shards = verify(folder)
+            yield {"folder": folder, "shards": len(shards.arrays), "tokens": shards.tokens, "sound": True}
         return
     if isinstance(options, _TrainTokenizer) and (Path(options.out) / "config.json").exists():
         raise ConfigError(f"{options.out} holds a model, whose tokenizer must stay: choose another --out")

@@ -13,6 +13,7 @@ from dadlm.cli.interactive import converse
 from dadlm.cli.options import (
     ModelOptions,
     cost_line,
+    input_lines,
     numbers_last,
     open_draft,
     open_model,
@@ -24,7 +25,7 @@ from dadlm.decode import DecodeSettings, generate, stream
 from dadlm.decode.picture import check_name, draw_step
 from dadlm.decode.settings import SUITED_SAMPLER
 from dadlm.decode.show import show_step
-from dadlm.errors import ConfigError, DataError
+from dadlm.errors import ConfigError
 from dadlm.model import Model
 from dadlm.model.pretrained import DEFAULT
 
@@ -112,11 +113,7 @@ def _lines() -> list[str]:
     """Prompts from standard input; an empty line is an empty prompt, so that texts and lines go in pairs."""
     if sys.stdin.isatty():
         print("prompts, one per line; Ctrl-D ends them", file=sys.stderr)
-    try:
-        prompts = [line.removesuffix("\n") for line in sys.stdin]
-    except UnicodeDecodeError as error:
-        raise DataError(f"standard input is not {error.encoding.upper()}: {error.reason}") from None
-    prompts[:1] = [prompt.removeprefix("\ufeff") for prompt in prompts[:1]]  # a byte-order mark
+    prompts = list(input_lines())
     if not prompts:
         raise ConfigError('no prompt: name some ("" is the empty one), or write lines to standard input')
     return prompts

@@ -15,12 +15,13 @@ from rich.text import Text
 
 from dadlm.decode import DecodeSettings, settings_for
 from dadlm.decode.pair import LOOKUP, usual_draft
-from dadlm.errors import ConfigError
+from dadlm.errors import ConfigError, DataError
 from dadlm.model import Model, in_mode, load
 from dadlm.model.packaged import folder_of, is_whole
 from dadlm.model.pretrained import PACKAGED, shipped
 
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?")
+_INTERNAL = re.compile(r"\[/?bold\]|Error parsing [A-Za-z][\w.]*: ")
 _TYPE = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
 _TYPES = {"NoneType": "None", "int": "whole number", "float": "number", "str": "text"}
 T = TypeVar("T")
@@ -58,14 +59,14 @@ def parse(kind: type[T], words: list[str], command: str, **more: Any) -> T:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """The parser's errors without Python's names of types, which its boxes show."""
+    """The parser's errors without Python's names of types and the markup that its boxes show."""
     said = io.StringIO()
     try:
         with redirect_stderr(said):
             yield
     finally:
         for line in said.getvalue().splitlines(keepends=True):
-            plain = _TYPE.sub(lambda found: _TYPES.get(found[1], found[1]), line)
+            plain = _TYPE.sub(lambda found: _TYPES.get(found[1], found[1]), _INTERNAL.sub("", line))
             if line != plain and (edge := plain.rfind("│")) > 0:  # the box stays as wide as it was
                 plain = plain[:edge] + " " * (len(line) - len(plain)) + plain[edge:]
             sys.stderr.write(plain)
@@ -139,6 +140,17 @@ def suited_settings(model: Model, parsed: DecodeSettings, words: list[str], **us
         options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
         print(f"note: with this model and these options, {options} changes nothing", file=sys.stderr)
     return settings
+
+
+def input_lines() -> Iterator[str]:
+    """Lines of standard input without their ends, as they come."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="strict")  # the C locale lets bytes pass that are not UTF-8
+    try:
+        for number, line in enumerate(sys.stdin):
+            yield (line if number else line.removeprefix("\ufeff")).removesuffix("\n")  # a byte-order mark
+    except UnicodeDecodeError as error:
+        raise DataError(f"standard input is not {error.encoding.upper()}: {error.reason}") from None
 
 
 def wide_seed(seed: int) -> int:

@@ -3,7 +3,7 @@
 A row's text depends on its prompt, seed and settings, never on the rows beside it.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from dadlm.decode.engines import borrow_engine, engine_of
 from dadlm.decode.events import StepEvent, event_of
 from dadlm.decode.named import model_of
 from dadlm.decode.pair import LOOKUP, usual_draft
-from dadlm.decode.request import Gap, Prompt, Request, Row, ids_of, is_int, seeds_of, settings_of
+from dadlm.decode.request import Gap, Prompt, Request, Row, ids_of, is_int, prompts_of, seeds_of, settings_of
 from dadlm.decode.settings import DecodeOptions, DecodeSettings
 from dadlm.errors import ConfigError
 from dadlm.model import Model, in_mode
@@ -76,7 +76,7 @@ class Filled:
 
 def generate(
     model: Model | str | Path,
-    prompts: Prompt | Sequence[Prompt],
+    prompts: Prompt | Iterable[Prompt],
     *,
     seed: int | Sequence[int] | None = None,
     batch_size: int = 32,
@@ -91,8 +91,8 @@ def generate(
     there is one. `draft` is the model that drafts in mode lossless, or "lookup": what stood in the text
     before; None: the model itself, if it has a causal context, bd3lm-edges for the name "ar", else "lookup".
     """
-    if batch_size < 1:
-        raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+    if not is_int(batch_size) or (batch_size := int(batch_size)) < 1:
+        raise ConfigError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     settings = settings_of(settings, options)
     if draft is not None and settings.mode != "lossless":
         raise ConfigError(f"draft belongs to mode lossless, and the mode is {settings.mode}: leave it out")
@@ -102,7 +102,7 @@ def generate(
         draft = usual_draft(model) if draft is None else draft
         draft = draft if draft is None or draft == LOOKUP else model_of(draft)
     model, engines = engine_of(model_of(model), settings.mode, draft, cache)  # type: ignore[arg-type]
-    rows = completions(model, _as_list(prompts), settings, seed)
+    rows = completions(model, prompts_of(prompts), settings, seed)
     with engines as engine:
         for first in range(0, len(rows), batch_size):
             _run(engine, rows[first : first + batch_size])
@@ -227,14 +227,6 @@ def _what_fits(model: Model, rows: Sequence[Row]) -> str:
         f"about {fits} would: pass batch_size {fits}" if fits > 0 else "pass batch_size 1 or fewer new tokens"
     )
     return f"out of memory: {len(rows)} rows of {longest} tokens do not fit {model.device}; {advice}"
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) > 0 and is_int(prompts[0])):
-        return [prompts]  # type: ignore[list-item]
-    if not prompts:
-        raise ConfigError("no prompts")
-    return list(prompts)  # type: ignore[arg-type]
 
 
 def _text(model: Model, ids: list[int]) -> str:

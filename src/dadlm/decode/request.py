@@ -4,10 +4,12 @@ Everything here lives on the host; `state` holds what the device knows of the sa
 """
 
 import difflib
+import operator
+import reprlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, SupportsInt, TypeGuard
+from typing import Any, Literal, SupportsIndex, TypeGuard
 
 from dadlm.decode.settings import DecodeSettings
 from dadlm.errors import ConfigError
@@ -132,6 +134,9 @@ class Row:
 
 def settings_of(settings: DecodeSettings | None, options: Mapping[str, Any]) -> DecodeSettings:
     """Settings that were given whole, or as single options."""
+    if settings is not None and not isinstance(settings, DecodeSettings):
+        kind = type(settings).__name__
+        raise ConfigError(f"settings must be a DecodeSettings, got {kind}; single options go by their names")
     if settings is not None and options:
         raise ConfigError(f"give either settings or single options, not both: {', '.join(options)}")
     valid = list(DecodeSettings.__dataclass_fields__)
@@ -159,9 +164,30 @@ def seeds_of(seed: int | Sequence[int] | None, rows: int) -> list[int]:
     return seeds
 
 
-def is_int(value: object) -> TypeGuard[SupportsInt]:
-    """A whole number of any library, but no bool."""
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+def is_int(value: object) -> TypeGuard[SupportsIndex]:
+    """A whole number of any library, but no bool, and no array with one in it."""
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return not isinstance(value, bool) and getattr(value, "ndim", 0) == 0
+
+
+def prompts_of(prompts: object) -> list[Prompt]:
+    """The prompts in whatever can be gone through: lists, arrays, generators; or the only one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not _is_list(prompts):
+        raise ConfigError(f"prompts must be texts or lists of token ids, got {reprlib.repr(prompts)}")
+    found = list(prompts)
+    if not found:
+        raise ConfigError("no prompts")
+    return [found] if is_int(found[0]) else found
+
+
+def _is_list(value: object) -> TypeGuard[Iterable[Any]]:
+    """Something with items: neither bytes, whose items are numbers, nor a tensor that is one number."""
+    return isinstance(value, Iterable) and not isinstance(value, bytes) and getattr(value, "ndim", 1) > 0
 
 
 def ids_of(model: Model, prompt: Prompt) -> list[int]:
@@ -171,9 +197,13 @@ def ids_of(model: Model, prompt: Prompt) -> list[int]:
                 "this model has no tokenizer: give token ids, or put its tokenizer.json into its folder"
             )
         return model.tokenizer.encode(prompt)
-    if not all(is_int(id_) and 0 <= int(id_) < model.config.mask_id for id_ in prompt):
-        raise ConfigError(f"prompt ids must be whole numbers in 0..{model.config.mask_id - 1}")
-    return [int(id_) for id_ in prompt]
+    ids = list(prompt) if _is_list(prompt) else [None]
+    if not all(is_int(id_) and 0 <= int(id_) < model.config.mask_id for id_ in ids):
+        raise ConfigError(
+            "a prompt must be a text or a list of token ids, whole numbers in "
+            f"0..{model.config.mask_id - 1}; got {reprlib.repr(prompt)}"
+        )
+    return [int(id_) for id_ in ids]
 
 
 def _text_with_gaps(model: Model, request: Request) -> list[int]:

@@ -91,6 +91,9 @@ class DecodeSettings:
     Drafts are slightly worse and the pass is larger: one block per node of the tree."""
 
     def __post_init__(self) -> None:
+        for name, value in list(vars(self).items()):
+            if getattr(value, "ndim", None) == 0:  # a number of numpy or torch
+                object.__setattr__(self, name, value.item())
         _choice("mode", self.mode, get_args(Mode))
         _choice("sampler", self.sampler, tuple(SAMPLERS))
         _choice("path", self.path, ("sample", "viterbi", "lookahead"))
@@ -116,13 +119,14 @@ class DecodeSettings:
                 raise ConfigError(f"{name} describes the tree of mode lossless: give its size too (tree)")
         if self.tree is not None and (not _is_whole(self.tree) or not 0 <= self.tree <= MOST_NODES):
             raise ConfigError(f"tree must be a whole number from 0 to {MOST_NODES}, got {self.tree!r}")
-        for owner in SAMPLERS.values():
-            for name in set(owner.options) - set(SAMPLERS[self.sampler].options):
-                if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                    raise ConfigError(
-                        f"{name} belongs to the {owner.name} sampler, and {self.sampler} does not read it: "
-                        f"leave it out, or choose the sampler {owner.name}"
-                    )
+        for name in {name for one in SAMPLERS.values() for name in one.options}:
+            owners = [one.name for one in SAMPLERS.values() if name in one.options]
+            if self.sampler in owners or getattr(self, name) == type(self).__dataclass_fields__[name].default:
+                continue
+            raise ConfigError(
+                f"{name} belongs to the {' and '.join(owners)} sampler{'s' * (len(owners) > 1)}, and "
+                f"{self.sampler} does not read it: leave it out, or choose the sampler {' or '.join(owners)}"
+            )
         if self.infill is not None:
             if not isinstance(self.infill, tuple | list) or len(self.infill) != 2:
                 raise ConfigError(f"infill takes a gap length k and a ratio r, got {self.infill!r}")

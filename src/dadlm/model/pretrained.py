@@ -106,6 +106,14 @@ def shipped(name: object) -> Path | None:
     return folder
 
 
+def _models_in(folder: Path) -> list[str]:
+    """Models and runs that lie in a folder, such as that of a route."""
+    parts = ("", "best", "last")  # not `Path.is_file`, which raises where a folder may not be read
+    return [
+        str(one) for one in sorted(folder.glob("*/")) if any(os.path.isfile(one / p / CONFIG) for p in parts)
+    ]
+
+
 def locate(name_or_folder: str | Path) -> Path:
     """The model folder that a model's name, a folder, a training run or a hub's name stands for."""
     if (own := shipped(name_or_folder)) is not None:
@@ -114,6 +122,8 @@ def locate(name_or_folder: str | Path) -> Path:
         from dadlm.model.packaged import open_packaged  # here, because it needs what reads folders
 
         return open_packaged(str(name_or_folder))
+    if not str(name_or_folder):
+        raise CheckpointError(f"no model is named; those that ship: {', '.join(NAMES)}; or name a folder")
     folder = Path(name_or_folder)
     try:
         for place in (folder, folder / "best", folder / "last"):  # a training run stands for its best model
@@ -123,6 +133,10 @@ def locate(name_or_folder: str | Path) -> Path:
         raise CheckpointError(f"no model can be read from {str(folder)[:200]}: {error.strerror}") from error
     names = f"{', '.join(NAMES)}; inside packages: {', '.join(PACKAGED)}"
     if folder.exists():
+        if inside := _models_in(folder):
+            raise CheckpointError(
+                f"{folder} is not a model folder, but holds some; name one: {', '.join(inside[:9])}"
+            )
         missing = "config.json or model.safetensors is missing"
         raise CheckpointError(f"{folder} is not a model folder: {missing}. Models that ship: {names}")
     # A name inside a folder that exists was meant as a path: the hub is not asked for it.

@@ -121,9 +121,13 @@ def _not_utf8(path: Path, line: int, read: int, error: UnicodeDecodeError) -> Da
     line += data.count(b"\n", 0, start)
     where = f"line {line}, byte offset {read - len(data) + start}"
     unpacked = " of the unpacked text" if path.suffix in PACKINGS else ""
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and read == len(data)
+    encoding = (
+        "utf-16" if wide else "windows-1252"
+    )  # the common ones; Latin-1 is all but a part of the latter
     return DataError(
         f"{path} is not UTF-8: {where}{unpacked} (byte 0x{data[start]:02X}, {error.reason}). "
-        "Convert it, e.g. iconv -f latin1 -t utf-8"
+        f"Convert it, e.g. iconv -f {encoding} -t utf-8"
     )
 
 

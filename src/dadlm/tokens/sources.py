@@ -61,8 +61,10 @@ def find_files(source: str | os.PathLike[str]) -> list[Path]:
         raise DataError(missing)
     for file in found:
         if not any(file_format(file)):
-            ending = repr(file.suffix or "nothing")
-            raise DataError(f"{file}: files ending in {ending} are unknown; expected {_KNOWN}")
+            ending = (
+                f"files ending in {file.suffix!r} are unknown" if file.suffix else "its name has no ending"
+            )
+            raise DataError(f"{file}: {ending}; expected {_KNOWN}")
         if file.stat().st_size == 0:
             raise DataError(f"{file} is empty")
     return [file.parent.resolve() / file.name for file in found]  # a link's own name tells the format

@@ -145,7 +145,10 @@ class Tokenizer:
 
     def _why_not(self, texts: Sequence[str], error: Exception) -> str:
         if surrogate := re.search("[\ud800-\udfff]", "".join(texts)):
-            return f"text holds half a character ({surrogate[0]!a}), which is not valid Unicode"
+            return (
+                f"text holds half a character, or a byte that is not UTF-8 ({surrogate[0]!a}), which is not "
+                "valid Unicode"
+            )
         vocabulary, split = self._inner.get_vocab(), self._inner.pre_tokenizer
         if isinstance(self._inner.model, tokenizers.models.WordLevel) and split is not None:
             words = (word for text in texts for word, _ in split.pre_tokenize_str(text))

@@ -142,5 +142,6 @@ def _draw(entries: Sequence[dict[str, Any]], file: Path) -> None:
                 axes.plot(*zip(*points, strict=True), color=colour, label=label, linewidth=1.2)
                 named.add(name)
     axes.set(xlabel="step of the route", ylabel="nats per token")
-    axes.legend(frameon=False)
+    if named:  # not before the first line of the log that holds a loss
+        axes.legend(frameon=False)
     save_figure(figure, file)

@@ -155,7 +155,10 @@ async function raceAll(values, signal, byUser) {
   page.status.textContent = "Racing …";
   const chunksOf = ({ request }) => stream("v1/completions", request, page.key.value, signal);
   await race(lanes, Boolean(values.in_turn), chunksOf);
-  page.status.textContent = "Done: all models have finished.";
+  const failed = lanes.filter(({ problem }) => problem).length;
+  page.status.textContent = failed
+    ? `${failed} of ${lanes.length} could not finish.`
+    : "Done: all models have finished.";
 }
 
 /** The same seed writes the same text again, this time with its steps. */
@@ -226,6 +229,7 @@ function report(error) {
   const isNamed = param && message.toLowerCase().startsWith(param.toLowerCase());
   page.problem.textContent = isNamed ? controls.nameOf(param) + message.slice(param.length) : message;
   page.problem.hidden = false;
+  page.problem.scrollIntoView({ block: "nearest" }); // the result may have been scrolled to already
   if (error.status === 401) page.keyField.hidden = false;
   if (!place) return;
   page.prompt.focus();
