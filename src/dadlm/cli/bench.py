@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from dadlm.cli.options import JsonOption, subcommand, usage_of
+from dadlm.cli.options import JsonOption, joined, subcommand, usage_of
 from dadlm.decode.picture import check_name
 from dadlm.evaluate.work import write_result
 from dadlm.model import find_device, load
@@ -87,7 +87,7 @@ def run(words: list[str]) -> int:
     kind = subcommand(words, kinds, usage_of("bench", kinds), "say what to measure")
     if kind is None:
         return 0
-    options = tyro.cli(kind, args=words[1:], prog=f"dadlm bench {words[0]}")
+    options = tyro.cli(kind, args=joined(kind, words[1:]), prog=f"dadlm bench {words[0]}")
     plot = options.plot if isinstance(options, _Decode) else ""
     if plot:
         check_name(plot)  # before anything is measured
