@@ -21,7 +21,7 @@ Prompts = list[list[int]]
 
 def bench_lossless(
     model: Model,
-    draft: Model | None = None,
+    draft: Model | str | None = None,
     batches: tuple[int, ...] = (1, 32),
     trees: tuple[int, ...] = (0, 16, 64),
     tokens: int = 128,
@@ -30,7 +30,7 @@ def bench_lossless(
 ) -> dict[str, Any]:
     """Tokens a second of mode ar and of mode lossless, each size of tree and the one it chooses itself.
 
-    Prompts are texts that the model has written.
+    `draft` is that of `generate`. Prompts are texts that the model has written.
     """
     machine, rows = Machine(model.device, model.backbone.embedding.weight.dtype), list[dict[str, Any]]()
     plain = DecodeSettings(mode="ar", max_new_tokens=tokens, temperature=temperature)
@@ -49,7 +49,7 @@ def bench_lossless(
 
 def _texts(
     model: Model,
-    draft: Model | None,
+    draft: Model | str | None,
     prompts: Prompts,
     ways: Mapping[str, DecodeSettings],
     rounds: int,
@@ -85,7 +85,7 @@ def _texts(
 
 
 def _phases(
-    model: Model, draft: Model | None, prompts: Prompts, how: DecodeSettings, machine: Machine
+    model: Model, draft: Model | str | None, prompts: Prompts, how: DecodeSettings, machine: Machine
 ) -> dict[str, float | None]:
     """Milliseconds of a cycle for each of its phases, measured in a run of its own."""
     if how.mode != "lossless":
