@@ -61,27 +61,24 @@ def main() -> None:
     kind = Transformers if options.against == "transformers" else ModeAr
     truth = kind(options.model, model, options.tokens)
     keys = [str(index) for index in prompts.indices]
-    how: dict[str, Any] = {
-        "mode": "lossless",
-        "draft": options.draft,
-        "tree": options.tree,
-        "temperature": 0.0,
-    }
+    how: dict[str, Any] = {"max_new_tokens": options.tokens, "temperature": 0.0}
+    how |= {"mode": "lossless", "draft": options.draft, "tree": options.tree}
     with Work(name, subject, Path(options.cache) / "lossless") as work:
         for batch in work.batches(keys, options.batch_size, "texts"):
             given = [prompts.prompt(int(key)) for key in batch]
             start = time.perf_counter()
             wanted = truth.texts(given)
             middle = time.perf_counter()
-            found = dadlm.generate(model, given, max_new_tokens=options.tokens, **how)
-            seconds = [f"{took:.0f} s" for took in (middle - start, time.perf_counter() - middle)]
+            found = dadlm.generate(model, given, batch_size=len(given), **how)
+            seconds = f"{middle - start:.0f} s and {time.perf_counter() - middle:.0f} s"
             texts = zip(batch, given, wanted, found.tokens, found.cycles, strict=True)
             work.add(
                 (key, {"tokens": len(other), "cycles": cycles, "parting": parting(truth, ids, one, other)})
                 for key, ids, one, other, cycles in texts
             )
+            print(f"{seconds}: {summary(work)}", flush=True)
             write_result(RESULTS / f"{name}.json", subject | summary(work))
-            print(f"{len(work.pieces)} prompts, {seconds}, {summary(work)}", flush=True)
+        write_result(RESULTS / f"{name}.json", subject | summary(work))  # if all was there already
 
 
 class ModeAr:
@@ -92,7 +89,8 @@ class ModeAr:
         self.model, self.tokens = in_mode(model, "ar"), tokens
 
     def texts(self, prompts: Sequence[list[int]]) -> list[list[int]]:
-        return dadlm.generate(self.model, prompts, max_new_tokens=self.tokens, temperature=0.0).tokens
+        how: dict[str, Any] = {"batch_size": len(prompts), "temperature": 0.0}
+        return dadlm.generate(self.model, prompts, max_new_tokens=self.tokens, **how).tokens
 
     def logits(self, ids: list[int]) -> Tensor:
         """Of the token that follows."""
