@@ -394,6 +394,7 @@ def test_generate_prints_json_that_follows_the_seed(cli: Cli, trained: Trained) 
         (["--seed", "1", "..."], ["...", "--seed", "1"]),
         (["--seed", "1", "--", "text"], ["--seed", "1", "--", "text"]),
         (["text", "--seed"], ["text", "--seed"]),
+        (["--seed=1", "text"], ["text", "--seed", "1"]),
     ],
 )
 def test_numbers_go_behind_what_is_none(words: list[str], moved: list[str]) -> None:

@@ -1,7 +1,9 @@
 """Tokens per cycle of drafts: counted by hand, the same in any batch, resumed, shown."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.commands import Cli, refused
@@ -9,6 +11,7 @@ from tests.decode.tiny import tiny
 
 import dadlm
 from dadlm import generate
+from dadlm.cli.evaluate.kinds import Acceptance
 from dadlm.errors import ConfigError
 from dadlm.evaluate import acceptance, rows_of
 from dadlm.evaluate.samples import prompt_set
@@ -91,3 +94,22 @@ def test_the_command(cli: Cli, folder: Path) -> None:
     result = json.loads((folder / "out" / "acceptance.json").read_text())
     assert {row["draft"] for row in result["rows"]} == {"draft", "lookup"}
     refused(cli(*words[:-1], "other", "--draft", "target"), "cannot draft")
+
+
+def test_a_draft_is_the_target_if_it_is_the_same_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not if it is called the same, and whichever way its path is written."""
+    size = {"tokenizer": dadlm.load(folder / "target").tokenizer, "context": 32}
+    save(tiny("bd3lm", causal_context=True, **size), folder / "own" / "model")
+    save(tiny("bd3lm", **size), folder / "other" / "model")
+    given: list[Any] = []
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("dadlm.evaluate.acceptance", lambda *words, **how: given.append((words, how)) or {})
+    kind = Acceptance(model="own/model", data="text.txt", draft=("./own/model", "other/model", "lookup"))
+    kind.measure(folder / "out")
+    (target, drafts, *_), how = given[0]
+    assert list(drafts) == ["own/model", "other/model", "lookup"] and how["name"] == "own/model"
+    assert drafts["own/model"] is target and drafts["other/model"] not in (target, None)
+    replace(kind, draft=()).measure(folder / "out")
+    assert list(given[1][0][1]) == ["model", "lookup"] and given[1][0][1]["model"] is given[1][0][0]

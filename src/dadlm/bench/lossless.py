@@ -21,7 +21,7 @@ Prompts = list[list[int]]
 
 def bench_lossless(
     model: Model,
-    draft: Model | None = None,
+    draft: Model | str | None = None,
     batches: tuple[int, ...] = (1, 32),
     trees: tuple[int, ...] = (0, 16, 64),
     tokens: int = 128,
@@ -30,7 +30,7 @@ def bench_lossless(
 ) -> dict[str, Any]:
     """Tokens per second of mode ar and of mode lossless, for each size of tree and the one it chooses itself.
 
-    The prompts are texts written by the model.
+    `draft` is that of `generate`. The prompts are texts written by the model.
     """
     check_counts(batches=batches)
     machine, rows = Machine(model.device, model.backbone.embedding.weight.dtype), list[dict[str, Any]]()
@@ -53,7 +53,7 @@ def bench_lossless(
 
 def _texts(
     model: Model,
-    draft: Model | None,
+    draft: Model | str | None,
     prompts: Prompts,
     ways: Mapping[str, DecodeSettings],
     rounds: int,
@@ -90,7 +90,7 @@ def _texts(
 
 
 def _phases(
-    model: Model, draft: Model | None, prompts: Prompts, how: DecodeSettings, machine: Machine
+    model: Model, draft: Model | str | None, prompts: Prompts, how: DecodeSettings, machine: Machine
 ) -> dict[str, float | None]:
     """Milliseconds of each phase of a cycle, measured in a separate run."""
     if how.mode != "lossless":

@@ -9,7 +9,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from dadlm.cli.options import JsonOption, subcommand, usage_of
+from dadlm.cli.options import JsonOption, joined, subcommand, usage_of
+from dadlm.decode.pair import LOOKUP
 from dadlm.decode.picture import check_name
 from dadlm.evaluate.work import write_result
 from dadlm.model import find_device, load
@@ -71,7 +72,8 @@ class _Lossless(_Common):
     model: str = "ar"
     """The target model: an AR model, or one with causal_context, which also drafts."""
     draft: str = ""
-    """The model that drafts for an AR model. Empty: prompt lookup."""
+    """The model that drafts, or lookup (prompt lookup).
+    Empty: the model itself if it can draft, otherwise lookup."""
     batches: tuple[int, ...] = ()
     """Batch sizes. Empty: 1 32; on a cpu 1."""
     trees: tuple[int, ...] = (0, 16, 64)
@@ -87,7 +89,7 @@ def run(words: list[str]) -> int:
     kind = subcommand(words, kinds, usage_of("bench", kinds), "say what to measure")
     if kind is None:
         return 0
-    options = tyro.cli(kind, args=words[1:], prog=f"dadlm bench {words[0]}")
+    options = tyro.cli(kind, args=joined(kind, words[1:]), prog=f"dadlm bench {words[0]}")
     plot = options.plot if isinstance(options, _Decode) else ""
     if plot:
         check_name(plot)  # before anything is measured
@@ -116,7 +118,8 @@ def _measure(options: _Common) -> dict[str, Any]:
         return bench_kernels(options.rows, device=place)
     if isinstance(options, _Lossless):
         model = load(options.model, place, options.dtype)
-        draft = load(options.draft, place, options.dtype) if options.draft else None
+        named = options.draft not in ("", LOOKUP)
+        draft = load(options.draft, place, options.dtype) if named else options.draft or None
         batches = options.batches or ((1, 32) if on_gpu else (1,))
         return bench_lossless(model, draft, batches, options.trees, options.tokens, options.temperature)
     assert isinstance(options, _Decode | _Train)

@@ -7,6 +7,7 @@ from typing import Literal
 import tyro
 from tyro.conf import Fixed, Suppress
 
+from dadlm.cli.options import joined
 from dadlm.noise import NoiseConfig
 from dadlm.recipes import finetune as recipe
 from dadlm.train import FinetuneConfig, TrainConfig
@@ -37,7 +38,7 @@ def run(words: list[str]) -> int:
     changed = {"noise": _Noise(**asdict(start.noise)), "train": _Train(**asdict(start.train))}
     config = tyro.cli(
         _Options,
-        args=words,
+        args=joined(_Options, words),
         default=_Options(**({one.name: getattr(start, one.name) for one in fields(start)} | changed)),
         prog="dadlm finetune",
         description="Fine-tune a model on pairs of texts. --json prints the result as one JSON object.",

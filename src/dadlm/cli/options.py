@@ -3,11 +3,12 @@
 import io
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from rich.console import Console
@@ -22,6 +23,7 @@ from dadlm.model.pretrained import PACKAGED, shipped
 
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?")
 _INTERNAL = re.compile(r"\[/?bold\]|Error parsing [A-Za-z][\w.]*: ")
+_FLAG = re.compile(r"--?[a-zA-Z]")
 _TYPE = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
 _TYPES = {"NoneType": "None", "int": "whole number", "float": "number", "str": "text"}
 T = TypeVar("T")
@@ -54,7 +56,39 @@ def parse(kind: type[T], words: list[str], command: str, **more: Any) -> T:
     """The options of a command; a flag has no --no-FLAG beside it."""
     flags = (tyro.conf.FlagCreatePairsOff,)
     with plain_errors():
-        return tyro.cli(kind, args=words, prog=f"dadlm {command}", config=flags, **more)
+        return tyro.cli(kind, args=joined(kind, words), prog=f"dadlm {command}", config=flags, **more)
+
+
+def joined(kind: type, words: list[str]) -> list[str]:
+    """Words in which a list given in parts (`--model A --model B`) is in one: the parser would keep the last
+    part."""
+    lists, begun, group = _lists(kind), dict[str, list[str]](), list[str]()
+    groups, end = [group], words.index("--") if "--" in words else len(words)
+    for word in words[:end]:
+        flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-")
+        if not _FLAG.match(word):
+            group.append(word)
+        elif flag in begun:
+            group = begun[flag]
+            group += [value] if equals else []
+        else:
+            group = [word]
+            groups.append(group)
+            begun |= {flag: group} if flag in lists else {}
+    return [*chain.from_iterable(groups), *words[end:]]
+
+
+def _lists(kind: type) -> set[str]:
+    """Options that take any number of values; of nested settings those whose names have no prefix."""
+    found, hints = set[str](), get_type_hints(kind)
+    for name in (one.name for one in fields(kind)):
+        hint = hints[name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            found |= _lists(hint)
+        elif get_origin(hint) in (list, Sequence) or get_args(hint)[-1:] == (...,):
+            found.add("--" + name.replace("_", "-"))
+    return found
 
 
 @contextmanager
@@ -94,7 +128,8 @@ def numbers_last(words: list[str], most: dict[str, int]) -> list[str]:
     for one more number. `most` says how many each takes."""
     if "--" in words:
         return words
-    rest, moved = list(words), []
+    parts = [word.split("=", 1) if word.partition("=")[0] in most else [word] for word in words]
+    rest, moved = list(chain.from_iterable(parts)), []
     for name, count in most.items():
         while name in rest:
             at = rest.index(name)

@@ -4,6 +4,7 @@ import json
 import math
 from contextlib import suppress
 from dataclasses import asdict, replace
+from itertools import zip_longest
 from pathlib import Path
 
 import tyro
@@ -47,6 +48,12 @@ def _usage() -> str:
 
 def _stages(name: str, words: list[str]) -> list[RunConfig]:
     """The runs of a route or of a single recipe with the options of the command line."""
+    for option in ("--data.train", "--data.valid"):
+        if len(_values(words, option)) > 1:
+            raise ConfigError(
+                f"{option} is given more than once, and takes one: several texts are a mixture, "
+                f"{option} 1:A.txt,1:B.txt (docs/data.md), or a folder or pattern"
+            )
     if name in ROUTES:
         shared, runs = route(name)
         with plain_errors():
@@ -54,21 +61,22 @@ def _stages(name: str, words: list[str]) -> list[RunConfig]:
         return stages_of(chosen, runs)
     start = recipe(name)
     # The shape of the model to start from is the default of the other options, so it must be known first.
-    if (origin := _value(words, "--init-from")) is not None:
+    if origin := _values(words, "--init-from"):
         with suppress(CheckpointError):  # training tells
-            shape = begun_from(origin, _value(words, "--out") or start.out)
+            shape = begun_from(origin[-1], [start.out, *_values(words, "--out")][-1])
             start = replace(start, model=shape_from(start.model, shape))
     with plain_errors():
         return [tyro.cli(type(start), args=words, default=start, prog=f"dadlm train {name}")]
 
 
-def _value(words: list[str], name: str) -> str | None:
-    """What an option is given, if it is."""
-    for index, word in enumerate(words):
+def _values(words: list[str], name: str) -> list[str]:
+    """What an option is given, each time it is; the parser keeps the last."""
+    found = list[str]()
+    for word, after in zip_longest(words, words[1:]):
         option, _, value = word.partition("=")
-        if option.replace("_", "-") == name:
-            return value or next(iter(words[index + 1 :]), None)
-    return None
+        if option.replace("_", "-") == name and (value := value or after):
+            found.append(value)
+    return found
 
 
 def _tell(done: list[Finished], as_json: bool) -> int:

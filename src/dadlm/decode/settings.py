@@ -11,7 +11,6 @@ from dadlm.model import Mode, ModelConfig
 MOST_NODES = 128
 """Of a draft's tree."""
 
-
 SUITED_SAMPLER: SamplerName = "dilated"
 """Of block models on the command line, the server and the page, where nothing is named."""
 
@@ -112,9 +111,7 @@ class DecodeSettings:
         lossless = {"tree": self.tree is not None, "drawn": self.drawn, "one_pass": self.one_pass}
         for name in (name for name, is_given in lossless.items() if is_given):
             if self.mode != "lossless":
-                raise ConfigError(
-                    f"{name} belongs to mode lossless, and the mode is {self.mode}: leave it out"
-                )
+                raise ConfigError(f"{name} belongs to mode lossless, not to mode {self.mode}: leave it out")
             if self.tree is None:
                 raise ConfigError(f"{name} describes the tree of mode lossless: give its size too (tree)")
         if self.tree is not None and (not _is_whole(self.tree) or not 0 <= self.tree <= MOST_NODES):

@@ -178,17 +178,18 @@ class Acceptance(OnText, OneModel, AcceptanceSettings):
 
     def measure(self, folder: Path) -> dict[str, Any]:
         model = load_model(self.model, self)
-        own = names_of([self.model])[0]
-        names = list(self.draft) or (
-            ["bd3lm", "dadlm", LOOKUP] if model.config.family == "ar" else [own, LOOKUP]
+        drafts = self.draft or (
+            ("bd3lm", "dadlm", LOOKUP) if model.config.family == "ar" else (self.model, LOOKUP)
         )
-        drafts: dict[str, Model | None] = {own: model} if own in names else {}
-        drafts |= load_models([name for name in names if name not in (LOOKUP, own)], self)
-        drafts |= {LOOKUP: None} if LOOKUP in names else {}
+        others = [one for one in dict.fromkeys(drafts) if one != LOOKUP]
+        own, *names = names_of([self.model, *others])  # of the same name is the same model
+        named: dict[str, Model | None] = {
+            name: model if name == own else load_model(one, self)
+            for name, one in zip(names, others, strict=True)
+        }
+        named |= {LOOKUP: None} if LOOKUP in drafts else {}
         rows, data = self.rows(model)
-        return evaluate.acceptance(
-            model, drafts, rows, self, name=own, out=folder, quiet=self.json, data=data
-        )
+        return evaluate.acceptance(model, named, rows, self, name=own, out=folder, quiet=self.json, data=data)
 
 
 # In the order of the report. A kind is also a function of `dadlm.evaluate`, and a module of
