@@ -197,7 +197,7 @@ def ids_of(model: Model, prompt: Prompt) -> list[int]:
                 "this model has no tokenizer: give token ids, or put its tokenizer.json into its folder"
             )
         return model.tokenizer.encode(prompt)
-    ids = list(prompt) if _is_list(prompt) else [None]
+    ids: list[Any] = list(prompt) if _is_list(prompt) else [None]
     if not all(is_int(id_) and 0 <= int(id_) < model.config.mask_id for id_ in ids):
         raise ConfigError(
             "a prompt must be a text or a list of token ids, whole numbers in "
