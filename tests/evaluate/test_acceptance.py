@@ -44,6 +44,8 @@ def test_a_model_drafts_for_itself_in_the_verifying_pass(folder: Path) -> None:
     }
     assert [by[True][name]["one_pass"] for name in drafts] == [True, False]
     assert by[True]["draft"] == by[False]["draft"]
+    looked_up = acceptance(model, {"lookup": None}, rows, data=data, **how)["rows"][0]
+    assert looked_up["tokens_per_forward"] == looked_up["tokens_per_cycle"]  # nobody denoises
     passes, cycles = (by[True]["itself"][name]["mean"] for name in ("tokens_per_forward", "tokens_per_cycle"))
     assert cycles / (1 + cycles / 12) == pytest.approx(passes, rel=0.1)  # one pass more in each text
     assert (

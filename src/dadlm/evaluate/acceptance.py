@@ -119,7 +119,14 @@ def _measure(
         indices = [int(key.rpartition("|")[2]) for key in batch]
         given = [prompts.prompt(index) for index in indices]
         seeds = [prompts.seed + index for index in indices]
-        made = generate(target, given, seed=seeds, batch_size=batch_size, draft=draft, settings=how)
+        made = generate(
+            target,
+            given,
+            seed=seeds,
+            batch_size=batch_size,
+            draft=LOOKUP if draft is None else draft,
+            settings=how,
+        )
         counts = zip(made.tokens, made.cycles, made.forward_passes, strict=True)
         work.add(
             (key, {"tokens": len(tokens), "cycles": cycles, "forward_passes": passes})
