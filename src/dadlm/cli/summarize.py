@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 from rich.console import Console
@@ -17,7 +17,7 @@ from dadlm.decode import DecodeSettings, generate
 from dadlm.errors import ConfigError, DataError
 from dadlm.evaluate.documents import lines_of, object_of, text_of
 from dadlm.evaluate.summarisation import prompt_of, summary_settings
-from dadlm.model import Mode, Model, in_mode
+from dadlm.model import Model, in_mode
 from dadlm.model.files import whole_file
 from dadlm.tokens.readers import check_regular
 from dadlm.train.finetune import learned_lengths, lengths_as_learned
@@ -33,7 +33,7 @@ class Options(DeviceOptions):
     - or none: standard input, one document."""
     model: str = ""
     """A model fine-tuned on summaries: its folder, or that of its run (`dadlm finetune`)."""
-    mode: Mode = "diffusion"
+    mode: Literal["diffusion", "ar"] = "diffusion"
     """ar: token by token, for models with `causal_context`."""
     document_tokens: int | None = None
     """Tokens of a document that are read, including the end-of-text after it.

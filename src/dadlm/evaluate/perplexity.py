@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from dadlm.evaluate.scores import block_of, finite, score_batch
 from dadlm.evaluate.subject import describe
 from dadlm.evaluate.text import about, check_length, documents_of, pick
 from dadlm.evaluate.work import Work
-from dadlm.model import Mode, Model, eval_mode, in_mode
+from dadlm.model import Model, eval_mode, in_mode
 from dadlm.objective import check_chains, exact_or, losses
 from dadlm.tokens import Rows
 
@@ -53,7 +53,7 @@ def perplexity(
     quiet: bool = True,
     data: Mapping[str, Any] | None = None,
     name: str = "",
-    mode: Mode = "diffusion",
+    mode: Literal["diffusion", "ar"] = "diffusion",
 ) -> dict[str, Any]:
     """Nats per token and perplexity of `count` rows from all over the text, position 0 of each left out.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dadlm import evaluate
 from dadlm.cli.evaluate.common import Common, OneModel, OnText, load_model, load_models, names_of
@@ -13,7 +13,7 @@ from dadlm.evaluate import AcceptanceSettings, GenerationSettings, LatencySettin
 from dadlm.evaluate.documents import read_documents
 from dadlm.evaluate.reconstruction import check_tokenizers
 from dadlm.evaluate.summarisation import summary_settings
-from dadlm.model import Mode, Model
+from dadlm.model import Model
 from dadlm.train.finetune import learned_lengths, lengths_as_learned
 
 
@@ -44,7 +44,7 @@ class Reconstruction(OnText, OneModel):
 class Perplexity(OnText, OneModel):
     """Perplexity: exact for AR, an upper bound for the other families."""
 
-    mode: Mode = "diffusion"
+    mode: Literal["diffusion", "ar"] = "diffusion"
     """ar: score a model with `causal_context` as an AR model, exactly."""
 
     count: int | None = None
@@ -76,7 +76,7 @@ class Generation(OnText, GenerationSettings):
 
     model: tuple[str, ...] = ("bd3lm", "dadlm")
     """Models to compare, by name or folder; adjusted TPF needs a BD3LM of the same block size among them."""
-    mode: Mode = "diffusion"
+    mode: Literal["diffusion", "ar"] = "diffusion"
     """ar: use models with `causal_context` as AR models."""
     configurations: tuple[str, ...] = ("quick",)
     """Presets (quick, paper, paper-16, paper-8, paper-4) or single configurations:
@@ -147,7 +147,7 @@ class Latency(Common, LatencySettings):
     decides = ("batch_size",)
     model: tuple[str, ...] = ("bd3lm", "dadlm")
     """Models to measure, by name or folder; ratios need a BD3LM among them."""
-    mode: Mode = "diffusion"
+    mode: Literal["diffusion", "ar"] = "diffusion"
     """ar: use models with `causal_context` as AR models."""
     batch_size: int = 32
     """Texts decoded at once; 32 in the paper."""
