@@ -302,11 +302,13 @@ def test_looking_up():
     assert look_up([1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
 
 
-def run_pace(cost: dict[Way, float], gain: dict[Way, float], cycles: int) -> tuple[float, float, Pace]:
+def run_pace(
+    cost: dict[Way, float], gain: dict[Way, float], cycles: int, rows: int = 1
+) -> tuple[float, float, Pace]:
     pace, seconds, tokens = Pace(one_pass=any(way.one_pass for way in cost)), 0.0, 0.0
     for _ in range(cycles):
-        way = pace.way(1)
-        pace.record(1, way, cost[way], int(gain[way] * 100))
+        way = pace.way(rows)
+        pace.record(rows, way, cost[way], int(gain[way] * 100))
         seconds, tokens = seconds + cost[way], tokens + gain[way]
     return seconds, tokens, pace
 
@@ -326,6 +328,8 @@ def test_the_fastest_size_is_found():
     cost |= dict(zip(ONE_PASS, (1.1, 1.15, 1.3), strict=True))
     seconds, tokens, pace = run_pace(cost, gain | dict(zip(ONE_PASS, (1.9, 2.2, 2.3), strict=True)), 3000)
     assert pace.best(1) == Way(8, one_pass=True) and tokens / seconds > 1.75
+    _, _, pace = run_pace(cost, gain | dict.fromkeys(ONE_PASS, 9.0), 300, rows=8)
+    assert pace.best(8) == Way(16)  # for several rows the others are not tried
 
 
 def test_refusals():

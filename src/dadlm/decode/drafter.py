@@ -36,7 +36,8 @@ class Place(NamedTuple):
     """Where the rows of a cycle are."""
 
     rows: Sequence[Row]
-    slots: slice | Tensor
+    where: slice | Tensor
+    """Their slots."""
     first: Tensor
     """[B]: the position after each text."""
 

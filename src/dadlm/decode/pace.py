@@ -23,7 +23,8 @@ class Way(NamedTuple):
 ALONE = Way(None)
 TREES = tuple(Way(nodes) for nodes in (4, 8, 16, 32, 64))
 ONE_PASS = tuple(Way(nodes, one_pass=True) for nodes in (4, 8, 16))
-"""Each node carries a block along: large trees cost too much to be tried."""
+"""Each node carries a block along: large trees and batches cost too much to be tried."""
+_FEW = 3  # bits of the number of rows for which they are tried
 _SHARE = 0.04  # of the time may go into trying
 _GUESS = 4.0  # times a step of the target that a cycle may take which was not tried yet
 _KEEP = 0.95  # of what was measured, with every new measurement: texts and machines change
@@ -60,17 +61,18 @@ class _Batch:
 class Pace:
     def __init__(self, one_pass: bool = False) -> None:
         """`one_pass`: whether drafts may be made in the verifying pass."""
-        self._ways = (ALONE, *TREES, *(ONE_PASS if one_pass else ()))
+        self._one_pass = one_pass
         self._batches: dict[int, _Batch] = {}
 
     def _of(self, rows: int) -> _Batch:
-        new = _Batch({way: _Rate() for way in self._ways})
-        return self._batches.setdefault(rows.bit_length(), new)
+        bits = rows.bit_length()
+        ways = (ALONE, *TREES, *(ONE_PASS if self._one_pass and bits <= _FEW else ()))
+        return self._batches.setdefault(bits, _Batch({way: _Rate() for way in ways}))
 
     def best(self, rows: int) -> Way:
         """What has been fastest."""
         rates = self._of(rows).rates
-        return max(self._ways, key=lambda way: rates[way].value)
+        return max(rates, key=lambda way: rates[way].value)
 
     def way(self, rows: int) -> Way:
         """For the next cycle of so many rows."""
@@ -79,8 +81,7 @@ class Pace:
         if alone.tried < 3:
             return ALONE
         enough = 2 + max(rate.tried for rate in batch.rates.values()) // 64
-        for way in self._ways:
-            rate = batch.rates[way]
+        for way, rate in batch.rates.items():
             cost = rate.seconds / rate.cycles if rate.cycles else _GUESS * alone.seconds / alone.cycles
             if rate.tried < enough and batch.lost + cost <= _SHARE * batch.seconds:
                 return way
