@@ -229,7 +229,8 @@ function report(error) {
   const isNamed = param && message.toLowerCase().startsWith(param.toLowerCase());
   page.problem.textContent = isNamed ? controls.nameOf(param) + message.slice(param.length) : message;
   page.problem.hidden = false;
-  page.problem.scrollIntoView({ block: "nearest" }); // the result may have been scrolled to already
+  // "center", because "nearest" would not end a smooth scroll to the result that is still under way.
+  page.problem.scrollIntoView({ block: "center" });
   if (error.status === 401) page.keyField.hidden = false;
   if (!place) return;
   page.prompt.focus();
