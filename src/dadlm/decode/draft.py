@@ -89,11 +89,11 @@ class Filter:
         self.candidate = torch.arange(K, device=masked.device)
         self.columns = None if self.head.edge is None else self.head.edge_columns()[: self.head.mask_id]
         self.given = 0
-        """Tokens at open positions that are known by now."""
+        """How many tokens at open positions are given."""
 
     def after(self, before: Tensor, token: Tensor) -> "Filter":
-        """Given that the first open position has `token` [B, 1], which follows `before` [B, 1]: what is said
-        of the positions behind it."""
+        """The filter of the positions behind the first open one, given its `token` [B, 1] after the token
+        `before` [B, 1]."""
         _, joint = self(0, self.start[:, None], before)
         found, where = copy(self), token[:, :, None, None].expand(-1, 1, joint.shape[2], 1)
         found.start = joint.gather(3, where)[:, 0, :, 0].log_softmax(-1)

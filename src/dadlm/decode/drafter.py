@@ -1,8 +1,8 @@
-"""Who drafts in the lossless mode: a block model, or nobody, and what stood in the text before is looked up.
+"""Drafts for lossless mode, by a block model or by prompt lookup.
 
-A draft takes a denoising pass over the block in which a text ends. A model that drafts for itself can have
-that pass made beforehand, in the one that verifies the draft before (`one_pass`; `dadlm.model.ahead`): its
-block begins with the last token, which was not decided yet then, and the filter takes it in here.
+A draft takes a denoising pass over the block in which a text ends. For a model that drafts for itself, the
+pass that verifies one draft can compute the block of the next (`one_pass`; `dadlm.model.ahead`). That block
+begins with the last token, which was not decided yet; the filter conditions on it here.
 
 B rows of a cycle, N block size, L positions ahead.
 """
@@ -43,16 +43,16 @@ class Place(NamedTuple):
 
 
 class Drafter:
-    """See the module's text; `model` None looks up."""
+    """See the module docstring; `model` None: prompt lookup."""
 
     def __init__(self, target: Model, model: Model | None) -> None:
         self._model = None if model is None else weakref.ref(model)
         self.is_target = model is not None and model.backbone is target.backbone
         self._constants = Constants()
         self._read: weakref.WeakKeyDictionary[Row, int] = weakref.WeakKeyDictionary()
-        """Tokens whose keys and values a draft model of its own has."""
+        """How many tokens of a text a separate draft model has in its own cache."""
         self.ahead: weakref.WeakKeyDictionary[Row, tuple[int, Prediction]] = weakref.WeakKeyDictionary()
-        """What verifying passes have made: the position after the text that it is for, and its block."""
+        """Blocks computed by verifying passes, and the position after the text that each is for."""
 
     @property
     def model(self) -> Model | None:
@@ -76,7 +76,7 @@ class Drafter:
             self._constants.release(model)
 
     def forget(self, row: Row) -> None:
-        """Keys and values of a row are gone."""
+        """The keys and values of a row are gone."""
         self._read.pop(row, None)
 
     def propose(self, place: Place, slots: Slots, way: Way) -> Draft:
@@ -86,7 +86,9 @@ class Drafter:
         last = state.text[where].gather(1, first[:, None] - 1)
         room = torch.tensor([row.end - row.first - 1 for row in rows], device=first.device)
         if way.one_pass:
-            room = torch.where(first > 1, room, 0)  # no block was ever masked from the first position on
+            room = torch.where(
+                first > 1, room, 0
+            )  # training never masks position 0, where the block would begin
         if way.nodes is None or not bool((room > 0).any()):
             return Draft.chain(last, torch.ones_like(last, dtype=torch.bool))
         if model is None:
@@ -99,6 +101,7 @@ class Drafter:
             ahead, passes = self._made_ahead(model, place, slots, length, temperature)
         else:
             ahead, passes = self._filter(model, place, slots, length, temperature), [1] * len(rows)
+        passes = [n if most else 0 for n, most in zip(passes, room.tolist(), strict=True)]
         if not way.drawn:
             return replace(draft_tree(ahead, last[:, 0], way.nodes, room), passes=passes)
         longest = torch.minimum(ahead.exists.sum(1), room).tolist()
@@ -129,8 +132,8 @@ class Drafter:
     def _made_ahead(
         self, model: Model, place: Place, slots: Slots, length: int, temperature: Tensor
     ) -> tuple[Filter, list[int]]:
-        """The same from blocks that begin with the last token as if it were masked; and how many passes that
-        took for each row: none where a verifying pass has made it."""
+        """The same from blocks in which the last token is masked too, and the passes that took for each row:
+        none where a verifying pass has computed its block."""
         rows, where, first = place
         text, cache = slots.state.text, slots.cache
         assert cache is not None
@@ -150,7 +153,7 @@ class Drafter:
         return filter_.after(before, last), [int(row in missing) for row in rows]
 
     def keep_ahead(self, rows: Sequence[Row], denoised: Denoised, verified: Verified) -> None:
-        """Of the blocks of a verifying pass those that follow where the texts went."""
+        """Keep the blocks of a verifying pass that begin where the texts now end."""
         model = self.model
         assert model is not None
         last = verified.path.gather(1, verified.count[:, None] - 1)[:, 0]

@@ -4,7 +4,7 @@ A cycle is draft → verify → commit. A denoising pass of the draft model says
 tree of it goes through the target in one pass (`Backbone.read_tree`), and what the target agrees with is
 committed, with one token of its own (`verify`). A model with a causal context is both at once: its clean
 stream is the target, and the keys and values that verifying leaves are the context of the next draft. Its
-verifying pass can make the next draft's pass as well (`read_ahead`), so that a cycle is one pass.
+verifying pass can also compute the next draft's block (`read_ahead`), so that a cycle takes one pass.
 
 B rows of a cycle, N block size, C nodes of a tree.
 """
@@ -39,7 +39,7 @@ class LosslessEngine(Engine):
     def __init__(self, target: Model, draft: Model | None, *, lockstep: bool = True) -> None:
         super().__init__(target, lockstep=lockstep, graphs=False)
         self.drafter = Drafter(target, draft)
-        # On a CPU a pass takes as long as it has nodes: there the blocks that most cycles drop never pay.
+        # On a CPU the time of a pass grows with its nodes, and blocks that are mostly discarded never pay.
         self.pace = Pace(one_pass=self.drafter.is_target and self.device.type == "cuda")
         if draft is not None and not self.drafter.is_target:
             self.slots.make_cache = lambda target, *size: PairCache(target, self._drafting(), *size)

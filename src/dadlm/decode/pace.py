@@ -1,8 +1,8 @@
-"""How much to draft: what has given most tokens a second, for batches of about this size.
+"""How much to draft: whatever has given most tokens per second for batches of about this size.
 
-Trees of any size, made in a pass of their own or in the verifying one, and none at all, give the same text
-(`verify`), so time may decide. Ways are tried only while all that trying has cost stays within a small share
-of the time spent.
+The text is the same for trees of any size, made in a pass of their own or in the verifying one, and without
+drafts (`verify`), so time may decide. A way is tried only while the total cost of trying stays within a small
+share of the time spent.
 """
 
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ class Way(NamedTuple):
     drawn: bool = False
     """Tokens are drawn; else they are the likeliest."""
     one_pass: bool = False
-    """The verifying pass makes the next draft as well."""
+    """The verifying pass also computes the next draft's block."""
 
 
 ALONE = Way(None)
 TREES = tuple(Way(nodes) for nodes in (4, 8, 16, 32, 64))
 ONE_PASS = tuple(Way(nodes, one_pass=True) for nodes in (4, 8, 16))
-"""Each node carries a block along: large trees and batches cost too much to be tried."""
-_FEW = 3  # bits of the number of rows for which they are tried
+"""Each node carries a block, so large trees and batches would cost too much to try."""
+_FEW = 3  # they are tried for numbers of rows of so many bits
 _SHARE = 0.04  # of the time may go into trying
 _GUESS = 4.0  # times a step of the target that a cycle may take which was not tried yet
 _KEEP = 0.95  # of what was measured, with every new measurement: texts and machines change

@@ -1,8 +1,8 @@
-"""A verifying pass that drafts as well: a tree of tokens, and the masked blocks that would follow its nodes.
+"""A verifying pass that also drafts: a tree of tokens, and a masked block behind each of its nodes.
 
-Wherever the target will part from the tree, the block that begins there has gone through the layers already,
-so that the next tree needs no pass of its own. Only the token that the target decides at the end of a walk
-is not known yet: it stands at the first masked position of its block.
+Wherever the target leaves the tree, the block that begins there has already been through the layers, so the
+next tree needs no pass of its own. Only the token that the target decides at that point is not known yet: it
+stands at the first masked position of the block.
 
 B rows, C nodes of a tree, each with a block, N block size, D width.
 """
@@ -20,8 +20,8 @@ from dadlm.nodes import Nodes, expand, lay_out
 def read_ahead(
     model: Model, ids: Tensor, context: Context, *, position: Tensor, visible: Tensor, sees: Tensor
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]], Denoised]:
-    """`Backbone.read_tree` of a model with a causal context, and [B, C] masked blocks: the one of a node
-    begins behind it, and sees what the node sees and the node."""
+    """`Backbone.read_tree` of a model with a causal context, together with [B, C] masked blocks: each begins
+    behind its node, and sees what the node sees and the node itself."""
     config, backbone, graph, C = model.config, model.backbone, model.graph, ids.shape[1]
     noisy, follows = ids.new_full((*ids.shape, config.block_size), config.mask_id), sees
     if config.shift:  # the first masked token stands in the place of the node: that must not be seen twice
@@ -62,7 +62,7 @@ def read_ahead(
 
 
 def block_after(model: Model, denoised: Denoised, node: Tensor) -> Denoised:
-    """Of many blocks in each row the one of `node` [B]."""
+    """The block of `node` [B] in each row."""
     nodes, rows = denoised.nodes, torch.arange(len(node), device=node.device)
     masked, first = nodes.masked[rows, node][:, None], nodes.first[rows, node][:, None]
     one = lay_out(masked, first, candidates=nodes.candidates, start=nodes.start, packed=False)
