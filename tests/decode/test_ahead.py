@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.decode.test_lossless import small
 from tests.decode.test_mode import KINDS, PROMPTS, causal
 from tests.decode.tiny import prompt_of, silence_eot, tiny
@@ -18,6 +19,8 @@ from dadlm.decode.request import Request, Row
 from dadlm.errors import ConfigError
 from dadlm.model import Context, Model, in_mode
 from dadlm.model.ahead import block_after, read_ahead
+from dadlm.nodes import Nodes
+from dadlm.nodes.moves import TILE
 
 GATED = {"family": "dadlm", "architecture": "llama", "kv_heads": 1, "lora": 2, "lora_gated": True}
 
@@ -153,6 +156,25 @@ def test_cycles_are_those_of_drafts_in_passes_of_their_own(
     assert found.forward_passes == [cycles + 1 for cycles in found.cycles]
     for cycles, passes in zip(twin.cycles, twin.forward_passes, strict=True):
         assert 2 * cycles - 1 <= passes <= 2 * cycles
+
+
+@pytest.mark.parametrize("kind", ["bd3lm", "second", "adapters"])
+def test_padded_nodes_change_nothing(monkeypatch: pytest.MonkeyPatch, kind: str):
+    """With one candidate several blocks fill whole tiles on CUDA."""
+    model = tiny(**GATED | {"family": "bd3lm"}, causal_context=True) if kind == "adapters" else causal(kind)
+    how = {"mode": "lossless", "one_pass": True, "seed": 1, "tree": 6, "drawn": True}
+    truth = generate(model, PROMPTS, **how)
+
+    def padded(masked, first, start):
+        B, G, N = masked.shape
+        count = G * (int(start) + N)
+        if G == 1:
+            return Nodes(masked, first, 1, start, None, None)
+        slot = torch.arange(count).expand(B, -1)
+        return Nodes(masked, first, 1, start, slot, F.pad(slot, (0, -count % TILE), value=-1))
+
+    monkeypatch.setattr("dadlm.nodes.layout._one_node_each", padded)
+    assert generate(model, PROMPTS, **how) == truth
 
 
 def test_drafts_of_a_model_that_is_sure_take_one_pass():

@@ -306,10 +306,13 @@ def run_pace(
     cost: dict[Way, float], gain: dict[Way, float], cycles: int, rows: int = 1
 ) -> tuple[float, float, Pace]:
     pace, seconds, tokens = Pace(one_pass=any(way.one_pass for way in cost)), 0.0, 0.0
+    before = ALONE
     for _ in range(cycles):
         way = pace.way(rows)
-        pace.record(rows, way, cost[way], int(gain[way] * 100))
-        seconds, tokens = seconds + cost[way], tokens + gain[way]
+        cold = way.one_pass and not before.one_pass  # its draft took a pass of its own
+        took, before = cost[way] * (2 if cold else 1), way
+        pace.record(rows, way, took, int(gain[way] * 100), cold)
+        seconds, tokens = seconds + took, tokens + gain[way]
     return seconds, tokens, pace
 
 

@@ -86,9 +86,8 @@ class Drafter:
         last = state.text[where].gather(1, first[:, None] - 1)
         room = torch.tensor([row.end - row.first - 1 for row in rows], device=first.device)
         if way.one_pass:
-            room = torch.where(
-                first > 1, room, 0
-            )  # training never masks position 0, where the block would begin
+            # Training never masks position 0, where the block of a text of one token would begin.
+            room = torch.where(first > 1, room, 0)
         if way.nodes is None or not bool((room > 0).any()):
             return Draft.chain(last, torch.ones_like(last, dtype=torch.bool))
         if model is None:

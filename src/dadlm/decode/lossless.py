@@ -95,6 +95,7 @@ class LosslessEngine(Engine):
                 committed += self._take(rows, drafted, verified)
             for row in [one.row for one in committed if one.row.finished]:
                 self._drop(row)
+                self.drafter.ahead.pop(row, None)
             if not self.rows:
                 self.clear()
             return StepResult(None, dict(enumerate(ready)), committed, drafts)
@@ -116,8 +117,8 @@ class LosslessEngine(Engine):
         drafted = self.phase("draft", lambda: self.drafter.propose(place, self.slots, way))
         verified = self.phase("verify", lambda: self._verify(place, drafted, way.one_pass))
         if paced:
-            new = int(verified.count.sum())
-            self.pace.record(len(rows), way, time.perf_counter() - start, new)
+            new, cold = int(verified.count.sum()), way.one_pass and any(drafted.passes or ())
+            self.pace.record(len(rows), way, time.perf_counter() - start, new, cold)
         return replace(drafted, drawn_from=None, source=None), verified
 
     def phase(self, name: str, work: Callable[[], Result]) -> Result:

@@ -56,6 +56,8 @@ class _Batch:
     rates: dict[Way, _Rate] = field(default_factory=dict)
     seconds: float = 0.0
     lost: float = 0.0
+    again: Way | None = None
+    """What the next cycle has to try once more."""
 
 
 class Pace:
@@ -78,6 +80,9 @@ class Pace:
         """For the next cycle of so many rows."""
         batch = self._of(rows)
         alone, best = batch.rates[ALONE], self.best(rows)
+        if batch.again is not None:
+            way, batch.again = batch.again, None
+            return way
         if alone.tried < 3:
             return ALONE
         enough = 2 + max(rate.tried for rate in batch.rates.values()) // 64
@@ -87,10 +92,15 @@ class Pace:
                 return way
         return best
 
-    def record(self, rows: int, way: Way, seconds: float, tokens: int) -> None:
+    def record(self, rows: int, way: Way, seconds: float, tokens: int, cold: bool = False) -> None:
+        """Of a cycle. `cold`: it had to make up for what the cycle before, which went another way, left out;
+        the next one will show how fast this way is."""
         batch, best = self._of(rows), self.best(rows)
         rate = batch.rates[best].value
         batch.seconds += seconds
         if way != best and rate:
             batch.lost += max(0.0, seconds - tokens / rate)
-        batch.rates[way].add(seconds, tokens)
+        if cold:
+            batch.again = way
+        else:
+            batch.rates[way].add(seconds, tokens)

@@ -87,7 +87,7 @@ class DecodeSettings:
     one_pass: bool = False
     """Mode lossless, for models that draft for themselves (`causal_context`).
     The pass that verifies a draft also makes the next one, so a cycle takes one pass instead of two.
-    Drafts are slightly worse and the pass is larger: one block per node of the tree."""
+    Drafts are slightly worse, and time and memory of the pass grow by a block per node of the tree."""
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
