@@ -36,6 +36,13 @@ def test_generate_takes_the_shipped_dadlm(cli: Cli, shipped: dict[str, Model], t
     refused(cli("generate", "w1", "--model", "./dadlm", *WRITE), "no tokenizer")  # it has none, so it is it
 
 
+def test_a_start_from_a_shipped_model_is_announced(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "ar").mkdir()
+    result = cli("train", "small-bd3lm", "--init-from", "ar", "--data.train", "gone.txt", "--out", "run")
+    assert result.code != 0 and "gone.txt" in result.err
+    assert "starting from ar, which ships with dadlm; the folder ar that lies here is ./ar" in result.err
+
+
 def test_without_shipped_models_the_error_says_what_to_do(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

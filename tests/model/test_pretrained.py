@@ -73,22 +73,9 @@ def test_models_with_edges_take_their_weights_from_two_files(shipped: dict[str, 
 def test_a_folder_of_that_name_is_reached_by_a_path_only(shipped: dict[str, Model]) -> None:
     other = tiny("dadlm", seed=9)
     save(other, "dadlm")
-    with pytest.warns(UserWarning, match=r"for the folder write \./dadlm"):
-        assert same(load("dadlm"), shipped["dadlm"], by=0.02)
+    assert same(load("dadlm"), shipped["dadlm"], by=0.02)
     for path in ("./dadlm", "dadlm/", Path("dadlm"), Path("dadlm").absolute(), str(Path("dadlm").absolute())):
         assert same(load(path), other, by=0)
-
-
-def test_a_run_in_a_folder_of_that_name_is_pointed_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "ar").mkdir()
-    assert pretrained.locate("ar") == pretrained.PRETRAINED / "ar"  # some folder says nothing
-    (tmp_path / "ar" / "best").mkdir()
-    (tmp_path / "ar" / "best" / "config.json").write_text("{}")
-    with pytest.warns(UserWarning, match="ar is the model that ships; for the folder write ./ar"):
-        assert pretrained.locate("ar") == pretrained.PRETRAINED / "ar"
 
 
 def test_only_shipped_models_share_a_tokenizer(shipped: dict[str, Model]) -> None:

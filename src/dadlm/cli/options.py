@@ -1,6 +1,7 @@
 """What the commands share: how words become options, models by the names people type, texts for people."""
 
 import io
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -150,9 +151,18 @@ def open_model(name: str, device: str, dtype: str) -> Model:
         )
     model = load(name, device, dtype)
     if shipped(name) is not None:
-        here = f"; the folder {name} that lies here is ./{name}" if Path(name).is_dir() else ""
-        print(f"model: {name}, which ships with dadlm (--model for another{here})", file=sys.stderr)
+        print(f"model: {name}, which ships with dadlm (--model for another{_here(name)})", file=sys.stderr)
     return model
+
+
+def _here(name: str) -> str:
+    return f"; the folder {name} that lies here is ./{name}" if Path(name).is_dir() else ""
+
+
+def announce_origin(name: str) -> None:
+    """Say so if training starts from a model that ships with the package; under torchrun once."""
+    if shipped(name) is not None and os.environ.get("RANK", "0") == "0":
+        print(f"starting from {name}, which ships with dadlm{_here(name)}", file=sys.stderr)
 
 
 def open_draft(

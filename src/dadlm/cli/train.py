@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from dadlm.cli.options import plain_errors
+from dadlm.cli.options import announce_origin, plain_errors
 from dadlm.errors import CheckpointError, ConfigError
 from dadlm.model.checkpoint import count_parameters
 from dadlm.recipes import RECIPES, ROUTES, describe, recipe, route
@@ -32,6 +32,7 @@ def run(words: list[str]) -> int:
     stages = _stages(words[0], words[1:])
     if flags["--plan"]:
         return _plan(stages, flags["--json"])
+    announce_origin(stages[0].init_from or "")
     if len(stages) == 1 and words[0] not in ROUTES:
         done = [train(stages[0], quiet=flags["--json"])]
     else:

@@ -3,7 +3,6 @@ nothing of what is in them, except that a shipped NAME-edges is the shipped NAME
 of them share."""
 
 import os
-import warnings
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -109,22 +108,15 @@ def shipped(name: object) -> Path | None:
 
 def _models_in(folder: Path) -> list[str]:
     """Models and runs that lie in a folder, such as that of a route."""
-    return [str(one) for one in sorted(folder.glob("*/")) if _is_model(one)]
-
-
-def _is_model(folder: Path) -> bool:
-    """Whether it looks like a model or a run (`Path.is_file` would raise where it may not read)."""
-    return any(os.path.isfile(folder / part / CONFIG) for part in ("", "best", "last"))
+    parts = ("", "best", "last")  # not `Path.is_file`, which raises where a folder may not be read
+    return [
+        str(one) for one in sorted(folder.glob("*/")) if any(os.path.isfile(one / p / CONFIG) for p in parts)
+    ]
 
 
 def locate(name_or_folder: str | Path) -> Path:
     """The model folder that a model's name, a folder, a training run or a hub's name stands for."""
     if (own := shipped(name_or_folder)) is not None:
-        if _is_model(Path(name_or_folder)):
-            warnings.warn(
-                f"{name_or_folder} is the model that ships; for the folder write ./{name_or_folder}",
-                stacklevel=2,
-            )
         return own
     if name_or_folder in PACKAGED:
         from dadlm.model.packaged import open_packaged  # here, because it needs what reads folders
