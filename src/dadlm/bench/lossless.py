@@ -11,7 +11,7 @@ from dadlm.decode import DecodeSettings, Generated, generate
 from dadlm.decode.engines import borrow_lossless
 from dadlm.decode.generate import completions
 from dadlm.decode.lossless import LosslessEngine
-from dadlm.decode.pair import target_and_draft
+from dadlm.decode.pair import drafts_for_itself, target_and_draft
 from dadlm.model import Model
 
 _PROMPT = 32
@@ -36,11 +36,11 @@ def bench_lossless(
     machine, rows = Machine(model.device, model.backbone.embedding.weight.dtype), list[dict[str, Any]]()
     plain = DecodeSettings(mode="ar", max_new_tokens=tokens, temperature=temperature)
     ways = {"ar": plain}
-    target, drafting = target_and_draft(model, draft)
+    itself = drafts_for_itself(*target_and_draft(model, draft))
     for tree in (*trees, None):
         name = {0: "chain", None: "chosen"}.get(tree, f"tree of {tree}")
         ways[name] = replace(plain, mode="lossless", tree=tree)
-        if tree is not None and drafting is not None and drafting.backbone is target.backbone:
+        if tree is not None and itself:
             ways[f"{name}, one pass"] = replace(ways[name], one_pass=True)
     for batch in batches:
         first = generate(model, [[model.config.eot_id]] * batch, seed=1, mode="ar", max_new_tokens=_PROMPT)

@@ -20,7 +20,7 @@ from dadlm.decode.constants import Constants
 from dadlm.decode.draft import Draft, Filter, draft_tree, look_up
 from dadlm.decode.drawn import chain_shape, draw_tree, tree_shape
 from dadlm.decode.pace import Way
-from dadlm.decode.pair import PairCache
+from dadlm.decode.pair import PairCache, drafts_for_itself
 from dadlm.decode.predict import Prediction, predict_blocks, prediction_of
 from dadlm.decode.request import Row
 from dadlm.decode.slots import Slots, read_text
@@ -47,7 +47,7 @@ class Drafter:
 
     def __init__(self, target: Model, model: Model | None) -> None:
         self._model = None if model is None else weakref.ref(model)
-        self.is_target = model is not None and model.backbone is target.backbone
+        self.is_target = drafts_for_itself(target, model)
         self._constants = Constants()
         self._read: weakref.WeakKeyDictionary[Row, int] = weakref.WeakKeyDictionary()
         """How many tokens of a text a separate draft model has in its own cache."""
@@ -147,8 +147,8 @@ class Drafter:
         prediction = Prediction.together([self.ahead[row][1] for row in rows])
         masked = torch.ones(prediction.active.shape[:2], dtype=torch.bool, device=first.device)
         filter_ = Filter(model, prediction, masked, length + 1, temperature)
-        before = text[where].gather(1, (first[:, None] - 2).clamp(min=0))
-        last = text[where].gather(1, first[:, None] - 1)
+        two = first[:, None] + torch.arange(-2, 0, device=first.device)
+        before, last = text[where].gather(1, two.clamp(min=0)).split(1, 1)
         return filter_.after(before, last), [int(row in missing) for row in rows]
 
     def keep_ahead(self, rows: Sequence[Row], denoised: Denoised, verified: Verified) -> None:

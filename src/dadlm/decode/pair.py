@@ -41,6 +41,11 @@ def target_and_draft(model: Model, draft: Model | str | Path | None) -> tuple[Mo
     return target, draft
 
 
+def drafts_for_itself(target: Model, draft: Model | None) -> bool:
+    """Whether the clean stream of the draft model is the target: they share one backbone, and one cache."""
+    return draft is not None and draft.backbone is target.backbone
+
+
 class PairCache(Cache):
     """Keys and values of the target, and of a draft model with weights of its own."""
 
